@@ -218,6 +218,25 @@ def test_an_lstm_is_evaluated_as_on_the_cpu(precision):
 
 
 @triton_only
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_max_pooling_and_its_gradient_equal_torch(kind):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 16, 12, 8, device="cuda").relu().to(kind)
+    factor = torch.randn(3, 4, 16, 6, 4, device="cuda").to(kind)
+
+    def loss(x, factor):
+        return (F.max_pool2d(x, 2) * factor).float().sum()
+
+    def fused(x, factor):
+        with convolve.by_products("fused"):
+            return loss(x, factor)
+
+    found, wanted = (vmap(grad_and_value(each))(x, factor) for each in (fused, loss))
+    assert torch.equal(found[0], wanted[0])
+    assert torch.allclose(found[1], wanted[1])
+
+
+@triton_only
 @pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize(("layers", "hidden", "n"), [(2, 256, 3000), (3, 48, 130), (1, 32, 5)])
 def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded):
@@ -235,7 +254,8 @@ def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded)
         assert lstm.has_last_state(model.embedding.weight, hidden)
         found, again = outputs(model), outputs(model)
         wanted = outputs(model.double())
-    assert found.dtype == torch.float32 and torch.equal(found, again)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, again)
     assert float((found.argmax(1) == wanted.argmax(1)).double().mean()) >= (0.99 if n > 100 else 0.8)
     losses = [float(F.cross_entropy(logits.double(), targets)) for logits in (found, wanted)]
     assert abs(losses[0] - losses[1]) < 1e-3 * losses[1]

@@ -63,6 +63,16 @@ def test_16_bit_input_gradients_read_the_kernel_in_the_order_of_the_forward_dire
     assert float((found - wanted).norm()) <= 1e-3 * float(wanted.norm())
 
 
+@pytest.mark.parametrize("shape", [(2, 300, 40), (3, 7, 5), (1, 2000, 200)])
+def test_sums_of_rows(shape):
+    module = interpreted("thinwire.kernels.sums_triton")
+    x = torch.randn(shape)
+    place = torch.full((shape[0], 2 * shape[2]), torch.nan)
+    for found in (module.sum_rows(x), module.sum_rows(x, place[:, : shape[2]])):
+        assert torch.allclose(found, x.double().sum(1).float(), atol=1e-4)
+    assert bool(place[:, shape[2] :].isnan().all())
+
+
 def test_memory_order_and_number_of_partial_sums_do_not_matter(kernels, monkeypatch):
     torch.manual_seed(0)
     x, grad = torch.randn(2, 3, 16, 12, 12), torch.randn(2, 3, 16, 12, 12)

@@ -22,7 +22,13 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize(("width", "last"), [(4, False), (4, True), (32, True)])
 def test_gradients_of_a_network_equal_those_of_torch(kernels, width, last):
     torch.manual_seed(0)
-    conv = (nn.Conv2d(1, width, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(width, 16, 3, padding=1), nn.ReLU())
+    conv = (
+        nn.Conv2d(1, width, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(width, 16, 3, padding=1),
+        nn.ReLU(),
+    )
     net = nn.Sequential(*conv, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 5))
     weights = {name: 0.3 * torch.randn(CLIENTS, *p.shape) for name, p in net.named_parameters()}
     x, y = torch.randn(CLIENTS, BATCH, 1, 8, 8), torch.randint(0, 5, (CLIENTS, BATCH))

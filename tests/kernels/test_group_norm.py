@@ -15,6 +15,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(group_norm, "_kernels", lambda: module)
     monkeypatch.setattr(group_norm, "has_triton", lambda device: True)
     monkeypatch.setattr(module, "VALUES", 64)  # several blocks of pixels, the last one not full
+    monkeypatch.setattr(module, "LINE", 4)  # several blocks of channels
 
     def within(function, *args):
         with conv.by_products("fused"):

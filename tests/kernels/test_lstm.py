@@ -36,7 +36,9 @@ def test_states_and_gradients_of_the_kernels_equal_those_of_torch(examples, monk
         assert float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
 
 
-@pytest.mark.parametrize(("inputs", "hidden", "layers", "coded"), [(8, 32, 2, True), (20, 48, 3, False), (5, 16, 1, True)])
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "layers", "coded"), [(8, 32, 2, True), (20, 48, 3, False), (5, 16, 1, True)]
+)
 def test_the_last_state_without_gradients_is_that_of_nn_lstm_up_to_16_bits(inputs, hidden, layers, coded, monkeypatch):
     module = interpreted("thinwire.kernels.lstm_states_triton")
     monkeypatch.setattr(module, "ROWS", 32)
@@ -50,5 +52,6 @@ def test_the_last_state_without_gradients_is_that_of_nn_lstm_up_to_16_bits(input
         parts = [[getattr(exact, f"{name}_l{at}").float() for name in NAMES] for at in range(layers)]
         blocks = [(inner, own, first + second) for inner, own, first, second in parts]
         found = module.last_state(*((values, codes) if coded else (x, None)), blocks)
-    assert found.shape == (n, hidden) and found.dtype == torch.float32
+    assert found.shape == (n, hidden)
+    assert found.dtype == torch.float32
     assert float((found - wanted).abs().max()) < 1e-3

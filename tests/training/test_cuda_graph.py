@@ -49,6 +49,23 @@ def test_graphs_train_like_vmap(method):
             assert float((x[name] - y[name]).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9)], ids=repr)
+def test_kernels_with_channels_last_in_memory_train_like_others(optimizer):
+    net = (nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten())
+    task, graphs = digits_task(nn.Sequential(*net, nn.Linear(128, 10))), CudaGraphCache()
+    model = replace(Functional.of(task.model, task.loss, DEVICE), products="fused")
+    contract, public = make_contract(Method(client_opt=optimizer), model.weights(), model.buffers(), Key(0))
+    plan, state = plan_round(contract, initial_server_state(contract, public)), initial_client_state(contract, public)
+    work = workload(task, (0, 1), [Key(0), Key(1)], Local(batch=4))  # some batches are short
+    work = replace(work, index=work.index.to(DEVICE), gather=task.train.to(DEVICE).gather)
+    inputs = training_inputs(contract, model, Group(public, plan, (0, 1), (state, state)), work)
+    ours, theirs = graphs.train(inputs), VmapTrainer().train(inputs)
+    assert next(iter(graphs._kept.values())).coords["3.weight"].stride(2) == 1
+    for name, block in ours.coords.items():
+        assert block.is_contiguous()
+        assert float((block - theirs.coords[name]).abs().max()) < 1e-5
+
+
 def test_graphs_give_the_same_bits_again_and_in_a_resumed_run():
     run = job(MORE["momentum"], rounds=4)
     (simulation, first, _), (_, second, _) = (play(run, LocalEngine(DEVICE, "graph")) for _ in range(2))

@@ -53,6 +53,7 @@ class _BatchNorm(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         x, weight, _, ctx.eps = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # no zeros for them
         ctx.save_for_backward(x, weight, *output[1:])
 
     @staticmethod

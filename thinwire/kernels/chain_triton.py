@@ -266,7 +266,7 @@ def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None, column
 
     Args:
         partial: (c, parts, o, kh kw channels), with one more column for the bias, or without.
-        by_kernel: (c, o, i, kh, kw), taps adjacent or channels last in memory: is overwritten with the first i channels.
+        by_kernel: (c, o, i, kh, kw), taps or channels last in memory: is overwritten with the first i channels.
         by_bias: (c, o): is overwritten if there is such a column.
         column: of the bias gradient; -1 if there is none.
     """

@@ -6,7 +6,7 @@ which `conv2d` is one batched matrix product instead: by im2col (`conv_im2col.py
 torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
-copy, and group and batch norms where `group_norm.py` and `batch_norm.py` have kernels.
+copy, and max pooling, group and batch norms where `max_pool.py`, `group_norm.py` and `batch_norm.py` have kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thinwire.kernels import batch_norm, conv_fused, group_norm
+from thinwire.kernels import batch_norm, conv_fused, group_norm, max_pool
 from thinwire.kernels.conv_cpu import Pair
 from thinwire.kernels.conv_im2col import convolve_im2col
 
@@ -49,6 +49,8 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
             return convolve(*call, self.how)
         if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
             return means(args[0], window)
+        if func is F.max_pool2d and self.how == "fused" and (window := _maxima(*args, **kwargs)):
+            return max_pool.max_pool(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
         if func is F.batch_norm and (statistics := _statistics(*args, **kwargs)):
@@ -109,6 +111,20 @@ def _window(
     plain = _pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
     covers = x.dim() == 4 and x.shape[-2] % size[0] == 0 and x.shape[-1] % size[1] == 0
     return size if adjacent and plain and covers else None
+
+
+def _maxima(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Pair | None:
+    """The window of a max pooling that `max_pool.py` supports, or None."""
+    plain = _pair(dilation) == (1, 1) and not return_indices and max_pool.suits(x)
+    return _window(x, kernel_size, stride, padding, ceil_mode) if plain else None
 
 
 def _norm(

@@ -37,7 +37,9 @@ def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kin
     half = kind == torch.bfloat16
     one_tap = _divisor(inner, 64 if half else 32)
     if one_tap < 16:  # images of few channels: all taps in few blocks
-        return Block(m, n, _power(taps * inner, 16, 128 if half else 32), 8 if m * n >= 1 << 14 else 4, 2 if half else 3)
+        return Block(
+            m, n, _power(taps * inner, 16, 128 if half else 32), 8 if m * n >= 1 << 14 else 4, 2 if half else 3
+        )
     alone = half and -(-rows // m) * many < PROCESSORS  # one program on a processor must hide the latency itself
     return Block(m, n, one_tap, 8 if m * n >= 1 << 14 else 4, 4 if alone else 3)
 

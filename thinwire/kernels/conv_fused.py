@@ -48,6 +48,7 @@ class _Fused(torch.autograd.Function):
         ctx.bias, ctx.kind = bias is not None, kernel.dtype
         ctx.size, ctx.kernel_size = tuple(x.shape[-2:]), tuple(kernel.shape[-2:])
         ctx.mark_non_differentiable(own)
+        ctx.set_materialize_grads(False)  # no zeros for them
         ctx.save_for_backward(x, own if own.numel() else kernel)
 
     @staticmethod

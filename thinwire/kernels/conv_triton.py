@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
 from thinwire.kernels.precision import dot_precision
+from thinwire.kernels.sums_triton import sum_rows
 
 Pair = tuple[int, int]
 
@@ -254,7 +255,7 @@ def kernel_gradient(
     if not bias:
         return by_kernel, by_kernel.new_empty(c, 0)
     ones = total.shape[-1] > columns
-    return by_kernel, total[..., columns].to(kind) if ones else grad.sum((1, 2, 3), dtype=kind)
+    return by_kernel, (total[..., columns] if ones else sum_rows(grad.flatten(1, 3))).to(kind)
 
 
 def kernel_gradient_parts(

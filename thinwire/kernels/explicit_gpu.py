@@ -3,7 +3,7 @@
     y = layer.forward(x, weights)            keeps what the gradient needs
     gx = layer.backward(gy, weights, grads)  writes the gradients of its weights into `grads`
 
-Weights and gradients are trees of float32 blocks with a client axis; the kernels of convolutions may have their channels
+Weights and gradients are trees of float32 blocks with a client axis. Kernels of convolutions may have their channels
 last in memory, which saves copies. Images between layers are (c, n, height, width, channels). Products are computed in
 the type that the layer is given.
 """
@@ -84,7 +84,7 @@ class ConvReluPool:
         else:
             others.sum_parts(partial, by_kernel, by_bias, column)
         if by_bias is not None and column < 0:
-            torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
+            conv.sum_rows(grad.flatten(1, 3), by_bias)
         if self.first:
             return None
         by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), self.kernel, tuple(self.x.shape[-2:]), *place)

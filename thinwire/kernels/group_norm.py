@@ -42,6 +42,7 @@ class _GroupNorm(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         x, ctx.groups, weight, _, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # no zeros for them
         ctx.save_for_backward(x, weight, *output[1:])
 
     @staticmethod

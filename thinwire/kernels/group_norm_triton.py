@@ -3,7 +3,8 @@
 torch has one kernel for group norm, but under vmap it is decomposed into about twenty passes over the data. Imported
 only if there is a GPU and triton is installed.
 
-Tensors are channels last, one program normalizes one image, and sums are computed in float32 in a fixed order.
+Tensors are channels last, one program normalizes some groups of one image, and sums are computed in float32 in a fixed
+order. An image of few values is loaded once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-VALUES = 1 << 12  # values loaded at a time
+VALUES = 1 << 13  # values loaded at a time
+LINE = 32  # channels of a program at least, so that the lines of memory that it loads are used in full
+
+
+@triton.jit
+def _per_channel(of_group, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
+    """The value of the group of each channel."""
+    return tl.reshape(tl.broadcast_to(of_group[:, None], (GROUPS, WIDTH)), (GROUPS * WIDTH,))
 
 
 @triton.jit
@@ -30,43 +38,46 @@ def _normalize(
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
     BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
     """out = (x - mean) / sqrt(variance + eps) weight + bias, mean and variance over the pixels of a group."""
     WIDTH: tl.constexpr = CHANNELS // GROUPS
+    OWN: tl.constexpr = BN // WIDTH  # groups of this program
     index = tl.program_id(0).to(tl.int64)
     client = index // images
-    channel = tl.arange(0, CHANNELS)
+    channel = tl.program_id(1) * BN + tl.arange(0, BN)
+    pixel = tl.arange(0, BM)
+    where = pixel[:, None] * CHANNELS + channel[None, :]
     x += index * PIXELS * CHANNELS
     out += index * PIXELS * CHANNELS
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for at in range(0, PIXELS, BM):
-        pixel = at + tl.arange(0, BM)
-        block = tl.load(x + pixel[:, None] * CHANNELS + channel[None, :], mask=(pixel < PIXELS)[:, None], other=0.0)
-        total += tl.sum(block.to(tl.float32), 0)
-    mean = tl.sum(tl.reshape(total, (GROUPS, WIDTH)), 1) / (PIXELS * WIDTH)
-    of_channel = tl.reshape(tl.broadcast_to(mean[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for at in range(0, PIXELS, BM):
-        pixel = at + tl.arange(0, BM)
-        known = (pixel < PIXELS)[:, None]
-        block = tl.load(x + pixel[:, None] * CHANNELS + channel[None, :], mask=known, other=0.0)
-        off = tl.where(known, block.to(tl.float32) - of_channel[None, :], 0.0)
-        total += tl.sum(off * off, 0)
-    variance = tl.sum(tl.reshape(total, (GROUPS, WIDTH)), 1) / (PIXELS * WIDTH)
+    total = tl.load(x + where, mask=(pixel < PIXELS)[:, None], other=0.0).to(tl.float32)
+    first = total
+    for at in range(BM, PIXELS, BM):
+        known = (at + pixel < PIXELS)[:, None]
+        total += tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+    mean = tl.sum(tl.reshape(tl.sum(total, 0), (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
+    of_channel = _per_channel(mean, OWN, WIDTH)[None, :]
+    off = tl.where((pixel < PIXELS)[:, None], first - of_channel, 0.0)
+    total = off * off
+    for at in range(BM, PIXELS, BM):
+        known = (at + pixel < PIXELS)[:, None]
+        block = tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        off = tl.where(known, block - of_channel, 0.0)
+        total += off * off
+    variance = tl.sum(tl.reshape(tl.sum(total, 0), (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
     scale = 1.0 / tl.sqrt(variance + eps)
-    group = tl.arange(0, GROUPS)
-    tl.store(means + index * GROUPS + group, mean)
-    tl.store(scales + index * GROUPS + group, scale)
-    by = tl.reshape(tl.broadcast_to(scale[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    by = by * tl.load(weight + client * CHANNELS + channel).to(tl.float32)
+    group = index * GROUPS + tl.program_id(1) * OWN + tl.arange(0, OWN)
+    tl.store(means + group, mean)
+    tl.store(scales + group, scale)
+    by = _per_channel(scale, OWN, WIDTH) * tl.load(weight + client * CHANNELS + channel).to(tl.float32)
     plus = tl.load(bias + client * CHANNELS + channel).to(tl.float32)
-    for at in range(0, PIXELS, BM):
-        pixel = at + tl.arange(0, BM)
-        known = (pixel < PIXELS)[:, None]
-        where = pixel[:, None] * CHANNELS + channel[None, :]
-        # subtract the mean first: x by - mean by would cancel if the mean is much larger than the deviation
-        off = tl.load(x + where, mask=known, other=0.0).to(tl.float32) - of_channel[None, :]
-        tl.store(out + where, off * by[None, :] + plus[None, :], mask=known)
+    # subtract the mean first: x by - mean by would cancel if the mean is much larger than the deviation
+    result = (first - of_channel) * by[None, :] + plus[None, :]
+    tl.store(out + where, result, mask=(pixel < PIXELS)[:, None])
+    for at in range(BM, PIXELS, BM):
+        known = (at + pixel < PIXELS)[:, None]
+        block = tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        tl.store(out + at * CHANNELS + where, (block - of_channel) * by[None, :] + plus[None, :], mask=known)
 
 
 @triton.jit
@@ -84,48 +95,51 @@ def _backward(
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
     BM: tl.constexpr,
+    BN: tl.constexpr,
 ):
     """With u = (x - mean) scale: by_bias = sum of grad, by_weight = sum of grad u, per image and channel.
 
     by_x = scale (grad weight - mean of grad weight - u mean of grad weight u), means over a group.
     """
     WIDTH: tl.constexpr = CHANNELS // GROUPS
+    OWN: tl.constexpr = BN // WIDTH
     index = tl.program_id(0).to(tl.int64)
     client = index // images
-    channel = tl.arange(0, CHANNELS)
-    group = tl.arange(0, GROUPS)
+    channel = tl.program_id(1) * BN + tl.arange(0, BN)
+    group = index * GROUPS + tl.program_id(1) * OWN + tl.arange(0, OWN)
+    pixel = tl.arange(0, BM)
+    where = pixel[:, None] * CHANNELS + channel[None, :]
+    inside = (pixel < PIXELS)[:, None]
     x += index * PIXELS * CHANNELS
     grad += index * PIXELS * CHANNELS
     by_x += index * PIXELS * CHANNELS
-    mean = tl.load(means + index * GROUPS + group)
-    mean = tl.reshape(tl.broadcast_to(mean[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    scale = tl.load(scales + index * GROUPS + group)
-    scale = tl.reshape(tl.broadcast_to(scale[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    plain = tl.zeros((CHANNELS,), dtype=tl.float32)
-    along = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for at in range(0, PIXELS, BM):
-        pixel = at + tl.arange(0, BM)
-        known = (pixel < PIXELS)[:, None]
-        where = pixel[:, None] * CHANNELS + channel[None, :]
-        g = tl.load(grad + where, mask=known, other=0.0).to(tl.float32)
-        u = (tl.load(x + where, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        plain += tl.sum(g, 0)
-        along += tl.sum(g * u, 0)
+    mean = _per_channel(tl.load(means + group), OWN, WIDTH)[None, :]
+    scale = _per_channel(tl.load(scales + group), OWN, WIDTH)[None, :]
+    first = tl.load(grad + where, mask=inside, other=0.0).to(tl.float32)
+    unit = (tl.load(x + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
+    totals = first
+    products = first * unit
+    for at in range(BM, PIXELS, BM):
+        known = (at + pixel < PIXELS)[:, None]
+        g = tl.load(grad + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        u = (tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32) - mean) * scale
+        totals += g
+        products += g * u
+    plain = tl.sum(totals, 0)
+    along = tl.sum(products, 0)
     tl.store(by_bias + index * CHANNELS + channel, plain)
     tl.store(by_weight + index * CHANNELS + channel, along)
     w = tl.load(weight + client * CHANNELS + channel).to(tl.float32)
-    plain = tl.sum(tl.reshape(plain * w, (GROUPS, WIDTH)), 1) / (PIXELS * WIDTH)
-    plain = tl.reshape(tl.broadcast_to(plain[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    along = tl.sum(tl.reshape(along * w, (GROUPS, WIDTH)), 1) / (PIXELS * WIDTH)
-    along = tl.reshape(tl.broadcast_to(along[:, None], (GROUPS, WIDTH)), (CHANNELS,))
-    for at in range(0, PIXELS, BM):
-        pixel = at + tl.arange(0, BM)
-        known = (pixel < PIXELS)[:, None]
-        where = pixel[:, None] * CHANNELS + channel[None, :]
-        g = tl.load(grad + where, mask=known, other=0.0).to(tl.float32)
-        u = (tl.load(x + where, mask=known, other=0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        result = (g * w[None, :] - plain[None, :] - u * along[None, :]) * scale[None, :]
-        tl.store(by_x + where, result, mask=known)
+    plain = tl.sum(tl.reshape(plain * w, (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
+    plain = _per_channel(plain, OWN, WIDTH)[None, :]
+    along = tl.sum(tl.reshape(along * w, (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
+    along = _per_channel(along, OWN, WIDTH)[None, :]
+    tl.store(by_x + where, (first * w[None, :] - plain - unit * along) * scale, mask=inside)
+    for at in range(BM, PIXELS, BM):
+        known = (at + pixel < PIXELS)[:, None]
+        g = tl.load(grad + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        u = (tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32) - mean) * scale
+        tl.store(by_x + at * CHANNELS + where, (g * w[None, :] - plain - u * along) * scale, mask=known)
 
 
 # -- x and grad (c, n, channels, ...), weight and bias (c, channels) ---------------------------------------------------
@@ -139,7 +153,9 @@ def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) ->
     means, scales = (torch.empty((c, n, groups), dtype=torch.float32, device=x.device) for _ in range(2))
     size = _size(x, groups)
     with torch.cuda.device_of(x):
-        _normalize[(c * n,)](x, weight.contiguous(), bias.contiguous(), out, means, scales, n, eps, *size, num_warps=8)
+        _normalize[(c * n, x.shape[-1] // size[-1])](
+            *(x, weight.contiguous(), bias.contiguous(), out, means, scales, n, eps, *size), num_warps=_warps(size)
+        )
     return out.movedim(-1, 2), means, scales
 
 
@@ -150,11 +166,12 @@ def gradients(
     c, n, channels = x.shape[:3]
     x, grad = channels_last(x), channels_last(grad)
     by_x = torch.empty_like(x)
-    by_weight, by_bias = (torch.empty((c, n, channels), dtype=torch.float32, device=x.device) for _ in range(2))
-    inputs = (x, grad, weight.contiguous(), means.contiguous(), scales.contiguous())
+    terms = torch.empty((2, c, n, channels), dtype=torch.float32, device=x.device)
+    inputs, size = (x, grad, weight.contiguous(), means.contiguous(), scales.contiguous()), _size(x, groups)
     with torch.cuda.device_of(x):
-        _backward[(c * n,)](*inputs, by_x, by_weight, by_bias, n, *_size(x, groups), num_warps=8)
-    return by_x.movedim(-1, 2), by_weight.sum(1).to(weight.dtype), by_bias.sum(1).to(weight.dtype)
+        _backward[(c * n, channels // size[-1])](*inputs, by_x, *terms, n, *size, num_warps=_warps(size))
+    by_weight, by_bias = terms.sum(2).to(weight.dtype)
+    return by_x.movedim(-1, 2), by_weight, by_bias
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -162,8 +179,16 @@ def channels_last(x: Tensor) -> Tensor:
     return x.movedim(2, -1).contiguous()
 
 
-def _size(x: Tensor, groups: int) -> tuple[int, int, int, int]:
-    """Pixels, channels, groups, and pixels loaded at a time."""
+def _size(x: Tensor, groups: int) -> tuple[int, int, int, int, int]:
+    """Pixels, channels, groups; pixels that a program loads at a time, and its channels."""
     channels = x.shape[-1]
     pixels = x[0, 0].numel() // channels
-    return pixels, channels, groups, max(1, min(VALUES // channels, 1 << (pixels - 1).bit_length()))
+    rows = 1 << (pixels - 1).bit_length()
+    own = max(min(max(VALUES // rows, LINE), channels), channels // groups)
+    most = VALUES if rows * own <= VALUES else VALUES // 2  # with sums of several loads, fewer registers are left
+    return pixels, channels, groups, max(1, min(most // own, rows)), own
+
+
+def _warps(size: tuple[int, ...]) -> int:
+    """Warps of a program: at least 16 values for each thread."""
+    return max(1, min(8, size[-1] * size[-2] >> 9))

@@ -99,6 +99,7 @@ class _Recurrence(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         hidden, gates, cells = output
         ctx.mark_non_differentiable(gates, cells)
+        ctx.set_materialize_grads(False)  # no zeros for them
         ctx.save_for_backward(inputs[1], hidden, gates, cells)
 
     @staticmethod

@@ -18,6 +18,8 @@ from torch import Tensor
 LARGEST = 65504.0  # float16
 ROWS, UNITS, PRODUCTS, WARPS, STAGES = 128, 32, 64, 8, 3  # of a program: two of them fit into a multiprocessor
 
+ENOUGH = 104 << 10  # bytes of shared memory that a program with so many stages may need
+
 Layer = tuple[Tensor, Tensor, Tensor]
 
 
@@ -112,6 +114,7 @@ def last_state(x: Tensor, codes: Tensor | None, layers: Sequence[Layer]) -> Tens
     states = inputs.new_zeros((2, len(layers), rows, hidden))
     cells = inputs.new_zeros((len(layers), rows, hidden), dtype=torch.float32)
     given = inputs if codes is None else codes.contiguous()
+    stages = STAGES if not x.is_cuda or _shared_memory(x.device) >= ENOUGH else 2
     with torch.cuda.device_of(x):
         for wave in range(steps + len(layers) - 1):
             top, bottom = min(wave, len(layers) - 1), max(0, wave - steps + 1)
@@ -119,9 +122,15 @@ def last_state(x: Tensor, codes: Tensor | None, layers: Sequence[Layer]) -> Tens
                 *(given, inputs, weight, states, cells, wave, top, n, rows, len(inputs) - 1, steps, codes is not None),
                 *(len(layers), hidden, inputs.shape[1], x.is_cuda, ROWS, units, min(hidden & -hidden, PRODUCTS)),
                 num_warps=WARPS,
-                num_stages=STAGES,
+                num_stages=stages,
             )
     return states[(steps - 1) % 2, -1, :n].float()
+
+
+def _shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that a program may have."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0))
 
 
 def _inputs(x: Tensor) -> Tensor:
@@ -138,7 +147,7 @@ def plus(inputs: int) -> int:
     >>> plus(8), plus(30)
     (16, 32)
     """
-    return max(16, triton.next_power_of_2(inputs + 2))
+    return max(16, 1 << (inputs + 1).bit_length())
 
 
 def _packed(layers: Sequence[Layer], more: int, units: int) -> Tensor:

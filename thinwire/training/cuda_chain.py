@@ -102,7 +102,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view of rows in this shape; that of kernels (c, o, i, kh, kw) with channels last in memory, as products read it.
+    """A view of rows in this shape; of kernels (c, o, i, kh, kw) with channels last in memory, as products read them.
 
     >>> _shaped(torch.zeros(2, 24), (2, 3, 4, 1, 2)).stride()
     (24, 8, 1, 8, 4)
@@ -140,6 +140,12 @@ class ChainStep:
         sizes = [block[0].numel() for block in self.like.values()]
         parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
         return {name: _shaped(part, tuple(block.shape)) for (name, block), part in parts}
+
+    def copied(self) -> Tree:
+        """A copy of the coordinates."""
+        last = {name for name, block in self.like.items() if block.dim() == 5}
+        made = self._cut(self.matrix.clone())
+        return {name: block.contiguous() if name in last else block for name, block in made.items()}
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.

@@ -24,9 +24,9 @@ from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.cuda_chain import chain_step
-from thinwire.training.folded import step_of_all
+from thinwire.training.folded import can_fold, step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
-from thinwire.training.step import keep_finished, no_randomness
+from thinwire.training.step import keep_finished, make_descent, no_randomness
 
 KEPT = 8  # recordings for different shapes of a cohort; the least recently used one is dropped
 ROUNDS = 4  # recordings of a whole round; where clients differ in their numbers of steps, rounds differ, too
@@ -91,6 +91,8 @@ class _Recording:
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
         self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
+        self.descent = None if can_fold(inputs) else make_descent(fixed)
+        self.lr = getattr(inputs.optimizer, "lr", 0.0)
         if self.chain is not None:
             self.coords, self.opt = self.chain.coords, self.chain.opt
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -114,7 +116,8 @@ class _Recording:
             self.done.zero_()
             for replay in steps_of_part:
                 replay()
-        coords, buffers = tmap(_copied, self.coords), tmap(_copied, self.buffers)
+        coords = tmap(_copied, self.coords) if self.chain is None else self.chain.copied()
+        buffers = tmap(_copied, self.buffers)
         return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(_copied, self.opt))
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
@@ -189,6 +192,12 @@ class _Recording:
         index, rows = batch[:, :-1], batch[:, -1]
         x, y = self.gather(index)
         mask = None
+        if self.descent is not None and not masked:
+            grads, buffers, loss = self.descent(self.coords, self.buffers, x, y)
+            self._descend(grads)
+            _copy((self.buffers,), (buffers,))
+            self._count(loss, rows)
+            return
         if masked:
             mask = (torch.arange(index.shape[1], device=self.device) < rows[:, None]).to(torch.float32)
         now = (self.coords, self.opt, self.buffers)
@@ -200,6 +209,20 @@ class _Recording:
             (self.coords, self.buffers, *(self.opt[slot] for slot in slots)),
             (coords, buffers, *(opt[slot] for slot in slots)),
         )
+        self._count(loss, rows)
+
+    def _descend(self, grads: Tree) -> None:
+        """A step of plain gradient descent, in place."""
+        if self.factor is not None:
+            grads = tmap(lambda block: block * self.factor, grads)
+        (coords, slopes), others = _by_strides([(block, grads[name]) for name, block in self.coords.items()])
+        if coords:
+            torch._foreach_add_(coords, slopes, alpha=-self.lr)
+        for block, slope in others:
+            block.add_(slope, alpha=-self.lr)
+
+    def _count(self, loss: Tensor, rows: Tensor) -> None:
+        """Add the losses of a step, which is done."""
         self.loss.add_(loss.detach() * rows)
         self.done.add_(1)
 
@@ -234,7 +257,16 @@ def _copied(block: Tensor) -> Tensor:
 
 def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
     """Copy trees into existing ones, all blocks in one call."""
-    into: list[Tensor] = [block for tree in places for block in tree.values()]
-    blocks = [tree[name] for place, tree in zip(places, trees, strict=True) for name in place]
+    pairs = [(place[name], tree[name]) for place, tree in zip(places, trees, strict=True) for name in place]
+    (into, blocks), others = _by_strides(pairs)
     if into:
         torch._foreach_copy_(into, blocks)
+    for place, block in others:
+        place.copy_(block)
+
+
+def _by_strides(pairs: list[tuple[Tensor, Tensor]]) -> tuple[tuple[list[Tensor], list[Tensor]], list]:
+    """Pairs of tensors with the same strides, as two lists, which one kernel of torch can take, and the others."""
+    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    others = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
+    return ([a for a, _ in alike], [b for _, b in alike]), others

@@ -21,6 +21,7 @@ from torch.func import grad_and_value, vjp, vmap
 from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
 from thinwire.optimizers.base import Optimizer
+from thinwire.optimizers.sgd import SGD
 from thinwire.training.accumulate import Gradients, accumulated
 from thinwire.training.inputs import (
     ExampleMask,
@@ -33,6 +34,7 @@ from thinwire.training.inputs import (
 
 Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
 Change: TypeAlias = Callable[..., tuple[Tree, State]]
+Descent: TypeAlias = Callable[..., tuple[Tree, Tree, Tensor]]
 
 RECOMPUTES = (
     "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
@@ -97,6 +99,28 @@ def make_change(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Chan
         return add(coords, moved), opt
 
     return change
+
+
+def make_descent(inputs: TrainingInputs) -> Descent | None:
+    """The first half of the steps of all clients, if the second one is plain gradient descent, else None.
+
+    It returns gradients, next buffers and losses: coordinates can then be changed in place, in one pass over them.
+    """
+    optimizer = inputs.optimizer
+    plain = type(optimizer) is SGD and not (optimizer.momentum or optimizer.weight_decay)
+    changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
+    if changed or not plain or optimizer.clip_norm < math.inf:
+        return None
+    gradients = accumulated(_functional_gradients, inputs.work.accumulate)
+
+    def expand(coords: Tree) -> Tree:
+        return inputs.space.expand(inputs.base, inputs.basis, coords)
+
+    def descent(coords: Tree, buffers: Tree, x: Any, y: Tensor) -> tuple[Tree, Tree, Tensor]:
+        grads, _, (loss, after) = gradients(inputs.model, expand, coords, (buffers, x, y, None), False)
+        return grads, after, loss
+
+    return vmap(descent, randomness="different")
 
 
 def _optimizer(inputs: TrainingInputs, lr_factor: Tensor | None) -> Optimizer:
