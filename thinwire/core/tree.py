@@ -50,7 +50,8 @@ def _elementwise(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
     flat = [tree for tree in trees if isinstance(tree, FlatTree)]
     if len(flat) < len(trees) or any(list(tree) != list(flat[0]) for tree in flat[1:]):
         return tmap(fn, *trees)
-    return cut(fn(*(tree.vector for tree in flat)), flat[0].names, flat[0].like)
+    largest = max(flat, key=lambda tree: tree.vector.dim())
+    return type(largest)(fn(*(tree.vector for tree in flat)), flat[0].names, flat[0].like)
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -106,7 +107,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
 def _replaced(tree: Tree, moved: Mapping[int, Tensor]) -> Tree:
     """A tree in which moved blocks, by the id of the original tensor, replace the originals."""
     if isinstance(tree, FlatTree):
-        return cut(moved.get(id(tree.vector), tree.vector), tree.names, tree.like)
+        return type(tree)(moved.get(id(tree.vector), tree.vector), tree.names, tree.like)
     return {name: moved.get(id(block), block) for name, block in tree.items()}
 
 
@@ -246,11 +247,13 @@ def _tensors(tree: Tree) -> Iterable[Tensor]:
 
 
 def as_matrix(tree: Tree) -> Tensor | None:
-    """A stacked tree as one matrix with a row for each client (a copy); None if its dtypes differ.
+    """A stacked tree as one matrix with a row for each client, that of `FlatRows` itself; None if its dtypes differ.
 
     >>> as_matrix({"a": torch.zeros(2, 3), "b": torch.ones(2)}).tolist()
     [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
     """
+    if isinstance(tree, FlatTree):
+        return tree.vector
     if len({block.dtype for block in tree.values()}) != 1:
         return None
     return torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)

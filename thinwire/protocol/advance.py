@@ -15,7 +15,10 @@ def apply_step(contract: Contract, public: PublicState, step: ServerStep) -> Tre
     if not (sketch.is_identity or sketch.recovers):
         planned = contract.coords.restrict(step.names)
         change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
-    return {**public.coords, **add(restrict(public.coords, change), change)} if change else public.coords
+    if not change:
+        return public.coords
+    moved = add(restrict(public.coords, change), change)
+    return moved if len(moved) == len(public.coords) else {**public.coords, **moved}
 
 
 def advance(

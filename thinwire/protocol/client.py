@@ -15,10 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.core.flat_rows import FlatRows
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
+    FlatTree,
     Tree,
     all_finite,
     as_matrix,
@@ -147,6 +149,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         to_device(contract.trained(public), device) if method.mask.active else {},
         contract.private,
         None if method.lr_schedule.constant else method.lr_schedule.factor(version),
+        _common_start(contract, group),
     )
 
 
@@ -187,10 +190,13 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         report = method.schedule.reports(restrict(delta, plan.names), plan)
     if not method.sketch.is_identity or method.privacy.active:
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
-    unsent = {name: block for name, block in delta.items() if name not in plan.names}
+    unsent: Tree = {}
+    if not plan.names.issuperset(delta):
+        unsent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
-    names, like = tuple(sent), tuple(block[0] for block in sent.values())
+    names = tuple(sent)
+    like = tuple(sent.like) if isinstance(sent, FlatRows) else tuple(block[0] for block in sent.values())
     if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
         sent = {"": matrix}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
@@ -294,6 +300,12 @@ def _starts(group: Group) -> Tree:
         unsent = torch.stack([state.unsent.get(name, zero) for state in states])
         start[name] = start[name] + unsent.to(coords[name].device)
     return start
+
+
+def _common_start(contract: Contract, group: Group) -> Tensor | None:
+    """The values that every client of a group trains from, where they are one vector."""
+    coords, own = group.public.coords, any(state.unsent for state in group.states)
+    return coords.vector if isinstance(coords, FlatTree) and not (own or contract.method.space.reparametrized) else None
 
 
 def _trained_starts(contract: Contract, group: Group) -> Tree:

@@ -83,7 +83,7 @@ def _key(contract: Contract, version: int) -> Key:
     return contract.key.fold("guard", version)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)  # of coming versions, too
 def _signs(key: Key, n: int) -> Tensor:
     """The signs of all columns, then of all rows; not to be modified."""
     return key.signs(n)

@@ -116,9 +116,10 @@ class Simulation:
         self.attackers = Attackers(job, engine)
         # an attack cannot be predicted
         ahead = self.device.type == "cuda" and not (engine.workers or job.attack or job.local.trainer)
-        self.pipeline = Pipeline(self.device, on=ahead)
-        self.clock = SimulatedClock(job)
         self._long = self.device.type == "cuda" and self.contract.code.nbytes >= LEAST  # messages
+        small = self.contract.coords.nbytes + self.contract.weights.nbytes < LEAST
+        self.pipeline = Pipeline(self.device, on=ahead, small=small)
+        self.clock = SimulatedClock(job)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -145,8 +146,9 @@ class Simulation:
             with self.federation.compute(state.onednn):
                 state, result = self._train(state, opened, trained)
             loss = self._loss(result)
-            with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
-                closed = self._close(state.server, plan, result.messages)
+            server = self.pipeline.on_host(state.server) if self.pipeline.trained else state.server
+            with self.pipeline.in_parallel(ready) if server is state.server else nullcontext():
+                closed = self._close(server, plan, result.messages)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}", self._sent(opened, on_message)) from error
         if self.pipeline.trained:
@@ -196,7 +198,7 @@ class Simulation:
         self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: torch.cuda.Event | None = None
     ) -> OpenRound:
         """The next round with the states of its clients and their downloads, which are encoded when first needed."""
-        server, contract = state.server, self.contract.at(state.server.public.version)
+        server, contract = self.pipeline.on_host(state.server), self.contract.at(state.server.public.version)
         known = {i: state.clients.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
 
         def encode() -> Download:
@@ -207,7 +209,8 @@ class Simulation:
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         own = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         states = hand_over(contract.method.opt_owner, own, cohort, state.cohort, state.clients)
-        download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
+        waits = ready is not None and server is state.server  # for the GPU
+        download = Lazy(encode, self.pipeline.stream, ready).result if waits else cache(encode)
         return OpenRound(state.round, plan, cohort, states, download, {})
 
     def choose_backend(self, state: RunState) -> RunState:
@@ -325,7 +328,10 @@ class Simulation:
             task = GroupTask(number, state.backend, state.onednn, group, clients)
             self.pipeline.trained = self._local_training(task)._replace(ready=ready)
             if number + 1 < self.job.rounds:
-                self.federation.sampler.plan(number + 1, lambda: draw_in_advance(contract, public.version))
+                before = (
+                    public.version - number - 1
+                )  # the signs of round n are used when the batches of n + 1 are planned
+                self.federation.sampler.plan(number + 1, lambda n: draw_in_advance(contract, before + n))
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
 

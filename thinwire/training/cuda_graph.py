@@ -12,18 +12,17 @@ recording. On a CPU nothing is recorded: the same step is called instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from thinwire.core.pinned import sent
 from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
-from thinwire.training.cuda_chain import chain_step
+from thinwire.training.cuda_chain import chain_step, copy_trees
 from thinwire.training.folded import step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
 from thinwire.training.step import keep_finished, no_randomness
@@ -89,6 +88,7 @@ class _Recording:
         fixed = replace(inputs, base=self.base, basis=self.basis, shared=self.shared, trainable=self.trainable)
         # without the trees of this round, which would stay in memory
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
+        fixed = replace(fixed, common_start=None)
         self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
         if self.chain is not None:
@@ -120,25 +120,28 @@ class _Recording:
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
         """Copy the inputs of a round to the tensors of the recording."""
+        opt: State = inputs.opt_state or self.first_opt
+        if self.factor is not None:
+            self.factor.fill_(inputs.lr_factor or 0.0)
+        self.loss.zero_()
+        if self.chain is not None:  # it reads nothing else
+            self.chain.load(inputs, opt)
+            return
         self._load_once("base", self.base, inputs.base)
         self._load_once("basis", self.basis, inputs.basis)
-        opt: State = inputs.opt_state or self.first_opt
-        _copy(
+        copy_trees(
             (self.shared, self.trainable, self.coords, self.start, self.own, self.buffers, *self.opt.values()),
             (
                 *(inputs.shared, inputs.trainable, inputs.start, inputs.start, inputs.correction_state),
                 *(repeat(inputs.buffers, clients), *(opt[slot] for slot in self.opt)),
             ),
         )
-        if self.factor is not None:
-            self.factor.fill_(inputs.lr_factor or 0.0)
-        self.loss.zero_()
 
     def _load_once(self, name: str, places: Tree, tree: Tree) -> None:
         """Copy a tree that rarely changes, unless it is the one that was copied last; blocks are never modified."""
         last = self.loaded.get(name)
         if last is None or any(last[key] is not block for key, block in tree.items()):
-            _copy((places,), (tree,))
+            copy_trees((places,), (tree,))
             self.loaded[name] = dict(tree)
 
     def _replays(self, masked: tuple[bool, ...]) -> list[Callable[[], None]]:
@@ -197,7 +200,7 @@ class _Recording:
         if masked:
             coords, opt, buffers = keep_finished(rows > 0, (coords, opt, buffers), now)
         slots = tuple(self.opt)
-        _copy(
+        copy_trees(
             (self.coords, self.buffers, *(self.opt[slot] for slot in slots)),
             (coords, buffers, *(opt[slot] for slot in slots)),
         )
@@ -208,11 +211,3 @@ class _Recording:
 def _zeros(tree: Tree) -> Tree:
     """A tree of zeros with contiguous blocks of the same shapes."""
     return tmap(lambda block: torch.zeros(block.shape, dtype=block.dtype, device=block.device), tree)
-
-
-def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
-    """Copy trees into existing ones, all blocks in one call."""
-    into: list[Tensor] = [block for tree in places for block in tree.values()]
-    blocks = [tree[name] for place, tree in zip(places, trees, strict=True) for name in place]
-    if into:
-        torch._foreach_copy_(into, blocks)

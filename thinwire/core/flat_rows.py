@@ -1,0 +1,25 @@
+"""Stacked trees whose blocks are views of one matrix, for operations on the matrix as a whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.core.tree import FlatTree
+
+
+class FlatRows(FlatTree):
+    """A `FlatTree` of several clients: its `vector` is a matrix with a row for each; `like` is of one client.
+
+    >>> from thinwire.core.tree import cut, sub
+    >>> rows = FlatRows(torch.arange(6.0).view(2, 3), ["a", "b"], [torch.zeros(2), torch.zeros(())])
+    >>> rows["a"].tolist(), sub(rows, cut(torch.ones(3), ["a", "b"], rows.like))["b"].tolist()
+    ([[0.0, 1.0], [3.0, 4.0]], [1.0, 4.0])
+    """
+
+    def _whole(self) -> dict[str, Tensor]:
+        if not dict.__len__(self) and self.names:
+            parts = torch.split(self.vector, [block.numel() for block in self.like], 1)
+            blocks = [part.view(-1, *block.shape) for part, block in zip(parts, self.like, strict=True)]
+            dict.update(self, zip(self.names, blocks, strict=True))
+        return super()._whole()
