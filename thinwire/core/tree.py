@@ -83,6 +83,8 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
         for block in _tensors(tree):
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 remote.setdefault((block.dtype, block.device), []).append(block)
+    if not remote:
+        return lambda: list(trees)
     moved: dict[int, Tensor] = {}
     events: list[torch.cuda.Event] = []
     for (_, source), blocks in remote.items():
@@ -272,7 +274,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         mean = weighted_mean([{"": tree.vector} for tree in flat], weights)[""]
         return cut(mean, names, flat[0].like)
     fractions = [weight / total for weight in weights]
-    if names == [""] and trees[0][""].numel() > _SLICE and trees[0][""].device.type == "cpu":
+    first = trees[0][names[0]]
+    if names == [""] and first.device.type == "cpu" and first.is_floating_point():
         return {"": _mean_by_slices([tree[""] for tree in trees], fractions)}
     acc = list(torch._foreach_mul([trees[0][name] for name in names], fractions[0]))
     for tree, fraction in zip(trees[1:], fractions[1:], strict=True):
@@ -281,7 +284,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
 
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
-    """The weighted mean of long vectors, in slices on several cores: each slice stays in the cache of a core."""
+    """The weighted mean of vectors; of long ones in slices on several cores: each stays in the cache of a core."""
     out = torch.empty_like(vectors[0])
 
     def average(start: int) -> None:
@@ -314,9 +317,11 @@ def norm(tree: Tree) -> float:
     (5.0, True)
     """
     vectors = [block.reshape(-1) for block in _tensors(tree)]
-    square = sum(float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64))
-    rest = [x for x in vectors if x.dtype not in (torch.float32, torch.float64)]
-    if rest or not 1e-20 < square < math.inf:  # squares of float32 values that are too small, or too large
+    wide = [x for x in vectors if x.dtype in (torch.float32, torch.float64)]
+    square = sum([float(x.dot(x)) for x in wide])
+    if (
+        len(wide) < len(vectors) or not 1e-20 < square < math.inf
+    ):  # squares of float32 values that are too small, or too large
         square = sum(float(x.double().square().sum()) for x in vectors)
     return math.sqrt(square) if square >= 0 else math.nan
 

@@ -99,6 +99,8 @@ class Updates(NamedTuple):
         """The update of the client at position i (views)."""
         code = cut(self.code[""][i], self.names, self.like) if self.names else unstack(self.code, i)
         trees = (self.schedule_report, self.unsent, self.moved, self.buffers)
+        if not (any(trees) or self.opt):
+            return ClientUpdate(code, {}, {}, {}, {}, {}, self.steps[i], self.finite)
         report, unsent, moved, buffers = (unstack(tree, i) if tree else {} for tree in trees)
         opt = {slot: unstack(tree, i) for slot, tree in self.opt.items()}
         return ClientUpdate(code, report, unsent, moved, buffers, opt, self.steps[i], self.finite)

@@ -31,6 +31,7 @@ below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in 
 from __future__ import annotations
 
 import math
+import struct
 from functools import lru_cache
 
 import numpy as np
@@ -40,10 +41,10 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
-from thinwire.core.tree import Tree, flatten, to_device
+from thinwire.core.tree import FlatTree, Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.fields import raw, unraw
+from thinwire.protocol.fields import unraw
 from thinwire.protocol.state import PublicState
 from thinwire.wire.bits import Bytes
 
@@ -58,7 +59,7 @@ _ROWS_OF_A_CORE = 64  # and on a CPU: they fit into the cache of a core
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
     """The drift check of a download to this public state."""
     value, _ = project(_replayed(contract, public), _key(contract, public.version), with_norm=False)
-    return raw({"drift_check": torch.tensor(value)})
+    return struct.pack("<f", value)  # as `raw`
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
@@ -96,7 +97,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
-    size = sum(block.numel() for block in tree.values())
+    size = tree.vector.numel() if isinstance(tree, FlatTree) else sum(block.numel() for block in tree.values())
     if size <= _FEW:
         tree = to_device(tree, "cpu")
     flat = flatten(tree, torch.float32)

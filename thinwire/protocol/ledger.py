@@ -139,7 +139,7 @@ class Ledger:
 
     def synced_since(self, version: int) -> frozenset[str]:
         """The blocks that were synchronized since that version."""
-        return frozenset(name for name, at in self.synced.items() if at > version)
+        return frozenset([name for name, at in self.synced.items() if at > version])
 
 
 def _newest(entries: tuple[bytes, ...], longest: int) -> tuple[bytes, ...]:

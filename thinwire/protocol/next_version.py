@@ -104,9 +104,9 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
     coords: Tree = {}
     if optimizer.reads_coords or method.mask.active:
         coords = to_device(restrict(server.public.coords, plan.names), "cpu")
-    absent = contract.code.named - update.keys()
     shared, own = dict[str, torch.Tensor](), server.correction
     if method.correction.active:
+        absent = contract.code.named - update.keys()
         own = {name: block for name, block in server.correction.items() if name not in absent}
         update, shared, own = method.correction.server(update, total.report, fraction, own)
     kept = {slot: tree for slot, tree in server.opt.items() if slot != UNRECOVERED}

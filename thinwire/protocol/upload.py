@@ -97,8 +97,8 @@ def decode_upload(
         data: the message, not trusted.
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
-    method, fields = contract.method, _fields(contract, plan, version, client, data)
-    _, spec, report = contract.upload_fields(plan)
+    method, (expected, spec, report) = contract.method, contract.upload_fields(plan)
+    fields = _fields(contract, plan, version, client, data, expected)
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
     code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
@@ -114,8 +114,10 @@ def decode_upload(
     return upload
 
 
-def _fields(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> Mapping[int, Bytes]:
-    """The fields of an upload for this round."""
+def _fields(
+    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, expected: frozenset[int]
+) -> Mapping[int, Bytes]:
+    """The fields of an upload for this round, which are those that are expected."""
     message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
     body = message.first
     if message.kind != wire.UP or body is None:
@@ -124,7 +126,7 @@ def _fields(contract: Contract, plan: Plan, version: int, client: int, data: Byt
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} sent other blocks than the round requested")
-    expect_fields(body, contract.upload_fields(plan)[0])
+    expect_fields(body, expected)
     return body.fields
 
 

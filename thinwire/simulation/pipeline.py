@@ -15,7 +15,7 @@ clients no difference. On a CPU it is off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from thinwire.protocol.client import Group
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import received_weight
+from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 
 
@@ -63,19 +64,20 @@ class Pipeline:
         self.device, self.on, self._small = device, on, small
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.trained: Trained | None = None
+        self.evaluated: Callable[[], Evaluation] | None = None  # of the version that it was trained from
         self._step: Tensor | None = None  # the predicted step, on the host
         self._copy: tuple[Tree, PublicState] | None = None  # the newest coordinates, and their public state on the host
 
     def take(self, number: int, clients: tuple[int, ...], coords: Tree) -> Trained | None:
         """The cohort that was trained in advance, if it is this one, from these coordinates."""
-        trained, self.trained = self.trained, None
+        trained, self.trained, self.evaluated = self.trained, None, None
         if trained is None or (trained.number, trained.group.clients) != (number, clients):
             return None
         return trained if trained.group.public.coords is coords else None
 
     def stop(self) -> None:
         """Train nothing in advance any more, and discard what was."""
-        self.trained, self._step, self._copy, self.on = None, None, None, False
+        self.trained, self.evaluated, self._step, self._copy, self.on = None, None, None, None, False
 
     def on_host(self, server: ServerState) -> ServerState:
         """The same state with its public state on the host, if a copy is there; else the state itself."""
@@ -115,6 +117,11 @@ class Pipeline:
         if self.trained is not None and self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
+    def evaluation(self, server: ServerState) -> Callable[[], Evaluation] | None:
+        """The evaluation of this version, if it was begun in advance; a call waits for it."""
+        known = self.trained is not None and self.trained.group.public.coords is server.public.coords
+        return self.evaluated if known else None
+
     def confirm(self, server: ServerState) -> ServerState:
         """The server's state, with the predicted coordinates if they are right; else training is discarded."""
         if self.trained is None or self._step is None:
@@ -130,9 +137,9 @@ class Pipeline:
         self.stop()  # a prediction that was wrong once would be wrong again
         if self.stream is None:
             return server
+        torch.cuda.synchronize(self.device)
         if public.device.type == "cpu":
             return server._replace(public=PublicState(public.version, *bring(public[1:], self.device)))
-        torch.cuda.synchronize(self.device)
         # copies: memory of the side stream must not be reused by it while the main stream reads it
         trees = (tmap(torch.clone, tree) for tree in public[1:])
         return server._replace(public=PublicState(public.version, *trees))
@@ -180,8 +187,10 @@ def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: T
     """
     public, names, shapes = group.public, contract.coords.names, contract.coords.like
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
-    weights = [received_weight(contract, samples[i]) for i in order]
-    mean = cut(weighted_mean([{"": codes[i]} for i in order], weights)[""], names, shapes)
+    known = {count: received_weight(contract, count) for count in set(samples)}
+    weights = [known[samples[i]] for i in order]
+    rows = codes.unbind()
+    mean = cut(weighted_mean([{"": rows[i]} for i in order], weights)[""], names, shapes)
     # blocks in one vector: a few kernels, not some for each block
     now = cut(flatten(public.coords), names, shapes)
     change, _ = contract.server_opt(public.version).server_step(mean, {}, now)

@@ -179,13 +179,13 @@ def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = N
     The longest piece, which holds the values, starts at a multiple of 8, so that torch can read it without a copy.
     numpy releases the GIL while it copies; `bytes.join`, which is faster for short messages, does not.
     """
-    if length(pieces) < _LONG:
+    lengths = [len(piece) for piece in pieces]
+    if sum(lengths) < _LONG:
         return b"".join(pieces)
-    longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
-    position = -length(pieces[:longest]) % 8
+    position = -sum(lengths[: lengths.index(max(lengths))]) % 8
     if allocate is None:
         return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
-    message = allocate(position + length(pieces))
+    message = allocate(position + sum(lengths))
     start = position
     for piece in pieces:
         np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))
