@@ -83,8 +83,6 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
         for block in _tensors(tree):
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 remote.setdefault((block.dtype, block.device), []).append(block)
-    if not remote:
-        return lambda: list(trees)
     moved: dict[int, Tensor] = {}
     events: list[torch.cuda.Event] = []
     for (_, source), blocks in remote.items():
@@ -96,7 +94,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         moved |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
-    result = [_replaced(tree, moved) for tree in trees]
+    result = [_replaced(tree, moved) for tree in trees] if moved else list(trees)
 
     def wait() -> list[Tree]:
         for event in events:
@@ -317,11 +315,10 @@ def norm(tree: Tree) -> float:
     (5.0, True)
     """
     vectors = [block.reshape(-1) for block in _tensors(tree)]
-    wide = [x for x in vectors if x.dtype in (torch.float32, torch.float64)]
-    square = sum([float(x.dot(x)) for x in wide])
-    if (
-        len(wide) < len(vectors) or not 1e-20 < square < math.inf
-    ):  # squares of float32 values that are too small, or too large
+    squares = [float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64)]
+    square = sum(squares)
+    # other types, or squares of float32 values that are too small or too large
+    if len(squares) < len(vectors) or not 1e-20 < square < math.inf:
         square = sum(float(x.double().square().sum()) for x in vectors)
     return math.sqrt(square) if square >= 0 else math.nan
 
