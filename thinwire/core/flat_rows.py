@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import FlatTree
+from thinwire.core.tree import FlatTree, Tree
 
 
 class FlatRows(FlatTree):
@@ -23,3 +23,18 @@ class FlatRows(FlatTree):
             blocks = [part.view(-1, *block.shape) for part, block in zip(parts, self.like, strict=True)]
             dict.update(self, zip(self.names, blocks, strict=True))
         return super()._whole()
+
+
+def blocks_of_one(tree: Tree) -> tuple[Tensor, ...]:
+    """Tensors with the shapes of the blocks of one client of a stacked tree."""
+    return tuple(tree.like) if isinstance(tree, FlatRows) else tuple(block[0] for block in tree.values())
+
+
+def as_vector(tree: Tree) -> Tensor | None:
+    """The vector of a `FlatTree`; None for another tree."""
+    return tree.vector if isinstance(tree, FlatTree) else None
+
+
+def number_of_values(tree: Tree) -> int:
+    """The number of values of all blocks."""
+    return tree.vector.numel() if isinstance(tree, FlatTree) else sum(block.numel() for block in tree.values())

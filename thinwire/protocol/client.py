@@ -15,12 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.flat_rows import FlatRows
+from thinwire.core.flat_rows import as_vector, blocks_of_one
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
-    FlatTree,
     Tree,
     all_finite,
     as_matrix,
@@ -197,8 +196,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         unsent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
-    names = tuple(sent)
-    like = tuple(sent.like) if isinstance(sent, FlatRows) else tuple(block[0] for block in sent.values())
+    names, like = tuple(sent), blocks_of_one(sent)
     if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
         sent = {"": matrix}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
@@ -306,8 +304,8 @@ def _starts(group: Group) -> Tree:
 
 def _common_start(contract: Contract, group: Group) -> Tensor | None:
     """The values that every client of a group trains from, where they are one vector."""
-    coords, own = group.public.coords, any(state.unsent for state in group.states)
-    return coords.vector if isinstance(coords, FlatTree) and not (own or contract.method.space.reparametrized) else None
+    own = any(state.unsent for state in group.states)
+    return None if own or contract.method.space.reparametrized else as_vector(group.public.coords)
 
 
 def _trained_starts(contract: Contract, group: Group) -> Tree:

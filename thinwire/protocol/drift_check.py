@@ -38,10 +38,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.flat_rows import number_of_values
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
-from thinwire.core.tree import FlatTree, Tree, flatten, to_device
+from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import unraw
@@ -97,7 +98,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
-    size = tree.vector.numel() if isinstance(tree, FlatTree) else sum(block.numel() for block in tree.values())
+    size = number_of_values(tree)
     if size <= _FEW:
         tree = to_device(tree, "cpu")
     flat = flatten(tree, torch.float32)
