@@ -330,7 +330,9 @@ def grand_total(*trees: Tree) -> Tensor:
     5.0
     """
     sums = [block.sum().double() for tree in trees for block in _tensors(tree) if block.is_floating_point()]
-    return torch.stack([one.to(sums[0].device) for one in sums]).sum() if sums else torch.zeros((), dtype=torch.float64)
+    if len(sums) < 2:
+        return sums[0] if sums else torch.zeros((), dtype=torch.float64)
+    return torch.stack([one.to(sums[0].device) for one in sums]).sum()
 
 
 def same(a: Tree, b: Tree) -> bool:
