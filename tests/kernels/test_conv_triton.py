@@ -69,7 +69,7 @@ def test_memory_order_and_number_of_partial_sums_do_not_matter(kernels, monkeypa
     once = kernels.kernel_gradient(grad, x, (3, 3), (1, 1), (1, 1), True)
     last = (block.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for block in (grad, x))
     assert all(map(torch.equal, once, kernels.kernel_gradient(*last, (3, 3), (1, 1), (1, 1), True)))
-    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    monkeypatch.setattr("thinwire.kernels.conv_blocks.TERMS", 1)
     check(kernels.kernel_gradient(grad, x, (3, 3), (1, 1), (1, 1), True), once)
 
 
@@ -106,3 +106,26 @@ def test_without_triton_fused_falls_back_to_im2col():
         found = F.conv2d(x, kernel, padding=1)
     with conv.by_products("im2col"):
         assert torch.equal(found, F.conv2d(x, kernel, padding=1))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_have_the_type_of_the_kernel(kernels, last):
+    torch.manual_seed(0)
+    x, kernel, bias = torch.randn(2, 3, 16, 6, 6).half(), torch.randn(2, 20, 16, 3, 3), torch.randn(2, 20)
+    if last:  # in memory
+        kernel = kernel.movedim(2, -1).contiguous().movedim(-1, 2)
+
+    def loss(kernel, bias, x, convolve):
+        return convolve(x, kernel, bias).float().square().sum()
+
+    def fused(x, kernel, bias):
+        return conv_fused.convolve_fused(x, kernel, bias, (1, 1), (1, 1))
+
+    def exact(x, kernel, bias):
+        return F.conv2d(x.float(), kernel, bias, padding=1)
+
+    found = vmap(lambda *args: torch.func.grad(loss, argnums=(0, 1, 2))(*args, fused))(kernel, bias, x)
+    wanted = vmap(lambda *args: torch.func.grad(loss, argnums=(0, 1, 2))(*args, exact))(kernel, bias, x)
+    assert [block.dtype for block in found] == [torch.float32, torch.float32, torch.float16]
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a.float() - b.float()).norm()) <= 2e-3 * float(b.float().norm())

@@ -19,9 +19,10 @@ def kernels(monkeypatch):
     return found[1]
 
 
-def test_gradients_of_a_network_equal_those_of_torch(kernels):
+@pytest.mark.parametrize(("width", "last"), [(4, False), (4, True), (32, True)])
+def test_gradients_of_a_network_equal_those_of_torch(kernels, width, last):
     torch.manual_seed(0)
-    conv = (nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 16, 3, padding=1), nn.ReLU())
+    conv = (nn.Conv2d(1, width, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(width, 16, 3, padding=1), nn.ReLU())
     net = nn.Sequential(*conv, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 5))
     weights = {name: 0.3 * torch.randn(CLIENTS, *p.shape) for name, p in net.named_parameters()}
     x, y = torch.randn(CLIENTS, BATCH, 1, 8, 8), torch.randint(0, 5, (CLIENTS, BATCH))
@@ -39,6 +40,8 @@ def test_gradients_of_a_network_equal_those_of_torch(kernels):
         explicit_gpu.Linear("7.weight", "7.bias", kind, False, False),
         explicit_gpu.Linear("9.weight", "9.bias", kind, False, True),
     ]
+    if last:  # in memory
+        weights = {k: w.movedim(2, -1).contiguous().movedim(-1, 2) if w.dim() == 5 else w for k, w in weights.items()}
     grads = {name: torch.full_like(block, torch.nan) for name, block in weights.items()}
     for layer in layers:
         x = layer.forward(x, weights)

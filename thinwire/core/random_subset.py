@@ -1,6 +1,6 @@
 """A random subset of positions, drawn from a key at a cost that depends on its size.
 
-    draw       about k + k^2 / n positions, each uniform; sort them, and keep each once
+    draw       about k + k^2 / n positions, each uniform, and keep each once, in ascending order
     too many   d > k positions are left: leave out a random subset of d - k of them
     too few    draw an eighth more, and again
 
@@ -14,6 +14,7 @@ import numpy as np
 from thinwire.core.key import Key
 
 FEW = 32  # fewer are drawn one after the other
+DENSE = 64  # up to this many values for each position, they are marked instead of sorted: a byte for each value
 PART = 1 << 13  # words at a time, which stay in the cache of a core
 
 
@@ -34,26 +35,29 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
         return np.flatnonzero(left)
     if k < FEW:
         return _one_by_one(key, n, k)
-    draws = k + k * k // n + 8
-    while True:
-        drawn = _positions(key.cpu_words(draws), n)
-        drawn.sort()
-        keep = np.ones(len(drawn), bool)
-        np.not_equal(drawn[1:], drawn[:-1], out=keep[1:])
-        found = int(np.count_nonzero(keep))
-        if found >= k:
-            break
+    draws, different = k + k * k // n + 8, _by_marks if n <= DENSE * k else _by_order
+    while len(drawn := different(_positions(key.cpu_words(draws), n), n)) < k:
         draws += draws // 8
-    if found > k:
-        out, again = random_subset(key.fold("subset"), found, found - k), np.flatnonzero(~keep)
-        # `out` counts the different positions only; before some of them, others were drawn again
-        keep[out + np.searchsorted(again - np.arange(len(again)), out, side="right")] = False
-    chosen, end = np.empty(k, np.int64), 0
-    for start in range(0, len(drawn), PART):
-        some = drawn[start : start + PART][keep[start : start + PART]]
-        chosen[end : end + len(some)] = some
-        end += len(some)
-    return chosen
+    if len(drawn) == k:
+        return drawn.astype(np.int64, copy=False)
+    left = np.ones(len(drawn), bool)
+    left[random_subset(key.fold("subset"), len(drawn), len(drawn) - k)] = False
+    return drawn[left].astype(np.int64, copy=False)
+
+
+def _by_marks(drawn: np.ndarray, n: int) -> np.ndarray:
+    """The different positions in ascending order, found in a list of all n."""
+    marks = np.zeros(n, bool)
+    marks[drawn.astype(np.int64)] = True  # numpy would convert other indices more slowly
+    return np.flatnonzero(marks)
+
+
+def _by_order(drawn: np.ndarray, n: int) -> np.ndarray:
+    """The same by sorting, where a list of all n would be long. Overwrites its argument."""
+    drawn.sort()
+    new = np.ones(len(drawn), bool)
+    np.not_equal(drawn[1:], drawn[:-1], out=new[1:])
+    return drawn[new]
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:

@@ -137,11 +137,14 @@ def _sum_parts(
     INNER: tl.constexpr,
     KEPT: tl.constexpr,
     TAPS: tl.constexpr,
+    K_OUTER: tl.constexpr,
+    K_INNER: tl.constexpr,
+    K_TAP: tl.constexpr,
     COLUMNS: tl.constexpr,
     BIAS: tl.constexpr,
     B: tl.constexpr,
 ):
-    """Sum of the terms of a kernel gradient, (o, tap, i) -> (o, i, tap), of the first KEPT channels.
+    """Sum of the terms of a kernel gradient, (o, tap, i), of the first KEPT channels.
 
     BIAS is the column of the bias gradient, -1 if there is none.
     """
@@ -154,7 +157,7 @@ def _sum_parts(
     o = at // COLUMNS
     column = at % COLUMNS
     weight = (column < TAPS * INNER) & (column % INNER < KEPT)
-    to = (o * KEPT + column % INNER) * TAPS + column // INNER
+    to = o * K_OUTER + (column % INNER) * K_INNER + (column // INNER) * K_TAP
     tl.store(by_kernel + client * kernel_client + to, total, mask=known & weight)
     if BIAS >= 0:
         tl.store(by_bias + client * bias_client + o, total, mask=known & (column == BIAS))
@@ -263,7 +266,7 @@ def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None, column
 
     Args:
         partial: (c, parts, o, kh kw channels), with one more column for the bias, or without.
-        by_kernel: (c, o, i, kh, kw), each client's part contiguous: is overwritten with the first i channels.
+        by_kernel: (c, o, i, kh, kw), taps adjacent or channels last in memory: is overwritten with the first i channels.
         by_bias: (c, o): is overwritten if there is such a column.
         column: of the bias gradient; -1 if there is none.
     """
@@ -273,6 +276,7 @@ def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None, column
     with torch.cuda.device_of(partial):
         _sum_parts[(-(-o * columns // BLOCK), c)](
             *(partial, by_kernel, bias, parts, by_kernel.stride(0), bias.stride(0), o, columns // taps, i, taps),
+            *(by_kernel.stride(1), by_kernel.stride(2), by_kernel.stride(4)),
             *(columns, column if by_bias is not None else -1, BLOCK),
         )
 

@@ -61,10 +61,11 @@ def convolve(
 ) -> Tensor:
     """The convolution of images (n, channels, height, width) with a kernel (out, channels, height, width)."""
     if torch.is_autocast_enabled(x.device.type):
-        kind = torch.get_autocast_dtype(x.device.type)
-        x, kernel, bias = x.to(kind), kernel.to(kind), None if bias is None else bias.to(kind)
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     if how == "fused" and conv_fused.triton_kernels(x) is not None:
         return conv_fused.convolve_fused(x, kernel, bias, stride, padding)
+    if torch.is_autocast_enabled(x.device.type):
+        kernel, bias = kernel.to(x.dtype), None if bias is None else bias.to(x.dtype)
     out = convolve_im2col(x, kernel, stride, padding)
     return out if bias is None else out + bias[:, None, None]
 

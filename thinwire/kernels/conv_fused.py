@@ -25,27 +25,33 @@ def triton_kernels(x: Tensor) -> Any:
 
 
 def convolve_fused(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The convolution of images (n, channels, height, width), by the Triton kernels."""
-    return _Fused.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
+    """The convolution of images (n, channels, height, width), by the Triton kernels, in the type of the images.
+
+    Kernel and bias may have another type: their gradients have it, without rounding to that of the images.
+    """
+    return _Fused.apply(x, kernel, bias, stride, padding)[0]  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Fused(torch.autograd.Function):
-    """The convolution."""
+    """The convolution. The kernel as the products read it is a further output, saved for the gradient."""
 
     @staticmethod
-    def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
         many = None if bias is None else bias[None]
-        return triton_kernels(x).forward(x[None], kernel[None], many, stride, padding)[0]  # type: ignore[no-any-return]
+        out, own = _of_many(x[None], kernel[None], many, stride, padding)
+        return out[0], own[0] if own.numel() else own
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         x, kernel, bias, ctx.stride, ctx.padding = inputs
-        ctx.bias = bias is not None
+        own = output[1]
+        ctx.bias, ctx.kind = bias is not None, kernel.dtype
         ctx.size, ctx.kernel_size = tuple(x.shape[-2:]), tuple(kernel.shape[-2:])
-        ctx.save_for_backward(x, kernel)
+        ctx.mark_non_differentiable(own)
+        ctx.save_for_backward(x, own if own.numel() else kernel)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:  # type: ignore[override]
         x, kernel = ctx.saved_tensors
         need_x, need_kernel, need_bias = ctx.needs_input_grad[:3]
         by_x = by_kernel = by_bias = None
@@ -53,7 +59,7 @@ class _Fused(torch.autograd.Function):
             by_x = _FusedInputGradient.apply(grad, kernel, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         if need_kernel or need_bias:
             by_kernel, by_bias = _FusedKernelGradient.apply(  # type: ignore[no-untyped-call]
-                grad, x, ctx.kernel_size, ctx.stride, ctx.padding, ctx.bias
+                grad, x, ctx.kernel_size, ctx.stride, ctx.padding, ctx.bias, ctx.kind
             )
         return by_x, by_kernel, by_bias if ctx.bias else None, None, None
 
@@ -64,17 +70,29 @@ class _Fused(torch.autograd.Function):
         c = info.batch_size
         x = batch_dim_first(x, in_dims[0], c)
         if in_dims[1] is None and in_dims[2] is None:  # all clients share one kernel: one long product
-            return split_clients(_Fused.forward(x.flatten(0, 1), kernel, bias, stride, padding), c), 0
+            out, own = _Fused.forward(x.flatten(0, 1), kernel, bias, stride, padding)
+            return (split_clients(out, c), own), (0, None)
         many = None if bias is None else batch_dim_first(bias, in_dims[2], c)
-        return triton_kernels(x).forward(x, batch_dim_first(kernel, in_dims[1], c), many, stride, padding), 0
+        out, own = _of_many(x, batch_dim_first(kernel, in_dims[1], c), many, stride, padding)
+        return (out, own), (0, 0 if own.numel() else None)
+
+
+def _of_many(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    """The convolutions of all clients, and the copy of the kernels that they read; empty if it is no copy."""
+    kernels = triton_kernels(x)
+    own = kernels.channels_last(kernel, x.dtype)
+    out = kernels.forward(x, own, bias, stride, padding)
+    return out, own.new_empty(0) if own is kernel else own
 
 
 class _FusedKernelGradient(torch.autograd.Function):
-    """The gradients with respect to the kernel and the bias; the second is empty without a bias."""
+    """The gradients with respect to the kernel and the bias, in their type; the second is empty without a bias."""
 
     @staticmethod
-    def forward(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool) -> tuple[Tensor, Tensor]:
-        by_kernel, by_bias = triton_kernels(x).kernel_gradient(grad[None], x[None], size, stride, padding, bias)
+    def forward(
+        grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool, kind: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        by_kernel, by_bias = triton_kernels(x).kernel_gradient(grad[None], x[None], size, stride, padding, bias, kind)
         return by_kernel[0], by_bias[0]
 
     @staticmethod
@@ -82,12 +100,10 @@ class _FusedKernelGradient(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple, grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
-    ) -> tuple:
+    def vmap(info: Any, in_dims: tuple, grad: Tensor, x: Tensor, *how: Any) -> tuple:
         c = info.batch_size
         grad, x = batch_dim_first(grad, in_dims[0], c), batch_dim_first(x, in_dims[1], c)
-        return triton_kernels(x).kernel_gradient(grad, x, size, stride, padding, bias), (0, 0)
+        return triton_kernels(x).kernel_gradient(grad, x, *how), (0, 0)
 
 
 class _FusedInputGradient(torch.autograd.Function):

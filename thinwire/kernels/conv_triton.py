@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.conv_blocks import PROGRAMS, gradient_block, product_block
+from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
 from thinwire.kernels.precision import dot_precision
 
 Pair = tuple[int, int]
@@ -147,6 +147,7 @@ def _multiply_by_patches(
     rows,
     chunk,
     parts,
+    out_client,
     x_client,
     X_IMAGE: tl.constexpr,
     X_ROW: tl.constexpr,
@@ -216,7 +217,7 @@ def _multiply_by_patches(
             b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(grad.dtype.element_ty)
         a = tl.load(grad + m[:, None] * OUTER + o[None, :], mask=(m < end)[:, None] & (o < OUTER)[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    out += tl.program_id(2).to(tl.int64) * OUTER * (COLUMNS + ONES)
+    out += client * out_client + part * (OUTER * (COLUMNS + ONES))
     known = (o < OUTER)[:, None] & (k < COLUMNS + ONES)[None, :]
     tl.store(out + o[:, None] * (COLUMNS + ONES) + k[None, :], total, mask=known)
 
@@ -238,25 +239,31 @@ def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, paddi
 
 
 def kernel_gradient(
-    grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
+    grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool, kind: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to a kernel of this size and to the bias; the second is empty without a bias."""
-    c = len(grad)
+    """The gradients with respect to a kernel of this size and to the bias; the second is empty without a bias.
+
+    They have this type, or that of the gradient given.
+    """
+    c, kind = len(grad), kind or grad.dtype
     (kh, kw), i = size, x.shape[2]
     grad = grad.permute(0, 1, 3, 4, 2).contiguous()
     partial, columns = kernel_gradient_parts(grad, x, size, stride, padding, bias), kh * kw * i
     total = partial.sum(1) if partial.shape[1] > 1 else partial[:, 0]
-    by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
+    by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(kind)  # type: ignore[no-untyped-call]
     if not bias:
         return by_kernel, by_kernel.new_empty(c, 0)
     ones = total.shape[-1] > columns
-    return by_kernel, total[..., columns].to(grad.dtype) if ones else grad.sum((1, 2, 3))
+    return by_kernel, total[..., columns].to(kind) if ones else grad.sum((1, 2, 3), dtype=kind)
 
 
-def kernel_gradient_parts(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool) -> Tensor:
+def kernel_gradient_parts(
+    grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool, into: Tensor | None = None
+) -> Tensor:
     """Terms of the kernel gradient, in float32: (c, parts, o, kh kw i), with one more column for that of the bias.
 
-    The column is missing where it would take a block of its own. The gradient is (c, n, oh, ow, o), contiguous.
+    The column is missing where it would take a block of its own. If there is only one term, and no such column, it is
+    written to the rows of `into`, (c, o kh kw i), if given. The gradient is (c, n, oh, ow, o), contiguous.
     """
     c, n, oh, ow, o = grad.shape
     (kh, kw), i, x = size, x.shape[2], _last(x)
@@ -264,19 +271,26 @@ def kernel_gradient_parts(grad: Tensor, x: Tensor, size: Pair, stride: Pair, pad
     block = gradient_block(o, i, columns + bias, grad.dtype)
     ones = bias and columns % block.n != 0
     blocks = -(-(columns + ones) // block.n), -(-o // block.m)
-    parts = max(1, min(-(-PROGRAMS // (blocks[0] * blocks[1] * c)), rows // (8 * block.k)))
-    chunk = -(-rows // (parts * block.k)) * block.k
-    parts = -(-rows // chunk)
-    partial = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
+    chunk, parts = gradient_parts(blocks[0] * blocks[1] * c, rows, block.k)
+    if into is None or parts > 1 or ones:
+        into = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _multiply_by_patches[(*blocks, c * parts)](
-            *(x, grad, partial, rows, chunk, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw),
+            *(x, grad, into, rows, chunk, parts, into.stride(0), *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw),
             *(*stride, *padding),
             *(int(ones), dot_precision(grad.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
-    return partial
+    return into
+
+
+def channels_last(kernel: Tensor, kind: torch.dtype) -> Tensor:
+    """The kernel in this type with its channels last in memory, as the products read it: (c, o, i, kh, kw)."""
+    view = kernel.permute(0, 1, 3, 4, 2)
+    if kernel.dtype == kind and view.is_contiguous():
+        return kernel
+    return torch.empty(view.shape, dtype=kind, device=kernel.device).copy_(view).permute(0, 1, 4, 2, 3)
 
 
 def _multiply(

@@ -3,8 +3,9 @@
     y = layer.forward(x, weights)            keeps what the gradient needs
     gx = layer.backward(gy, weights, grads)  writes the gradients of its weights into `grads`
 
-Weights and gradients are trees of float32 blocks with a client axis, each client's part contiguous. Images between
-layers are (c, n, height, width, channels). Products are computed in the type that the layer is given.
+Weights and gradients are trees of float32 blocks with a client axis; the kernels of convolutions may have their channels
+last in memory, which saves copies. Images between layers are (c, n, height, width, channels). Products are computed in
+the type that the layer is given.
 """
 
 from __future__ import annotations
@@ -72,12 +73,16 @@ class ConvReluPool:
         by_kernel, by_bias = grads[self.weight], grads[self.bias] if self.bias else None
         size, place = tuple(by_kernel.shape[-2:]), (self.stride, self.padding)
         more = self.x.shape[2] > by_kernel.shape[2]
-        partial = conv.kernel_gradient_parts(grad, self.x, size, *place, by_bias is not None and not more)
+        rows = None if more else _rows(by_kernel)
+        partial = conv.kernel_gradient_parts(grad, self.x, size, *place, by_bias is not None and not more, rows)
         inner, taps = self.x.shape[2], size[0] * size[1]
         column = taps * inner if partial.shape[-1] > taps * inner else -1
         if more:  # the tap that is inside the image for every pixel of the result
             column = (self.padding[0] * size[1] + self.padding[1]) * inner + inner - 1
-        others.sum_parts(partial, by_kernel, by_bias, column)
+        if partial is rows:
+            column = -1
+        else:
+            others.sum_parts(partial, by_kernel, by_bias, column)
         if by_bias is not None and column < 0:
             torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
         if self.first:
@@ -101,6 +106,14 @@ class ConvReluPool:
         out = made((*view.shape[:4], self.x.shape[2]), dtype=self.kind, device=view.device)
         out[..., : view.shape[4]].copy_(view)
         return out.permute(0, 1, 4, 2, 3)
+
+
+def _rows(kernel: Tensor) -> Tensor | None:
+    """The memory of each client's kernel as a row (c, o kh kw i); None if channels are not last."""
+    c, o, i, kh, kw = kernel.shape
+    if kernel.stride()[1:] != (kh * kw * i, 1, kw * i, i):
+        return None
+    return kernel.as_strided((c, o * kh * kw * i), (kernel.stride(0), 1))
 
 
 @dataclass(eq=False)

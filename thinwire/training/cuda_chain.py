@@ -104,6 +104,18 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
+def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of rows in this shape; that of kernels (c, o, i, kh, kw) with channels last in memory, as products read it.
+
+    >>> _shaped(torch.zeros(2, 24), (2, 3, 4, 1, 2)).stride()
+    (24, 8, 1, 8, 4)
+    """
+    if len(shape) != 5:
+        return rows.view(shape)
+    c, o, i, kh, kw = shape
+    return rows.view(c, o, kh, kw, i).permute(0, 1, 4, 2, 3)
+
+
 class ChainStep:
     """A step of all clients. Coordinates and optimizer states are tensors of the step, which it changes in place.
 
@@ -125,24 +137,30 @@ class ChainStep:
         self.plain = isinstance(given, SGD) and not (fresh or given.weight_decay) and given.clip_norm == math.inf
         self.state: State = {slot: {"": torch.zeros_like(tree[""])} for slot, tree in fresh.items()}
         self.coords, self.grads = self._cut(self.matrix), self._cut(self.grad)
+        # the column of each value in the usual order, and the place in that order of each column
+        self.columns = torch.cat([block.reshape(-1) for block in self._cut(torch.arange(size)[None]).values()])
+        self.places = torch.argsort(self.columns).to(self.matrix.device)
+        self.columns = self.columns.to(self.matrix.device)
         self.opt = {slot: self._cut(tree[""]) for slot, tree in self.state.items()}
 
     def _cut(self, matrix: Tensor) -> Tree:
-        """Blocks of all clients as views of a matrix with a row for each."""
-        return FlatRows(matrix, tuple(self.like), tuple(self.like.values()))
+        """Blocks of all clients as views of a matrix with a row for each; kernels have their channels last in it."""
+        sizes = [block.numel() for block in self.like.values()]
+        parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
+        return {name: _shaped(part, (len(matrix), *block.shape)) for (name, block), part in parts}
 
     def load(self, inputs: TrainingInputs, opt: State) -> None:
         """Copy the initial coordinates and optimizer states of a round to the tensors of the step."""
         if inputs.common_start is not None and tuple(inputs.start) == tuple(self.like):
-            self.matrix.copy_(inputs.common_start)
+            self.matrix.copy_(inputs.common_start[self.places])
         else:
             copy_trees((self.coords,), (inputs.start,))
         if self.opt:
             copy_trees(tuple(self.opt.values()), tuple(opt[slot] for slot in self.opt))
 
     def copied(self) -> Tree:
-        """A copy of the coordinates."""
-        return self._cut(self.matrix.clone())
+        """A copy of the coordinates, with the values of each block in their usual order."""
+        return FlatRows(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thinwire.core.pinned import sent
 from thinwire.core.recording import rehearsed
@@ -75,10 +76,10 @@ class _Recording:
         )
         fresh = inputs.optimizer.init(unstack(start, 0))
         self.first_opt = {slot: repeat(tree, clients) for slot, tree in fresh.items()}
-        self.coords, self.start, self.own, self.buffers = (
-            _zeros(tree) for tree in (start, start, inputs.correction_state, repeat(inputs.buffers, clients))
-        )
-        self.opt = {slot: _zeros(tree) for slot, tree in self.first_opt.items()}
+        last = _reads_channels_last(inputs)
+        self.coords, self.start, self.own = (_zeros(tree, last) for tree in (start, start, inputs.correction_state))
+        self.buffers = _zeros(repeat(inputs.buffers, clients))
+        self.opt = {slot: _zeros(tree, last) for slot, tree in self.first_opt.items()}
         self.batches = torch.zeros((steps, clients, width + 1), dtype=torch.int64, device=device)
         self.batches[..., -1] = width  # the last column is the number of examples that count
         self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps done of those in `batches`
@@ -114,9 +115,9 @@ class _Recording:
             self.done.zero_()
             for replay in steps_of_part:
                 replay()
-        coords = tmap(torch.clone, self.coords) if self.chain is None else self.chain.copied()
-        buffers = tmap(torch.clone, self.buffers)
-        return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(torch.clone, self.opt))
+        coords = tmap(_copied, self.coords) if self.chain is None else self.chain.copied()
+        buffers = tmap(_copied, self.buffers)
+        return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(_copied, self.opt))
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
         """Copy the inputs of a round to the tensors of the recording."""
@@ -208,6 +209,29 @@ class _Recording:
         self.done.add_(1)
 
 
-def _zeros(tree: Tree) -> Tree:
-    """A tree of zeros with contiguous blocks of the same shapes."""
-    return tmap(lambda block: torch.zeros(block.shape, dtype=block.dtype, device=block.device), tree)
+def _reads_channels_last(inputs: TrainingInputs) -> bool:
+    """Whether the steps read the coordinates as kernels of convolutions with their channels last (`conv_fused.py`).
+
+    With coordinates, gradients and optimizer states in that order in memory, no step has to reorder them.
+    """
+    if getattr(inputs.model, "products", None) != "fused" or inputs.optimizer.forward_only:
+        return False
+    one = unstack(inputs.start, 0)
+    return inputs.space.expand(inputs.base, inputs.basis, one) is one
+
+
+def _zeros(tree: Tree, last: bool = False) -> Tree:
+    """A tree of zeros of the same shapes; with `last`, kernels (c, o, i, kh, kw) have channels last in memory."""
+
+    def zeros(block: Tensor) -> Tensor:
+        out = torch.zeros(block.shape, dtype=block.dtype, device=block.device)
+        if not last or block.dim() != 5:
+            return out
+        return out.view(*block.shape[:2], *block.shape[3:], block.shape[2]).movedim(-1, 2)
+
+    return tmap(zeros, tree)
+
+
+def _copied(block: Tensor) -> Tensor:
+    """A contiguous copy."""
+    return block.clone(memory_format=torch.contiguous_format)

@@ -208,7 +208,7 @@ def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:
     """
     most = 1000
     if device.type != "cpu" and isinstance(inputs, Tensor):
-        most = max(1000, min(10_000, (1 << 23) // max(1, inputs.numel())))
+        most = max(1000, min(40_000, (1 << 23) // max(1, inputs.numel())))
     return max(1, min(most, MAX_TENSOR_BYTES["cpu" if device.type == "cpu" else "gpu"] // max(1, largest)))
 
 
