@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.speed import BATCH, MODELS, make_task, show
 from thinwire.core.flat_rows import FlatRows
+from thinwire.core.rows import as_rows
 from thinwire.core.threads import on_one_core
-from thinwire.core.tree import as_matrix
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
@@ -57,7 +57,9 @@ class GivenUpdates:
             torch.manual_seed(0)
             self.like = [block[0] for block in inputs.start.values()]
             self.updates = 1e-3 * torch.randn(len(inputs.work.samples), sum(block.numel() for block in self.like))
-        start = as_matrix(inputs.start) if inputs.common_start is None else inputs.common_start
+        start = inputs.common_start
+        if start is None and (rows := as_rows(inputs.start)) is not None:
+            start = rows.values
         assert start is not None
         coords = FlatRows(start + self.updates, tuple(inputs.start), self.like)
         return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), inputs.work.steps, {})

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from thinwire.core import tree as t
-from thinwire.core.tree import all_finite, as_matrix, cut, same, stack, unstack, weighted_mean
+from thinwire.core.rows import as_rows
+from thinwire.core.tree import all_finite, cut, same, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
@@ -131,23 +132,23 @@ def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
     assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by position
 
 
-def test_rows_of_as_matrix_split_into_the_trees_of_clients():
+def test_rows_split_into_the_trees_of_clients():
     torch.manual_seed(0)
     tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
-    matrix = as_matrix(tree)
+    matrix = as_rows(tree).values
     for i in range(3):
         one = unstack(tree, i)
         row = cut(matrix[i], list(one), list(one.values()))
         assert same(row, one)
         assert torch.equal(row.vector, matrix[i])
-    assert as_matrix({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
-    assert as_matrix({}) is None
+    assert as_rows({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
+    assert as_rows({}) is None
 
 
 def test_the_mean_of_flat_trees_has_the_same_bits():
     torch.manual_seed(0)
     plain = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    matrix = as_matrix(stack(plain))
+    matrix = as_rows(stack(plain)).values
     flat = [cut(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
     assert same(weighted_mean(flat, [1.0, 2.0, 3.0, 0.5]), weighted_mean(plain, [1.0, 2.0, 3.0, 0.5]))
 

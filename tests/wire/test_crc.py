@@ -6,6 +6,9 @@ import zlib
 import numpy as np
 import pytest
 
+from thinwire.core import threads
+from thinwire.core.threads import LEAST, each
+from thinwire.wire import crc
 from thinwire.wire.crc import _FAR, _LEAST, _NEAR, crc32, joined_crc
 
 
@@ -30,3 +33,13 @@ def test_the_polynomial_divides_the_trinomial():
         powers[i] = power
         power = power << 1 ^ (0x104C11DB7 if power >> 31 else 0)
     assert powers[_FAR] ^ powers[_FAR - _NEAR] ^ 1 == 0
+
+
+def test_several_cores_find_the_same_crc(three_cores, monkeypatch):
+    data = np.random.default_rng(1).bytes(3 * _LEAST + 5)
+    monkeypatch.setattr(crc, "_PIECE", _LEAST)
+    assert crc32(data, 7) == zlib.crc32(data, 7)
+    parts = [memoryview(data)[i:] for i in range(12)]
+    assert each(crc32, parts, LEAST) == [zlib.crc32(part) for part in parts]
+    monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many
+    assert each(crc32, parts, LEAST) == [zlib.crc32(part) for part in parts]

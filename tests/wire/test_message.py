@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import WireError
+from thinwire.wire import message
 from thinwire.wire.bits import read_varint, varint
 from thinwire.wire.body import FIELDS
 from thinwire.wire.message import (
@@ -353,3 +354,23 @@ def test_values_of_a_long_message_are_aligned_and_not_copied(first):
         assert values.flags.writeable, "torch needs writable memory"
     field = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).fields[COORDS]
     assert isinstance(field, memoryview), "fields are views, not copies"
+
+
+def test_a_message_is_written_around_its_values_where_there_is_room():
+    room = np.zeros(64 + 4000 + 64, np.uint8)
+    room[64:-64] = np.arange(4000) % 251
+    parts = (b"head", room[64:-64].data, b"end")
+    joined = join_pieces(parts, room=room)
+    assert bytes(joined) == b"".join(parts)
+    assert np.shares_memory(np.frombuffer(joined, np.uint8), room), "the values are not copied"
+    elsewhere = (b"head", bytes(room[64:-64]), b"end")
+    for pieces in ((b"h" * 65, *parts[1:]), (*parts[:2], b"e" * 65), elsewhere):  # too little room, or other values
+        joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8), room)
+        assert bytes(joined) == b"".join(pieces)
+        assert not np.shares_memory(np.frombuffer(joined, np.uint8), room)
+
+
+def test_long_pieces_are_copied_by_several_cores(three_cores, monkeypatch):
+    monkeypatch.setattr(message, "_PART", 1 << 20)
+    parts = (b"head", np.random.default_rng(0).bytes(3 * (1 << 20) + 5))
+    assert bytes(join_pieces(parts, lambda size: np.empty(size, np.uint8))) == b"".join(parts)

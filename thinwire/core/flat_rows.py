@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,3 +40,10 @@ def as_vector(tree: Tree) -> Tensor | None:
 def number_of_values(tree: Tree) -> int:
     """The number of values of all blocks."""
     return tree.vector.numel() if isinstance(tree, FlatTree) else sum(block.numel() for block in tree.values())
+
+
+def is_cut_as(tree: Tree, names: Sequence[str], like: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
+    """Whether a tree is one vector of this type, cut into blocks of these names and shapes."""
+    if not isinstance(tree, FlatTree) or tree.vector.dtype != dtype or tuple(tree.names) != tuple(names):
+        return False
+    return all(mine.shape == its.shape for mine, its in zip(tree.like, like, strict=True))

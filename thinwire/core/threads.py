@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from threading import Barrier, local
+from threading import Barrier, get_ident, local
 from typing import TypeVar
 
 import torch
@@ -20,7 +20,9 @@ A = TypeVar("A")
 B = TypeVar("B")
 LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
 MOST = 16  # threads; more slow each other down
+FEW = 4  # threads that rarely wait for the GIL
 _this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
+_restricted: dict[int, int] = {}  # the cores of torch before `on_one_core`, by the thread that is in it
 
 
 def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
@@ -36,10 +38,50 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
     """
-    workers = min(getattr(_this, "cores", 0) or torch.get_num_threads(), MOST)
-    if min(workers, len(items)) <= 1 or size < LEAST or getattr(_this, "works", False):
+    if size < LEAST or len(items) <= 1 or (workers := min(cores(), len(items))) <= 1:
         return [fn(item) for item in items]
-    return list(_pool(workers, os.getpid()).map(fn, items))
+    left, made, failed = iter(range(len(items))), dict[int, B](), dict[int, BaseException]()
+
+    def work() -> None:
+        _this.beside = workers
+        for i in left:  # all threads take from one iterator: one job a thread, however many items there are
+            try:
+                made[i] = fn(items[i])
+            except BaseException as error:
+                failed[i] = error
+                for _ in left:  # the others stop, too
+                    pass
+
+    pool = _pool(min(_usable(), MOST), os.getpid())
+    for job in [pool.submit(work) for _ in range(workers)]:
+        job.result()
+    if failed:
+        raise failed[min(failed)]
+    return [made[i] for i in range(len(items))]
+
+
+def cores() -> int:
+    """The number of threads that `each` uses in this thread; 1 in a thread of the pool.
+
+    >>> with on_one_core():
+    ...     cores() >= 1
+    True
+    """
+    return 1 if getattr(_this, "works", False) else min(_usable(), MOST)
+
+
+def crowded() -> bool:
+    """Whether this is one of so many threads at work for `each` that short calls wait for the GIL.
+
+    numpy and torch take the GIL again after every call. Between many threads it changes hands in tens of microseconds,
+    so calls should last longer than that.
+    """
+    return getattr(_this, "beside", 0) > FEW
+
+
+def _usable() -> int:
+    """The number of cores that torch may use, also where `on_one_core` restricts it."""
+    return getattr(_this, "cores", 0) or max(torch.get_num_threads(), max(_restricted.values(), default=0))
 
 
 @contextmanager
@@ -56,12 +98,12 @@ def on_one_core() -> Iterator[None]:
     if hasattr(_this, "cores"):
         yield
         return
-    _this.cores = torch.get_num_threads()
+    _this.cores = _restricted[get_ident()] = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_this.cores)
+        torch.set_num_threads(_restricted.pop(get_ident()))
         del _this.cores
 
 

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-from thinwire.core.threads import each
+from thinwire.core.pinned import empty_long, to_host
+from thinwire.core.threads import FEW, cores, each
 
 Tree: TypeAlias = dict[str, Tensor]
-_SLICE = 1 << 16  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_ASIDE = 1 << 22  # bytes that are copied in parallel with later work of a GPU
+_LONG = 1 << 21  # values of a vector that is added up on several cores
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -88,8 +91,9 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
     for (_, source), blocks in remote.items():
         flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, asynchronously
-            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
-            events.append(torch.cuda.current_stream(source).record_event())
+            aside = len(blocks) > 1 and flat.nbytes >= _ASIDE  # joined: nobody else writes to it
+            flat, event = to_host(flat, aside=aside)
+            events.append(event)
         else:
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
@@ -134,12 +138,17 @@ def unstack(tree: Tree, client: int) -> Tree:
     return tmap(lambda x: x[client], tree)
 
 
-def flatten(tree: Tree, dtype: torch.dtype | None = None) -> Tensor:
-    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`."""
-    if isinstance(tree, FlatTree):
+def flatten(tree: Tree, dtype: torch.dtype | None = None, zeros: int = 0) -> Tensor:
+    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`.
+
+    So many zeros follow.
+    """
+    if isinstance(tree, FlatTree) and not zeros:
         return tree.vector.to(dtype or tree.vector.dtype)
-    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in tree.values()]
-    return torch.cat(blocks) if blocks else torch.zeros(0)
+    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in _tensors(tree)]
+    if zeros and blocks:
+        blocks.append(blocks[0].new_zeros(zeros))
+    return torch.cat(blocks) if blocks else torch.zeros(zeros)
 
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
@@ -234,29 +243,9 @@ def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTre
     return FlatTree(vector, names, like)
 
 
-def is_cut_as(tree: Tree, names: Sequence[str], like: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
-    """Whether a tree is one vector of this type, cut into blocks of these names and shapes."""
-    if not isinstance(tree, FlatTree) or tree.vector.dtype != dtype or tuple(tree.names) != tuple(names):
-        return False
-    return all(mine.shape == its.shape for mine, its in zip(tree.like, like, strict=True))
-
-
 def _tensors(tree: Tree) -> Iterable[Tensor]:
     """All values of a tree in as few tensors as possible."""
     return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
-
-
-def as_matrix(tree: Tree) -> Tensor | None:
-    """A stacked tree as one matrix with a row for each client, that of `FlatRows` itself; None if its dtypes differ.
-
-    >>> as_matrix({"a": torch.zeros(2, 3), "b": torch.ones(2)}).tolist()
-    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
-    """
-    if isinstance(tree, FlatTree):
-        return tree.vector
-    if len({block.dtype for block in tree.values()}) != 1:
-        return None
-    return torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
@@ -283,15 +272,16 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
     """The weighted mean of vectors; of long ones in slices on several cores: each stays in the cache of a core."""
-    out = torch.empty_like(vectors[0])
+    out = empty_long(vectors[0].numel(), vectors[0].dtype)
+    size = 2 * _SLICE if cores() > FEW and len(out) >= 32 * _SLICE else _SLICE  # many threads: fewer, longer calls
 
     def average(start: int) -> None:
-        here = slice(start, start + _SLICE)
-        torch.mul(vectors[0][here], fractions[0], out=out[here])
+        here = slice(start, start + size)
+        total = torch.mul(vectors[0][here], fractions[0], out=out[here])
         for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
-            out[here].add_(vector[here], alpha=fraction)
+            total.add_(vector[here], alpha=fraction)
 
-    each(average, range(0, len(out), _SLICE), len(vectors) * _SLICE * out.element_size())
+    each(average, range(0, len(out), size), len(vectors) * size * out.element_size())
     return out
 
 
@@ -302,10 +292,18 @@ def all_finite(tree: Tree) -> bool:
         return True
     # a finite sum implies finite terms; an infinite sum may be an overflow, so check each value then
     if blocks[0].device.type == "cpu":
-        total = sum(block.sum().item() for block in blocks)
+        total = sum(_sum(block) for block in blocks)
     else:  # one synchronization with the GPU
         total = grand_total(tree).item()
     return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
+
+
+def _sum(block: Tensor) -> float:
+    """The sum of all values of a tensor on the CPU, with a rounding that depends on the number of cores."""
+    if block.numel() < _LONG or not block.is_contiguous():
+        return float(block.sum())
+    parts = torch.split(block.view(-1), max(_SLICE, -(-block.numel() // cores())))
+    return math.fsum(each(lambda part: float(part.sum()), parts, block.nbytes // len(parts)))
 
 
 def norm(tree: Tree) -> float:

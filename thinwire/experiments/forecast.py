@@ -165,15 +165,10 @@ class ForecastOpening(RoundOpening):
         super().__init__(contract, server)
         self.lengths = lengths
 
-    def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
+    def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
         """The download that replays ledger entries."""
-        now = self.server.public.version
-        bodies = (
-            *past,
-            *self._open_window(version, self.contract.max_steps - len(past)),
-            self._request(now > version),
-        )
-        return self._message(wire.STEPS, sum(map(len, bodies)), now - version)
+        size = sum(map(len, self._bodies(version, past)))
+        return self._message(wire.STEPS, size, self.server.public.version - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The download of the whole state."""

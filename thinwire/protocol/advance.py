@@ -18,7 +18,7 @@ def apply_step(contract: Contract, public: PublicState, step: ServerStep) -> Tre
     if not change:
         return public.coords
     moved = add(restrict(public.coords, change), change)
-    return moved if len(moved) == len(public.coords) else {**public.coords, **moved}
+    return moved if list(moved) == list(public.coords) else {**public.coords, **moved}
 
 
 def advance(

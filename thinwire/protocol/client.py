@@ -15,18 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.flat_rows import as_vector, blocks_of_one
+from thinwire.core.flat_rows import blocks_of_one
 from thinwire.core.pinned import MOST, pinned_empty
+from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, each
+from thinwire.core.threads import LEAST, cores, each
 from thinwire.core.tree import (
     Tree,
     all_finite,
-    as_matrix,
     bring_async,
     cut,
     grand_total,
-    repeat,
     restrict,
     stack,
     sub,
@@ -38,12 +37,14 @@ from thinwire.errors import Diverged
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
 from thinwire.protocol.secagg import SecAggCohort, mask_payload
+from thinwire.protocol.starts import common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.upload import UploadContent, pack_upload
 from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import LONG, crc32_of_each
 
 
 class Group(NamedTuple):
@@ -63,6 +64,7 @@ class UploadContext(NamedTuple):
     shared: Tree  # the public state of the correction, on the CPU
     hints: Tree  # see `Contract.hints`
     secagg: SecAggCohort | None = None
+    sealed: bool = True  # False leaves the checksum of messages to `wire.seal`
 
 
 class ClientUpdate(NamedTuple):
@@ -93,6 +95,7 @@ class Updates(NamedTuple):
     loss: Tensor
     steps: tuple[int, ...]
     finite: bool
+    rows: Rows | None = None  # of which the code is a part, on the CPU
 
     def client(self, i: int) -> ClientUpdate:
         """The update of the client at position i (views)."""
@@ -143,14 +146,14 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         contract.basis(version, device),
         public.shared,
         public.buffers,
-        _trained_starts(contract, group),
+        trained_starts(contract, group),
         to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
         work,
         _optimizer_states(contract, group),
         to_device(contract.trained(public), device) if method.mask.active else {},
         contract.private,
         None if method.lr_schedule.constant else method.lr_schedule.factor(version),
-        _common_start(contract, group),
+        common_start(contract, group),
     )
 
 
@@ -183,7 +186,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     """
     contract, public, plan = contract.at(group.public.version), group.public, group.plan
     method = contract.method
-    trained, outcome = outcome.coords, outcome._replace(coords=_coordinates(contract, group, start, outcome.coords))
+    trained, outcome = outcome.coords, outcome._replace(coords=coordinates(contract, group, start, outcome.coords))
     delta = sub(outcome.coords, public.coords)
     sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
     report: Tree = {}
@@ -197,20 +200,22 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
     names, like = tuple(sent), blocks_of_one(sent)
-    if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
-        sent = {"": matrix}
+    if (rows := as_rows(sent)) is not None:  # one row a client: the codec gets contiguous values
+        sent = {"": rows.whole}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
     trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
     arrive = bring_async(trees, "cpu")
 
     def wait() -> Updates:
         code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
+        here = None if rows is None else rows._replace(whole=code[""])
         return Updates(
-            *(code, names if matrix is not None else (), like, notes, kept, ways, buffers, shared),
-            *(dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps, math.isfinite(sums["all"].item())),
+            *(code if here is None else {"": here.values}, names if here else (), like, notes, kept, ways, buffers),
+            *(shared, dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps),
+            *(math.isfinite(sums["all"].item()), here),
         )
 
-    return PendingUpdates(wait, matrix)
+    return PendingUpdates(wait, None if rows is None else rows.values)
 
 
 def make_uploads(
@@ -226,7 +231,10 @@ def make_uploads(
         secagg: the cohort and its secrets; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg)
+    # the checksums of very long messages are computed on all cores, also if there are fewer clients
+    least = min(codec.size(contract.code) or 0 for codec in contract.method.ups) if contract.code.nbytes >= LONG else 0
+    sealed = least < LONG or cores() == 1
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg, sealed)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -234,10 +242,17 @@ def make_uploads(
     def one(i: int) -> tuple[Bytes, ClientState]:
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
-        message = wire.join_pieces(pieces, allocate if wire.length(pieces) >= LEAST else None)
+        message: Bytes
+        if wire.length(pieces) < LEAST:
+            message = wire.join_pieces(pieces) if sealed else memoryview(bytearray().join(pieces))
+        else:  # around the values, without a copy, if the codec sends them as they are
+            message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
         return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
+    if not sealed:
+        for data, client, crc in zip(messages, group.clients, crc32_of_each([m[:-4] for m in messages]), strict=True):
+            wire.seal(data, contract.schema.sent_by(client), crc)
     return list(messages), list(states)
 
 
@@ -272,7 +287,7 @@ def make_upload(
         payload = mask_payload(contract, payload, weight, version, client, context.secagg)
     else:
         content = UploadContent(weight, update.buffers, report, update.schedule_report)
-    pieces = pack_upload(contract, context.plan, version, client, payload, content)
+    pieces = pack_upload(contract, context.plan, version, client, payload, content, sealed=context.sealed)
     # clones: a view would keep the blocks of all clients in memory
     unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
     opt = smap(torch.clone, update.opt) if update.opt else {}
@@ -289,40 +304,6 @@ def _codec_state(contract: Contract, client: int, state: ClientState, version: i
     """The state of a client's upload codec, which is reset if the basis was redrawn since."""
     stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
     return contract.up(client).init(contract.code) if stale else state.codec
-
-
-def _starts(group: Group) -> Tree:
-    """Stacked initial coordinates: the public ones, plus each client's unsent changes."""
-    coords, states = group.public.coords, group.states
-    start = repeat(coords, len(states))
-    for name in {name for state in states for name in state.unsent}:
-        zero = torch.zeros_like(coords[name], device="cpu")
-        unsent = torch.stack([state.unsent.get(name, zero) for state in states])
-        start[name] = start[name] + unsent.to(coords[name].device)
-    return start
-
-
-def _common_start(contract: Contract, group: Group) -> Tensor | None:
-    """The values that every client of a group trains from, where they are one vector."""
-    own = any(state.unsent for state in group.states)
-    return None if own or contract.method.space.reparametrized else as_vector(group.public.coords)
-
-
-def _trained_starts(contract: Contract, group: Group) -> Tree:
-    """What clients train at the start of the round: the coordinates, or the values that stand for them."""
-    space, public, starts = contract.method.space, group.public, _starts(group)
-    if not space.reparametrized:
-        return starts
-    return space.to_trained(public.base, contract.basis(public.version, public.device), starts)
-
-
-def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
-    """The stacked coordinates of trained values; those of values that training did not change stay the same."""
-    space, public = contract.method.space, group.public
-    if not space.reparametrized:
-        return trained
-    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
-    return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
 
 
 def _keeps_optimizer(method: Method, version: int) -> bool:

@@ -66,9 +66,18 @@ class RoundOpening:
         total = sum(sizes)
         if self.contract.method.download == "full":
             return total, 0
-        ordinary = sum(map(len, self.shortest(max(0, self.server.public.version - 1))))
+        ordinary = self._ordinary()
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
+
+    def _ordinary(self) -> int:
+        """The size of the message to a client that has the previous version; its checksum is not computed."""
+        contract, now = self.contract, self.server.public.version
+        version = max(0, now - 1)
+        past = self.server.ledger.past_way(version)
+        if past is None or len(past) >= contract.max_steps or contract.window(now):
+            return wire.length(self.shortest(version))
+        return wire.packed_length(now, self._bodies(version, past), now - version)
 
     def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
@@ -81,11 +90,15 @@ class RoundOpening:
             return min(steps, self.state(version, client), key=wire.length)
         return steps  # before the first merge no state is shorter: do not build it
 
-    def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
+    def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
-        contract, now = self.contract, self.server.public.version
-        bodies = (*past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version))
-        return wire.pack_pieces(wire.STEPS, now, bodies, contract.schema, now - version, self._crc)
+        now, bodies = self.server.public.version, self._bodies(version, past)
+        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
+
+    def _bodies(self, version: int, past: tuple[Bytes, ...]) -> tuple[Bytes, ...]:
+        """The bodies of the steps from a version to now."""
+        opened = self._open_window(version, self.contract.max_steps - len(past))
+        return *past, *opened, self._request(self.server.public.version > version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
@@ -137,9 +150,11 @@ class RoundOpening:
 
     @cached_property
     def public(self) -> PublicState:
-        """The public state on the CPU, where bytes are produced."""
+        """The public state on the CPU, where bytes are produced; the base only if it was merged into, else not sent."""
         public = self.server.public
-        return PublicState(public.version, *bring(public[1:], "cpu"))
+        if self.contract.window(public.version):
+            return PublicState(public.version, *bring(public[1:], "cpu"))
+        return PublicState(public.version, public.base, *bring(public[2:], "cpu"))
 
     def _encoded(self, client: int) -> Bytes:
         """The coordinates as all clients of a tier receive them in a full download."""

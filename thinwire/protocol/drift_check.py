@@ -101,8 +101,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     size = number_of_values(tree)
     if size <= _FEW:
         tree = to_device(tree, "cpu")
-    flat = flatten(tree, torch.float32)
-    flat = torch.cat((flat, flat.new_zeros(-size % _WIDE)))
+    flat = flatten(tree, torch.float32, zeros=-size % _WIDE)
     low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
     largest = max(high, -low)
     if not largest or not math.isfinite(largest):

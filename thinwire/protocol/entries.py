@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from thinwire.core.pinned import LEAST, empty_long
 from thinwire.core.tree import Tree, bring
 from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
@@ -29,14 +30,17 @@ class WindowSnapshot(NamedTuple):
     values: Tree
 
 
-def pack_step(contract: Contract, step: ServerStep, version: int, codec: Tree) -> tuple[bytes, Tree]:
+def pack_step(contract: Contract, step: ServerStep, version: int, codec: Tree) -> tuple[Bytes, Tree]:
     """The entry that leads from `version` to the next one, as it is broadcast, and the next state of the codec."""
     fields: dict[int, Bytes] = {wire.COORDS: b""}
     if contract.step.blocks:
         fields[wire.COORDS], codec = contract.method.down.encode(step.code, codec, contract.peer(version, EVERYONE))
     if step.stack is not None:
         fields[wire.STACK] = _pack_stack(contract, step.stack, version)
-    return wire.pack_body(wire.Body(step.names, fields), contract.schema), codec
+    parts = tuple(wire.body_parts(wire.Body(step.names, fields), contract.schema))
+    if wire.length(parts) < LEAST:
+        return b"".join(parts), codec
+    return memoryview(wire.join_pieces(parts, lambda size: empty_long(size).numpy())).toreadonly(), codec
 
 
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> ServerStep:

@@ -23,14 +23,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from thinwire.wire.bits import Bytes
+
 
 class Window(NamedTuple):
     """The rounds of one basis that was replaced."""
 
     since: int  # its first version
     until: int  # the version at its end
-    entries: tuple[bytes, ...]  # its newest entries, the last one to version `until`
-    end: bytes  # the coordinates at its end; empty if all entries together are not longer
+    entries: tuple[Bytes, ...]  # its newest entries, the last one to version `until`
+    end: Bytes  # the coordinates at its end; empty if all entries together are not longer
 
     @property
     def size(self) -> int:
@@ -42,7 +44,7 @@ class Window(NamedTuple):
         """The oldest version from which a client can continue with it."""
         return self.since if self.end else self.until - len(self.entries)
 
-    def way(self, version: int) -> tuple[bytes, ...]:
+    def way(self, version: int) -> tuple[Bytes, ...]:
         """The shortest bodies from a version inside the window to its end."""
         missed = self.until - version
         return (self.end,) if self.end and missed > len(self.entries) else self.entries[len(self.entries) - missed :]
@@ -63,7 +65,7 @@ class Ledger:
 
     version: int = 0
     opened: int = 0
-    entries: tuple[bytes, ...] = ()
+    entries: tuple[Bytes, ...] = ()
     past: tuple[Window, ...] = ()
     synced: Mapping[str, int] = field(default_factory=dict)
     adds_since: int = 0
@@ -75,12 +77,12 @@ class Ledger:
 
     def append(
         self,
-        body: bytes,
+        body: Bytes,
         names: frozenset[str],
         *,
         limit: int,
         longest: int,
-        end: bytes | None = None,
+        end: Bytes | None = None,
         adds_up: bool = False,
     ) -> Ledger:
         """A ledger with one more entry.
@@ -122,12 +124,12 @@ class Ledger:
             adds_since=self.adds_since if adds_up else version,
         )
 
-    def since(self, version: int) -> tuple[bytes, ...] | None:
+    def since(self, version: int) -> tuple[Bytes, ...] | None:
         """The entries of the open window from that version to now, or None if some are no longer kept."""
         missed = self.version - version
         return self.entries[len(self.entries) - missed :] if missed <= len(self.entries) else None
 
-    def past_way(self, version: int) -> tuple[bytes, ...] | None:
+    def past_way(self, version: int) -> tuple[Bytes, ...] | None:
         """The shortest bodies from that version to the beginning of the open window, or None if it is too long ago."""
         if version >= self.opened:
             return ()
@@ -142,7 +144,7 @@ class Ledger:
         return frozenset([name for name, at in self.synced.items() if at > version])
 
 
-def _newest(entries: tuple[bytes, ...], longest: int) -> tuple[bytes, ...]:
+def _newest(entries: tuple[Bytes, ...], longest: int) -> tuple[Bytes, ...]:
     """The newest entries whose total length is at most `longest`."""
     size, keep = 0, 0
     for entry in reversed(entries):

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from thinwire.core.flat_rows import is_cut_as
 from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import Tree, add, all_finite, bring, is_cut_as, restrict, tmap, to_device
+from thinwire.core.tree import Tree, add, all_finite, bring, restrict, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.advance import advance, apply_step, switch_stage
 from thinwire.protocol.aggregate import Aggregate
@@ -30,6 +31,7 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import KEPT, adds_up
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 _CPU = torch.device("cpu")
 
@@ -47,7 +49,7 @@ class Broadcast(NamedTuple):
     """A step as clients decode it, its ledger entry, and the next state of the download codec."""
 
     step: ServerStep
-    body: bytes
+    body: Bytes
     codec: Tree
 
 
@@ -157,8 +159,8 @@ def _broadcast(contract: Contract, server: ServerState, step: ServerStep) -> Bro
 
 
 def _end_window(
-    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: bytes
-) -> tuple[Tree, bytes, bytes | None]:
+    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: Bytes
+) -> tuple[Tree, Bytes, Bytes | None]:
     """Coordinates, entry and snapshot of the end of the window, if the window ends with this round."""
     method, version = contract.method, public.version + 1
     if method.download == "full" or version != contract.window_end(public.version):
@@ -172,7 +174,7 @@ def _end_window(
 
 
 def append_entry(
-    contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None, adds_up: bool = False
+    contract: Contract, ledger: Ledger, plan: Plan, body: Bytes, end: Bytes | None, adds_up: bool = False
 ) -> Ledger:
     """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
     if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed

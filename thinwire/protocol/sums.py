@@ -26,6 +26,7 @@ from thinwire.protocol.entries import ServerStep, read_step
 from thinwire.protocol.fields import expect_fields, planned_names
 from thinwire.protocol.ledger import Ledger
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 KEPT = 4  # entries are kept up to this multiple of the coordinates: sums are shorter than they are
 _CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ class Sums:
         entries = ledger.since(version)
         return None if entries is None else pack_sum(self._contract, self._add(version, entries))
 
-    def _add(self, version: int, entries: tuple[bytes, ...]) -> ServerStep:
+    def _add(self, version: int, entries: tuple[Bytes, ...]) -> ServerStep:
         """The sum, in float64, of these entries, of which the first starts at that version."""
         if version > self._since:
             self._since, self._total = self._ledger.version, {}

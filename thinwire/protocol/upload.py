@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from thinwire.codecs.base import Codec
-from thinwire.core.threads import each
+from thinwire.core.threads import cores, each
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
@@ -20,6 +20,7 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import LONG, crc32, crc32_of_each
 from thinwire.wire.weight import decode as decode_weight
 from thinwire.wire.weight import encode as encode_weight
 
@@ -50,9 +51,19 @@ class UploadContent(NamedTuple):
 
 
 def pack_upload(
-    contract: Contract, plan: Plan, version: int, client: int, payload: Bytes, content: UploadContent | None
+    contract: Contract,
+    plan: Plan,
+    version: int,
+    client: int,
+    payload: Bytes,
+    content: UploadContent | None,
+    *,
+    sealed: bool = True,
 ) -> wire.Pieces:
-    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent."""
+    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent.
+
+    Without `sealed` the checksum is left to `wire.seal`.
+    """
     fields = {wire.COORDS: payload}
     if content is not None:
         if contract.method.client_weight.sent:
@@ -60,7 +71,7 @@ def pack_upload(
         trees = {wire.BUFFERS: content.buffers, wire.SHARED: content.report, wire.REPORT: content.schedule_report}
         fields |= {number: raw(tree) for number, tree in trees.items() if tree}
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client))
+    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client), crc=crc32 if sealed else None)
 
 
 def received_weight(contract: Contract, samples: int) -> float:
@@ -75,10 +86,15 @@ def decode_uploads(
     """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
     contract, clients = contract.at(public.version), sorted(messages)
     hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
+    crcs: dict[int, int] = {}
+    if contract.longest_up >= LONG and cores() > 1:
+        within = [i for i in clients if LONG <= len(messages[i]) <= contract.longest_up]
+        found = crc32_of_each([memoryview(messages[i])[:-4] for i in within])
+        crcs = dict(zip(within, found, strict=True))
 
     def decode(i: int) -> Upload:
-        known = hints[contract.tier(i)] if hints else None
-        return decode_upload(contract, plan, public.version, i, messages[i], known)
+        message = wire.unpack(messages[i], contract.schema.sent_by(i), contract.longest_up, crcs.get(i))
+        return _decoded(contract, plan, public.version, i, message, hints[contract.tier(i)] if hints else None)
 
     uploads = each(decode, clients, contract.code.nbytes)
     return dict(zip(clients, uploads, strict=True))
@@ -97,8 +113,16 @@ def decode_upload(
         data: the message, not trusted.
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
+    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
+    return _decoded(contract, plan, version, client, message, hints)
+
+
+def _decoded(
+    contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, hints: Tree | None
+) -> Upload:
+    """An upload from a message whose checksum is right."""
     method, (expected, spec, report) = contract.method, contract.upload_fields(plan)
-    fields = _fields(contract, plan, version, client, data, expected)
+    fields = _fields(contract, plan, version, client, message, expected)
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
     code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
@@ -115,10 +139,9 @@ def decode_upload(
 
 
 def _fields(
-    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, expected: frozenset[int]
+    contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, expected: frozenset[int]
 ) -> Mapping[int, Bytes]:
     """The fields of an upload for this round, which are those that are expected."""
-    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")

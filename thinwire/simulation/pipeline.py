@@ -29,6 +29,7 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
+from thinwire.wire.bits import ends_with
 
 
 class Trained(NamedTuple):
@@ -62,7 +63,9 @@ class Pipeline:
 
     def __init__(self, device: torch.device, on: bool, *, small: bool = False) -> None:
         self.device, self.on, self._small = device, on, small
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # of high priority: the host waits for its short work, while long training runs beside it
+        cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
         self.trained: Trained | None = None
         self.evaluated: Callable[[], Evaluation] | None = None  # of the version that it was trained from
         self._step: Tensor | None = None  # the predicted step, on the host
@@ -130,7 +133,7 @@ class Pipeline:
         if self.trained.ready is not None:
             self.trained.ready.synchronize()
         entry = server.ledger.entries[-1] if server.ledger.entries else b""
-        if entry.endswith(step.numpy().data.cast("B")):  # the payload is the last part of an entry
+        if ends_with(entry, step.numpy().data.cast("B")):  # the payload is the last part of an entry
             predicted = public._replace(base=self.trained.group.public.base, coords=self.trained.group.public.coords)
             self._copy = (predicted.coords, _host_copy(public, predicted.coords)) if self._small else None
             return server._replace(public=predicted)

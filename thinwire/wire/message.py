@@ -66,6 +66,7 @@ from typing import TypeAlias, overload
 
 import numpy as np
 
+from thinwire.core.threads import each
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
 from thinwire.wire.body import BASE as BASE
@@ -90,6 +91,7 @@ from thinwire.wire.crc import crc32, joined_crc
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
+_PART = 4 << 20  # bytes that one core copies at a time
 _SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
@@ -147,7 +149,7 @@ def pack_pieces(
     bodies: Sequence[Bytes],
     schema: Schema,
     behind: int = 0,
-    crc: Callable[[Bytes], int] = crc32,
+    crc: Callable[[Bytes], int] | None = crc32,
 ) -> Pieces:
     """Encode a message as byte strings to be sent one after another; long ones are not copied.
 
@@ -157,11 +159,24 @@ def pack_pieces(
         bodies: encoded bodies in order, whole or in parts.
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
-        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function.
+        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function. None
+            leaves four zeros for the checksum, which `seal` writes.
     """
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return (*parts, _checksum(parts, schema, crc))
+    return (*parts, bytes(4) if crc is None else _checksum(parts, schema, crc))
+
+
+def seal(data: memoryview, schema: Schema, crc: int) -> None:
+    """Write the checksum of a message that has none yet; `crc` is the CRC-32 of all bytes before it.
+
+    >>> schema = Schema(b"12345678", ("w",))
+    >>> data = memoryview(bytearray(b"".join(pack_pieces(STEPS, 3, [b"body"], schema, crc=None))))
+    >>> seal(data, schema, zlib.crc32(data[:-4]))
+    >>> bytes(data) == pack(STEPS, 3, [b"body"], schema)
+    True
+    """
+    data[-4:] = _joined_checksum(schema, crc, len(data) - 4)
 
 
 def length(pieces: Pieces) -> int:
@@ -169,12 +184,25 @@ def length(pieces: Pieces) -> int:
     return sum(map(len, pieces))
 
 
-def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None) -> Bytes:
+def packed_length(version: int, bodies: Sequence[Bytes], behind: int) -> int:
+    """The length in bytes of a message from the server with these bodies.
+
+    >>> schema, bodies = Schema(b"12345678", ("w",)), [b"one", b"two"]
+    >>> packed_length(300, bodies, 1), len(pack(STEPS, 300, bodies, schema, 1))
+    (15, 15)
+    """
+    return 2 + len(varint(version)) + len(varint(behind)) + length(tuple(bodies)) + 4
+
+
+def join_pieces(
+    pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None, room: np.ndarray | None = None
+) -> Bytes:
     """Join the pieces of a message; a long message is returned as a view.
 
     Args:
         pieces: of the message.
         allocate: returns a byte array of a given size, at an address that is a multiple of 8; for large messages.
+        room: a byte array. If it holds the longest piece, with space before and after it, the others are written there.
 
     The longest piece, which holds the values, starts at a multiple of 8, so that torch can read it without a copy.
     numpy releases the GIL while it copies; `bytes.join`, which is faster for short messages, does not.
@@ -182,15 +210,42 @@ def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = N
     lengths = [len(piece) for piece in pieces]
     if sum(lengths) < _LONG:
         return b"".join(pieces)
-    position = -sum(lengths[: lengths.index(max(lengths))]) % 8
+    longest = lengths.index(max(lengths))
+    before = sum(lengths[:longest])
+    start = -1 if room is None else _place(pieces[longest], room) - before
+    if room is not None and start >= 0 and start + sum(lengths) <= len(room):
+        return _filled(room[start:], pieces, longest)
+    position = -before % 8
     if allocate is None:
         return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
-    message = allocate(position + sum(lengths))
-    start = position
-    for piece in pieces:
-        np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))
-        position += len(piece)
-    return message[start:].data
+    return _filled(allocate(position + sum(lengths))[position:], pieces)
+
+
+def _place(piece: Bytes, room: np.ndarray) -> int:
+    """Where in `room` a piece lies; -1 if it does not lie there."""
+    own, base = (array.__array_interface__["data"][0] for array in (np.frombuffer(piece, np.uint8), room))
+    return own - base if 0 <= own - base <= len(room) - len(piece) else -1
+
+
+def _filled(to: np.ndarray, pieces: Pieces, there: int = -1) -> memoryview:
+    """A view of the array with these pieces, one after another; piece `there` is at its place already."""
+    view, position = to.data, 0
+    for i, piece in enumerate(pieces):
+        end = position + len(piece)
+        if len(piece) < _LONG:
+            view[position:end] = piece
+        elif i != there:
+            _copy(to[position:end], np.frombuffer(piece, np.uint8))
+        position = end
+    return view[:position]
+
+
+def _copy(to: np.ndarray, values: np.ndarray) -> None:
+    """Copy bytes, with several cores if they are many."""
+    if len(to) < 2 * _PART:
+        np.copyto(to, values)
+        return
+    each(lambda at: np.copyto(to[at : at + _PART], values[at : at + _PART]), range(0, len(to), _PART), _PART)
 
 
 def kind_of(data: Bytes) -> int:
@@ -198,17 +253,19 @@ def kind_of(data: Bytes) -> int:
     return data[0] & 15
 
 
-def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
+def unpack(data: Bytes, schema: Schema, longest: int | None = None, crc: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
     Args:
         data: the bytes.
         schema: of the contract and the sender, which decides the kinds that are accepted.
         longest: the largest number of bytes that is accepted.
+        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum([payload], schema):
+    expected = _checksum([payload], schema) if crc is None else _joined_checksum(schema, crc, len(payload))
+    if data[-4:] != expected:
         other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
     kind = kind_of(data)
@@ -283,3 +340,8 @@ def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = 
         else:
             value = crc32(part, value)
     return value.to_bytes(4, "little")
+
+
+def _joined_checksum(schema: Schema, crc: int, size: int) -> bytes:
+    """The checksum of a message from the CRC-32 of its bytes."""
+    return joined_crc(zlib.crc32(schema.digest + schema.sender), crc, size).to_bytes(4, "little")
