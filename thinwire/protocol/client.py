@@ -37,6 +37,7 @@ from thinwire.errors import Diverged
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
 from thinwire.protocol.secagg import SecAggCohort, mask_payload
+from thinwire.protocol.starts import Group as Group
 from thinwire.protocol.starts import common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.upload import UploadContent, pack_upload
@@ -45,15 +46,6 @@ from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOut
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 from thinwire.wire.crc import LONG, crc32_of_each
-
-
-class Group(NamedTuple):
-    """Some clients of a cohort that start from the same public state and are trained together."""
-
-    public: PublicState
-    plan: Plan
-    clients: tuple[int, ...]
-    states: tuple[ClientState, ...]
 
 
 class UploadContext(NamedTuple):

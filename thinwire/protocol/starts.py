@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,17 @@ from torch import Tensor
 from thinwire.core.flat_rows import as_vector
 from thinwire.core.tree import Tree, repeat, tmap
 from thinwire.protocol.contract import Contract
+from thinwire.protocol.state import ClientState, PublicState
+from thinwire.schedules.base import Plan
 
-if TYPE_CHECKING:
-    from thinwire.protocol.client import Group
+
+class Group(NamedTuple):
+    """Some clients of a cohort that start from the same public state and are trained together."""
+
+    public: PublicState
+    plan: Plan
+    clients: tuple[int, ...]
+    states: tuple[ClientState, ...]
 
 
 def _starts(group: Group) -> Tree:
