@@ -5,8 +5,7 @@ import pytest
 
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import job
-from thinwire import protocol
-from thinwire.core import rows
+from thinwire.core import rows, threads
 from thinwire.core.threads import LEAST
 from thinwire.errors import WireError
 from thinwire.protocol import Method, client, entries
@@ -35,8 +34,7 @@ def test_long_messages_have_the_same_bytes_on_every_path(upload, three_cores, mo
     assert simulation.contract.code.nbytes > LEAST
     assert isinstance(state.server.ledger.entries[-1], memoryview)
     monkeypatch.setattr(crc, "_PIECE", 300_000)
-    for module in (client, protocol.upload):  # as if these messages were very long: checksums of pieces
-        monkeypatch.setattr(module, "LONG", LEAST)
+    monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many: checksums of pieces
     _, _, pieces = play(Method(upload=upload))
     assert sent == pieces
     for module in (rows, client, entries):
@@ -75,7 +73,7 @@ def test_damage_of_a_very_long_message_is_found(three_cores, monkeypatch):
     messages = {i: bytearray(data) for (number, way, i), data in sent.items() if (number, way) == (ROUNDS, "up")}
     public = state.server.public._replace(version=ROUNDS - 1)
     plan = Plan(simulation.contract.coords.named)
-    monkeypatch.setattr(protocol.upload, "LONG", LEAST)
+    monkeypatch.setattr(threads, "FEW", 2)
     assert len(decode_uploads(simulation.contract, public, plan, messages)) == 3
     messages[min(messages)][500_000] ^= 1
     with pytest.raises(WireError, match="checksum does not match"):

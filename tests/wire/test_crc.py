@@ -25,6 +25,8 @@ def test_the_crc_of_a_long_message_is_that_of_zlib(length, value):
     data = np.random.default_rng(length).bytes(length)
     assert crc32(data, value) == zlib.crc32(data, value)
     assert crc32(memoryview(data)[1:], value) == zlib.crc32(data[1:], value)
+    if length >= _LEAST:
+        assert crc._folded(data, value) == zlib.crc32(data, value)
 
 
 def test_the_polynomial_divides_the_trinomial():
@@ -39,6 +41,9 @@ def test_several_cores_find_the_same_crc(three_cores, monkeypatch):
     data = np.random.default_rng(1).bytes(3 * _LEAST + 5)
     monkeypatch.setattr(crc, "_PIECE", _LEAST)
     assert crc32(data, 7) == zlib.crc32(data, 7)
+    for pays in (True, False):
+        monkeypatch.setattr(crc, "_folding_pays", lambda pays=pays: pays)
+        assert crc32(data[1:], 3) == zlib.crc32(data[1:], 3)
     parts = [memoryview(data)[i:] for i in range(12)]
     assert each(crc32, parts, LEAST) == [zlib.crc32(part) for part in parts]
     monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many

@@ -70,6 +70,11 @@ def cores() -> int:
     return 1 if getattr(_this, "works", False) else min(_usable(), MOST)
 
 
+def many_cores() -> bool:
+    """Whether `each` uses so many threads in this thread that short calls in them would wait for the GIL."""
+    return cores() > FEW
+
+
 def crowded() -> bool:
     """Whether this is one of so many threads at work for `each` that short calls wait for the GIL.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
 from thinwire.core.pinned import empty_long, to_host
-from thinwire.core.threads import FEW, cores, each
+from thinwire.core.threads import cores, each, many_cores
 
 Tree: TypeAlias = dict[str, Tensor]
 _SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
@@ -273,7 +273,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
     """The weighted mean of vectors; of long ones in slices on several cores: each stays in the cache of a core."""
     out = empty_long(vectors[0].numel(), vectors[0].dtype)
-    size = 2 * _SLICE if cores() > FEW and len(out) >= 32 * _SLICE else _SLICE  # many threads: fewer, longer calls
+    size = max(_SLICE, min(4 * _SLICE, len(out) // 5)) if many_cores() else _SLICE  # in threads: fewer, longer calls
 
     def average(start: int) -> None:
         here = slice(start, start + size)

@@ -19,7 +19,7 @@ from thinwire.core.flat_rows import blocks_of_one
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, cores, each
+from thinwire.core.threads import LEAST, each, many_cores
 from thinwire.core.tree import (
     Tree,
     all_finite,
@@ -45,7 +45,7 @@ from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import LONG, crc32_of_each
+from thinwire.wire.crc import crc32_of_each
 
 
 class UploadContext(NamedTuple):
@@ -223,9 +223,8 @@ def make_uploads(
         secagg: the cohort and its secrets; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    # the checksums of very long messages are computed on all cores, also if there are fewer clients
-    least = min(codec.size(contract.code) or 0 for codec in contract.method.ups) if contract.code.nbytes >= LONG else 0
-    sealed = least < LONG or cores() == 1
+    # on many cores: only the checksums in threads, which otherwise wait for each other
+    sealed = not (contract.sends_values and many_cores())
     context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg, sealed)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
@@ -241,7 +240,7 @@ def make_uploads(
             message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
         return message, unchanged if state.is_empty else state
 
-    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
+    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes if sealed else 0), strict=True)
     if not sealed:
         for data, client, crc in zip(messages, group.clients, crc32_of_each([m[:-4] for m in messages]), strict=True):
             wire.seal(data, contract.schema.sent_by(client), crc)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from thinwire.codecs.base import Codec
-from thinwire.core.threads import cores, each
+from thinwire.core.threads import each, many_cores
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
@@ -20,7 +20,7 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import LONG, crc32, crc32_of_each
+from thinwire.wire.crc import crc32, crc32_of_each
 from thinwire.wire.weight import decode as decode_weight
 from thinwire.wire.weight import encode as encode_weight
 
@@ -86,18 +86,20 @@ def decode_uploads(
     """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
     contract, clients = contract.at(public.version), sorted(messages)
     hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
-    crcs: dict[int, int] = {}
-    if contract.longest_up >= LONG and cores() > 1:
-        within = [i for i in clients if LONG <= len(messages[i]) <= contract.longest_up]
-        found = crc32_of_each([memoryview(messages[i])[:-4] for i in within])
-        crcs = dict(zip(within, found, strict=True))
 
-    def decode(i: int) -> Upload:
-        message = wire.unpack(messages[i], contract.schema.sent_by(i), contract.longest_up, crcs.get(i))
-        return _decoded(contract, plan, public.version, i, message, hints[contract.tier(i)] if hints else None)
+    def opened(i: int, crc: int | None = None) -> tuple[Mapping[int, Bytes], Tree]:
+        message = wire.unpack(messages[i], contract.schema.sent_by(i), contract.longest_up, crc)
+        return _opened(contract, plan, public.version, i, message, hints[contract.tier(i)] if hints else None)
 
-    uploads = each(decode, clients, contract.code.nbytes)
-    return dict(zip(clients, uploads, strict=True))
+    if not (contract.sends_values and many_cores()):
+        uploads = each(lambda i: _checked(contract, plan, i, *opened(i)), clients, contract.code.nbytes)
+        return dict(zip(clients, uploads, strict=True))
+    # only checksums and norms in threads, which otherwise wait for each other
+    within = [i for i in clients if 4 < len(messages[i]) <= contract.longest_up]
+    crcs = dict(zip(within, crc32_of_each([memoryview(messages[i])[:-4] for i in within]), strict=True))
+    found = [opened(i, crcs.get(i)) for i in clients]
+    norms = each(lambda one: norm(one[1]), found, contract.code.nbytes)
+    return {i: _checked(contract, plan, i, *one, size) for i, one, size in zip(clients, found, norms, strict=True)}
 
 
 def decode_upload(
@@ -114,34 +116,41 @@ def decode_upload(
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
     message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
-    return _decoded(contract, plan, version, client, message, hints)
+    return _checked(contract, plan, client, *_opened(contract, plan, version, client, message, hints))
 
 
-def _decoded(
+def _opened(
     contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, hints: Tree | None
+) -> tuple[Mapping[int, Bytes], Tree]:
+    """The fields of an upload and its decoded code, from a message whose checksum is right."""
+    fields = _fields(contract, plan, version, client, message)
+    if contract.method.secure_aggregation:
+        return fields, {}
+    spec = contract.upload_fields(plan)[1]
+    return fields, contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
+
+
+def _checked(
+    contract: Contract, plan: Plan, client: int, fields: Mapping[int, Bytes], code: Tree, size: float | None = None
 ) -> Upload:
-    """An upload from a message whose checksum is right."""
-    method, (expected, spec, report) = contract.method, contract.upload_fields(plan)
-    fields = _fields(contract, plan, version, client, message, expected)
+    """An upload with all fields in their range; `size` is the norm of its code, if it is known."""
+    method, report = contract.method, contract.upload_fields(plan)[2]
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
-    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
     upload = Upload(
         code,
         decode_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
         unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
         unraw(fields[wire.REPORT], report) if report.blocks else {},
-        norm(code),
+        norm(code) if size is None else size,
     )
     _check_ranges(contract, client, upload)
     return upload
 
 
-def _fields(
-    contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, expected: frozenset[int]
-) -> Mapping[int, Bytes]:
-    """The fields of an upload for this round, which are those that are expected."""
+def _fields(contract: Contract, plan: Plan, version: int, client: int, message: wire.Message) -> Mapping[int, Bytes]:
+    """The fields of an upload for this round."""
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
@@ -149,7 +158,7 @@ def _fields(
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} sent other blocks than the round requested")
-    expect_fields(body, expected)
+    expect_fields(body, contract.upload_fields(plan)[0])
     return body.fields
 
 

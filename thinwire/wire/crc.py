@@ -8,20 +8,22 @@ x^(8 n):
 P divides x^91639 + x^41678 + 1, and so (by squaring five times) the same with 32 times these powers. So the
 remainder stays the same if a 32-bit word is removed and added (by xor) to the words 49,961 and 91,639 places after it.
 That shortens a message of any length to its last 91,639 words. It takes two additions of arrays, which numpy does
-faster than zlib reads bytes. But these are many short calls, for which many threads wait for each other; then each
-thread makes one call of zlib.
+faster than zlib reads bytes on some machines. But these are many short calls, for which many threads wait for each
+other; then each thread makes one call of zlib.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from math import inf
 from threading import local
+from time import thread_time
 
 import numpy as np
 
-from thinwire.core.threads import FEW, cores, crowded, each
+from thinwire.core.threads import cores, crowded, each, many_cores
 from thinwire.wire.bits import Bytes
 
 _POLYNOMIAL = 0xEDB88320  # of zlib, bit-reversed: the highest power of x is the lowest bit
@@ -32,9 +34,6 @@ _LEAST = 1 << 20  # bytes: zlib is as fast for shorter messages
 _HELD = 4  # steps of which the words are kept, in the cache of a core
 _PIECE = 4 << 20  # bytes: messages of at least two such pieces are read by several cores
 _this = local()  # keeps the held words of a thread: new memory is slower than the computation
-
-
-LONG = 4 * _PIECE  # bytes: `crc32_of_each` is faster than `crc32` of each message in another thread
 
 
 def crc32(data: Bytes, value: int = 0) -> int:
@@ -48,6 +47,22 @@ def crc32(data: Bytes, value: int = 0) -> int:
         return zlib.crc32(data, value)
     if len(data) >= 2 * _PIECE and cores() > 1:
         return crc32_of_each([data], value)[0]
+    return _folded(data, value) if _folding_pays() else zlib.crc32(data, value)
+
+
+@cache
+def _folding_pays() -> bool:
+    """Whether additions are faster than zlib on this machine, measured at the first long message."""
+    data, least = bytes(2 * _LEAST), dict[Callable[..., int], float]()
+    for fn in (zlib.crc32, _folded) * 3:
+        began = thread_time()  # other threads may compute, too
+        fn(data, 0)
+        least[fn] = min(least.get(fn, inf), thread_time() - began)
+    return least[_folded] < least[zlib.crc32]
+
+
+def _folded(data: Bytes, value: int) -> int:
+    """The CRC-32 of a long message by additions of arrays."""
     whole = len(data) // 4 * 4
     last = _shortened(np.frombuffer(data, "<u4", whole // 4), ~value & 0xFFFFFFFF)
     return zlib.crc32(data[whole:], zlib.crc32(last.data, 0xFFFFFFFF))
@@ -60,10 +75,13 @@ def crc32_of_each(messages: Sequence[Bytes], value: int = 0) -> list[int]:
     True
     """
     threads, total = cores(), sum(map(len, messages))
-    size = max(_PIECE, -(-total // threads)) if threads <= FEW else _PIECE
+    if not many_cores():
+        size = max(_PIECE, -(-total // threads))
+    else:
+        size = min(_PIECE, max(_LEAST, total // (3 * threads)))
     views = [memoryview(data) for data in messages]
     pieces = [[data[start : start + size] for start in range(0, len(data), size)] for data in views]
-    found = iter(each(crc32, [piece for parts in pieces for piece in parts], min(size, total // max(1, len(views)))))
+    found = iter(each(crc32, [piece for parts in pieces for piece in parts], size))
     out = []
     for parts in pieces:
         crc = value
