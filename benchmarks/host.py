@@ -30,12 +30,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.speed import BATCH, MODELS, make_task, show
+from thinwire.core.flat_rows import FlatRows
+from thinwire.core.rows import as_rows
 from thinwire.core.threads import on_one_core
-from thinwire.core.tree import Tree, tmap
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
@@ -44,17 +46,22 @@ from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 
 
 class GivenUpdates:
-    """A trainer that adds to all coordinates an update drawn once."""
+    """A trainer that adds to all coordinates an update drawn once; the outcome is one matrix, as on a GPU."""
 
     def __init__(self) -> None:
-        self.updates: Tree = {}
+        self.like: list[Tensor] = []
 
     def train(self, inputs: TrainingInputs) -> TrainingOutcome:
         """The outcome of a workload of which no step was taken."""
-        if not self.updates:
+        if not self.like:
             torch.manual_seed(0)
-            self.updates = tmap(lambda block: 1e-3 * torch.randn(block.shape), inputs.start)
-        coords = tmap(torch.add, inputs.start, self.updates)
+            self.like = [block[0] for block in inputs.start.values()]
+            self.updates = 1e-3 * torch.randn(len(inputs.work.samples), sum(block.numel() for block in self.like))
+        start = inputs.common_start
+        if start is None and (rows := as_rows(inputs.start)) is not None:
+            start = rows.values
+        assert start is not None
+        coords = FlatRows(start + self.updates, tuple(inputs.start), self.like)
         return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), inputs.work.steps, {})
 
 

@@ -23,6 +23,7 @@ from benchmarks import (
     page,
     peers,
     precision,
+    speed,
     stragglers,
 )
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
@@ -261,3 +262,14 @@ def test_layer_by_layer_passes_equal_the_network(monkeypatch):
     relu = next(i for i, layer in enumerate(layers) if layer.kind == "relu")
     turned = torch.where(values[relu] == values[relu].max(), -1.0, values[relu])
     assert precision.flips(layers[relu], turned, values[relu]) == (1, values[relu].numel())
+
+
+def test_the_start_of_a_process_is_shown_in_parts(tmp_path):
+    parts = {"import_torch_s": 1.5, "ours_s": 2.25, "import_thinwire_s": 0.5, "device_s": 0.25, "first_round_s": 1.0}
+    row = {"startup": "fashion-mnist", "precision": "bf16", "new_machine_s": 9.0, "bytecode": "cached", "seconds": 3.75}
+    file = tmp_path / "speed.json"
+    file.write_text(json.dumps({"device": "H", "torch": "2", "rows": [row | parts]}))
+    text = speed.page([str(file)])
+    assert "| bytecode | seconds | import torch | ours |" in text
+    assert "| fashion-mnist | bf16 | 9.00 | cached | 3.75 | 1.50 | 2.25 | 0.50 | 0.25 | - | - | 1.00 |" in text
+    assert "| process start to the end of the first round | 4.0 | 3.75 | pass |" in text

@@ -14,6 +14,7 @@ from thinwire.protocol import Method
 from thinwire.protocol.client import Group
 from thinwire.protocol.fields import raw
 from thinwire.protocol.round import plan_round
+from thinwire.runtime import federation as federation_module
 from thinwire.simulation import simulation as simulation_module
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.pipeline import Pipeline, Prediction, Trained, is_predictable, predict
@@ -72,6 +73,49 @@ def test_batches_planned_in_another_thread_are_those_of_the_round():
         found = sampler.workload(number, clients)
         assert torch.equal(found.index, expected.index)
         assert (found.rows == expected.rows).all()
+
+
+def test_batches_planned_for_several_rounds_are_those_of_each():
+    simulation = LocalEngine(backend="graph").prepare(job())
+    sampler, fresh = (LocalEngine(backend="graph").prepare(simulation.job).federation.sampler for _ in range(2))
+    prepared = []
+    for number in range(1, 25):
+        sampler.plan(number, prepared.append)
+        clients = sampler.cohort(number)
+        assert clients == fresh.cohort(number)
+        found, expected = sampler.workload(number, clients), fresh.workload(number, clients)
+        assert torch.equal(found.index, expected.index)
+        assert (found.rows == expected.rows).all()
+    assert sampler._at_once > 1
+    sampler._other.shutdown()
+    assert prepared[:24] == list(range(1, 25))
+    assert len(sampler._planned) <= 3 * sampler._at_once
+
+
+def test_a_copy_of_the_public_state_stays_on_the_host():
+    simulation = LocalEngine(backend="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS))
+    simulation.pipeline.on = True
+    state = simulation.start()
+    for number in range(1, ROUNDS):
+        before, (state, _) = state, simulation.round(state)
+        copy = simulation.pipeline.on_host(state.server)
+        assert (copy is not state.server) is (number > 1)  # the first round is not predicted
+        assert same_public(copy.public, state.server.public)
+        assert copy.ledger is state.server.ledger
+        assert simulation.pipeline.on_host(before.server) is before.server
+    simulation.pipeline.stop()
+    assert simulation.pipeline.on_host(state.server) is state.server
+
+
+def test_a_version_that_is_predicted_is_evaluated_once(monkeypatch):
+    evaluations, begin = [], federation_module.begin_evaluation
+    monkeypatch.setattr(federation_module, "begin_evaluation", lambda *a, **b: evaluations.append(1) or begin(*a, **b))
+    _, records, _ = play(Method(), False, eval_every=2)
+    assert len(evaluations) == ROUNDS // 2
+    _, again, ahead = play(Method(), True, eval_every=2)
+    assert len(evaluations) == ROUNDS
+    assert sum(ahead) > 2
+    assert bits(records) == bits(again)
 
 
 def test_plain_sgd_steps_the_server_by_the_bits_of_the_general_rule():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError
-from thinwire.training.batches import Local, plan_batches
+from thinwire.training.batches import Local, plan_batches, plan_rounds
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
@@ -28,6 +28,16 @@ def test_every_example_counts_once_in_each_epoch(clients, epochs, batch):
             once = chain(*seen[epoch * per_epoch : (epoch + 1) * per_epoch])
             assert sorted(once) == list(range(n))
         assert (plan.rows[i, epochs * per_epoch :] == 0).all()
+
+
+@given(st.lists(sizes, min_size=1, max_size=4), st.integers(1, 2), st.integers(0, 9), st.integers(0, 3))
+def test_rounds_planned_together_have_the_batches_of_each(rounds, epochs, batch, steps):
+    local = Local(epochs=epochs, batch=batch, steps=steps)
+    given = [(clients, keys(len(clients), seed)) for seed, clients in enumerate(rounds)]
+    for one, together in zip(given, plan_rounds(given, local), strict=True):
+        alone = plan_batches(*one, local)
+        assert np.array_equal(alone.index, together.index)
+        assert np.array_equal(alone.rows, together.rows)
 
 
 @given(sizes, st.integers(0, 17))

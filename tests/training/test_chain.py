@@ -3,19 +3,22 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import vmap
 
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import bits, job, play
-from thinwire.core.tree import cut, flatten
+from thinwire.core.tree import cut, flatten, same
 from thinwire.data.losses import mse
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.models.cnn import ConvNet
 from thinwire.optimizers import SGD, FedProx
+from thinwire.optimizers.clip import clip_by_global_norm
 from thinwire.protocol import Method
 from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO
 from thinwire.training.chain import Chain, may_be_chain
+from thinwire.training.cuda_chain import ChainStep
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import UnsupportedModel
 
@@ -25,6 +28,14 @@ def onednn(request, monkeypatch):
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
+
+
+def test_gradients_of_all_clients_are_clipped_as_those_of_each():
+    step = object.__new__(ChainStep)
+    step.optimizer, step.grad = SGD(0.1, clip_norm=0.5), torch.randn(5, 40) * torch.tensor([[0.01], [0], [1], [9], [1]])
+    step.grad[4, 3] = torch.inf
+    wanted = vmap(lambda g: clip_by_global_norm({"": g}, 0.5)[""])(step.grad)
+    assert same({"": step._clipped()}, {"": wanted})  # NaN where the norm is infinite
 
 
 def strided():

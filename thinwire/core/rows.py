@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.threads import LEAST
-from thinwire.core.tree import Tree
+from thinwire.core.tree import FlatTree, Tree
 
 _MARGIN = 64  # bytes; enough for the header of a message with few blocks
 
@@ -38,19 +38,20 @@ class Rows(NamedTuple):
 
 
 def as_rows(tree: Tree) -> Rows | None:
-    """A stacked tree as rows (a copy); None if its dtypes differ.
+    """A stacked tree as rows, a copy except of short `FlatRows`; None if its dtypes differ.
 
     Long rows have margins, and begin at addresses that are multiples of 64 as far as the matrix does.
 
     >>> as_rows({"a": torch.zeros(2, 3), "b": torch.ones(2)}).values.tolist()
     [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
     """
-    if len({block.dtype for block in tree.values()}) != 1:
+    one = tree.vector if isinstance(tree, FlatTree) else None
+    if one is None and len({block.dtype for block in tree.values()}) != 1:
         return None
-    blocks = [block.reshape(len(block), block[0].numel()) for block in tree.values()]
+    blocks = [block.reshape(len(block), block[0].numel()) for block in tree.values()] if one is None else [one]
     size, margin = sum(block.shape[1] for block in blocks), 0
     if size * blocks[0].element_size() >= LEAST:
         margin = _MARGIN // blocks[0].element_size()
         zeros = blocks[0].new_zeros(len(blocks[0]), margin + -size % margin)
         blocks = [zeros[:, :margin], *blocks, zeros]
-    return Rows(torch.cat(blocks, 1), margin, size)
+    return Rows(torch.cat(blocks, 1) if one is None or margin else one, margin, size)

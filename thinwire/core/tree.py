@@ -53,7 +53,8 @@ def _elementwise(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
     flat = [tree for tree in trees if isinstance(tree, FlatTree)]
     if len(flat) < len(trees) or any(list(tree) != list(flat[0]) for tree in flat[1:]):
         return tmap(fn, *trees)
-    return cut(fn(*(tree.vector for tree in flat)), flat[0].names, flat[0].like)
+    largest = max(flat, key=lambda tree: tree.vector.dim())
+    return type(largest)(fn(*(tree.vector for tree in flat)), flat[0].names, flat[0].like)
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -97,7 +98,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         moved |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
-    result = [_replaced(tree, moved) for tree in trees]
+    result = [_replaced(tree, moved) for tree in trees] if moved else list(trees)
 
     def wait() -> list[Tree]:
         for event in events:
@@ -110,7 +111,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
 def _replaced(tree: Tree, moved: Mapping[int, Tensor]) -> Tree:
     """A tree in which moved blocks, by the id of the original tensor, replace the originals."""
     if isinstance(tree, FlatTree):
-        return cut(moved.get(id(tree.vector), tree.vector), tree.names, tree.like)
+        return type(tree)(moved.get(id(tree.vector), tree.vector), tree.names, tree.like)
     return {name: moved.get(id(block), block) for name, block in tree.items()}
 
 
@@ -242,13 +243,6 @@ def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTre
     return FlatTree(vector, names, like)
 
 
-def is_cut_as(tree: Tree, names: Sequence[str], like: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
-    """Whether a tree is one vector of this type, cut into blocks of these names and shapes."""
-    if not isinstance(tree, FlatTree) or tree.vector.dtype != dtype or tuple(tree.names) != tuple(names):
-        return False
-    return all(mine.shape == its.shape for mine, its in zip(tree.like, like, strict=True))
-
-
 def _tensors(tree: Tree) -> Iterable[Tensor]:
     """All values of a tree in as few tensors as possible."""
     return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
@@ -267,7 +261,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         mean = weighted_mean([{"": tree.vector} for tree in flat], weights)[""]
         return cut(mean, names, flat[0].like)
     fractions = [weight / total for weight in weights]
-    if names == [""] and trees[0][""].numel() > _SLICE and trees[0][""].device.type == "cpu":
+    first = trees[0][names[0]]
+    if names == [""] and first.device.type == "cpu" and first.is_floating_point():
         return {"": _mean_by_slices([tree[""] for tree in trees], fractions)}
     acc = list(torch._foreach_mul([trees[0][name] for name in names], fractions[0]))
     for tree, fraction in zip(trees[1:], fractions[1:], strict=True):
@@ -276,7 +271,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
 
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
-    """The weighted mean of long vectors, in slices on several cores: each slice stays in the cache of a core."""
+    """The weighted mean of vectors; of long ones in slices on several cores: each stays in the cache of a core."""
     out = empty_long(vectors[0].numel(), vectors[0].dtype)
     size = max(_SLICE, min(4 * _SLICE, len(out) // 5)) if many_cores() else _SLICE  # in threads: fewer, longer calls
 
@@ -318,9 +313,10 @@ def norm(tree: Tree) -> float:
     (5.0, True)
     """
     vectors = [block.reshape(-1) for block in _tensors(tree)]
-    square = sum(float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64))
-    rest = [x for x in vectors if x.dtype not in (torch.float32, torch.float64)]
-    if rest or not 1e-20 < square < math.inf:  # squares of float32 values that are too small, or too large
+    squares = [float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64)]
+    square = sum(squares)
+    # other types, or squares of float32 values that are too small or too large
+    if len(squares) < len(vectors) or not 1e-20 < square < math.inf:
         square = sum(float(x.double().square().sum()) for x in vectors)
     return math.sqrt(square) if square >= 0 else math.nan
 
@@ -332,7 +328,9 @@ def grand_total(*trees: Tree) -> Tensor:
     5.0
     """
     sums = [block.sum().double() for tree in trees for block in _tensors(tree) if block.is_floating_point()]
-    return torch.stack([one.to(sums[0].device) for one in sums]).sum() if sums else torch.zeros((), dtype=torch.float64)
+    if len(sums) < 2:
+        return sums[0] if sums else torch.zeros((), dtype=torch.float64)
+    return torch.stack([one.to(sums[0].device) for one in sums]).sum()
 
 
 def same(a: Tree, b: Tree) -> bool:

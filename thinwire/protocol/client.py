@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.core.flat_rows import blocks_of_one
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
@@ -25,7 +26,6 @@ from thinwire.core.tree import (
     bring_async,
     cut,
     grand_total,
-    repeat,
     restrict,
     stack,
     sub,
@@ -37,6 +37,8 @@ from thinwire.errors import Diverged
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
 from thinwire.protocol.secagg import SecAggCohort, mask_payload
+from thinwire.protocol.starts import Group as Group
+from thinwire.protocol.starts import common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.upload import UploadContent, pack_upload
 from thinwire.schedules.base import Plan
@@ -44,15 +46,6 @@ from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOut
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 from thinwire.wire.crc import crc32_of_each
-
-
-class Group(NamedTuple):
-    """Some clients of a cohort that start from the same public state and are trained together."""
-
-    public: PublicState
-    plan: Plan
-    clients: tuple[int, ...]
-    states: tuple[ClientState, ...]
 
 
 class UploadContext(NamedTuple):
@@ -100,6 +93,8 @@ class Updates(NamedTuple):
         """The update of the client at position i (views)."""
         code = cut(self.code[""][i], self.names, self.like) if self.names else unstack(self.code, i)
         trees = (self.schedule_report, self.unsent, self.moved, self.buffers)
+        if not (any(trees) or self.opt):
+            return ClientUpdate(code, {}, {}, {}, {}, {}, self.steps[i], self.finite)
         report, unsent, moved, buffers = (unstack(tree, i) if tree else {} for tree in trees)
         opt = {slot: unstack(tree, i) for slot, tree in self.opt.items()}
         return ClientUpdate(code, report, unsent, moved, buffers, opt, self.steps[i], self.finite)
@@ -143,13 +138,14 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         contract.basis(version, device),
         public.shared,
         public.buffers,
-        _trained_starts(contract, group),
+        trained_starts(contract, group),
         to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
         work,
         _optimizer_states(contract, group),
         to_device(contract.trained(public), device) if method.mask.active else {},
         contract.private,
         None if method.lr_schedule.constant else method.lr_schedule.factor(version),
+        common_start(contract, group),
     )
 
 
@@ -182,7 +178,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     """
     contract, public, plan = contract.at(group.public.version), group.public, group.plan
     method = contract.method
-    trained, outcome = outcome.coords, outcome._replace(coords=_coordinates(contract, group, start, outcome.coords))
+    trained, outcome = outcome.coords, outcome._replace(coords=coordinates(contract, group, start, outcome.coords))
     delta = sub(outcome.coords, public.coords)
     sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
     report: Tree = {}
@@ -190,10 +186,12 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         report = method.schedule.reports(restrict(delta, plan.names), plan)
     if not method.sketch.is_identity or method.privacy.active:
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
-    unsent = {name: block for name, block in delta.items() if name not in plan.names}
+    unsent: Tree = {}
+    if not plan.names.issuperset(delta):
+        unsent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
-    names, like = tuple(sent), tuple(block[0] for block in sent.values())
+    names, like = tuple(sent), blocks_of_one(sent)
     if (rows := as_rows(sent)) is not None:  # one row a client: the codec gets contiguous values
         sent = {"": rows.whole}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
@@ -297,34 +295,6 @@ def _codec_state(contract: Contract, client: int, state: ClientState, version: i
     """The state of a client's upload codec, which is reset if the basis was redrawn since."""
     stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
     return contract.up(client).init(contract.code) if stale else state.codec
-
-
-def _starts(group: Group) -> Tree:
-    """Stacked initial coordinates: the public ones, plus each client's unsent changes."""
-    coords, states = group.public.coords, group.states
-    start = repeat(coords, len(states))
-    for name in {name for state in states for name in state.unsent}:
-        zero = torch.zeros_like(coords[name], device="cpu")
-        unsent = torch.stack([state.unsent.get(name, zero) for state in states])
-        start[name] = start[name] + unsent.to(coords[name].device)
-    return start
-
-
-def _trained_starts(contract: Contract, group: Group) -> Tree:
-    """What clients train at the start of the round: the coordinates, or the values that stand for them."""
-    space, public, starts = contract.method.space, group.public, _starts(group)
-    if not space.reparametrized:
-        return starts
-    return space.to_trained(public.base, contract.basis(public.version, public.device), starts)
-
-
-def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
-    """The stacked coordinates of trained values; those of values that training did not change stay the same."""
-    space, public = contract.method.space, group.public
-    if not space.reparametrized:
-        return trained
-    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
-    return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
 
 
 def _keeps_optimizer(method: Method, version: int) -> bool:

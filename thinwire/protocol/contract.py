@@ -131,7 +131,7 @@ class Contract:
 
     def upload_fields(self, plan: Plan) -> tuple[frozenset[int], Spec, Spec]:
         """The fields of an upload for this plan, and the specs of its code and of its report for the schedule."""
-        if plan not in self._fields:
+        if (known := self._fields.get(plan)) is None:
             method, planned = self.method, self.coords.restrict(plan.names)
             report = Spec.of(method.schedule.report(planned.shapes(), plan))
             fields = {wire.COORDS}
@@ -142,8 +142,8 @@ class Contract:
                 fields |= {wire.REPORT} if report.blocks else set()
             while len(self._fields) >= 16:
                 del self._fields[next(iter(self._fields))]
-            self._fields[plan] = frozenset(fields), method.sketch.spec(planned), report
-        return self._fields[plan]
+            known = self._fields[plan] = frozenset(fields), method.sketch.spec(planned), report
+        return known
 
     @cached_property
     def longest_up(self) -> int:

@@ -31,19 +31,21 @@ below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in 
 from __future__ import annotations
 
 import math
+import struct
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.flat_rows import number_of_values
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
 from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.fields import raw, unraw
+from thinwire.protocol.fields import unraw
 from thinwire.protocol.state import PublicState
 from thinwire.wire.bits import Bytes
 
@@ -58,7 +60,7 @@ _ROWS_OF_A_CORE = 64  # and on a CPU: they fit into the cache of a core
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
     """The drift check of a download to this public state."""
     value, _ = project(_replayed(contract, public), _key(contract, public.version), with_norm=False)
-    return raw({"drift_check": torch.tensor(value)})
+    return struct.pack("<f", value)  # as `raw`
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
@@ -83,7 +85,7 @@ def _key(contract: Contract, version: int) -> Key:
     return contract.key.fold("guard", version)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)  # of coming versions, too
 def _signs(key: Key, n: int) -> Tensor:
     """The signs of all columns, then of all rows; not to be modified."""
     return key.signs(n)
@@ -96,7 +98,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
-    size = sum(block.numel() for block in tree.values())
+    size = number_of_values(tree)
     if size <= _FEW:
         tree = to_device(tree, "cpu")
     flat = flatten(tree, torch.float32, zeros=-size % _WIDE)
@@ -132,7 +134,7 @@ def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tup
 def _sums_numpy(rows: np.ndarray, factor: float, signs: np.ndarray, with_squares: bool) -> tuple[int, float]:
     """`_sums` on a CPU: a few calls for a small model, parts on several cores for a large one."""
     columns, row_signs = signs[:_WIDE].astype(np.float64), signs[_WIDE:].astype(np.int64)
-    step = min(_ROWS_OF_A_CORE, max(2, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
+    step = min(_ROWS_OF_A_CORE, max(16, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
 
     def part(start: int) -> tuple[int, float]:
         here = slice(start, start + step)

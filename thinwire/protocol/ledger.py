@@ -141,7 +141,7 @@ class Ledger:
 
     def synced_since(self, version: int) -> frozenset[str]:
         """The blocks that were synchronized since that version."""
-        return frozenset(name for name, at in self.synced.items() if at > version)
+        return frozenset([name for name, at in self.synced.items() if at > version])
 
 
 def _newest(entries: tuple[Bytes, ...], longest: int) -> tuple[Bytes, ...]:

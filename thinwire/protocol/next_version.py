@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from thinwire.core.flat_rows import is_cut_as
 from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import Tree, add, all_finite, bring, is_cut_as, restrict, tmap, to_device
+from thinwire.core.tree import Tree, add, all_finite, bring, restrict, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.advance import advance, apply_step, switch_stage
 from thinwire.protocol.aggregate import Aggregate
@@ -105,9 +106,9 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
     coords: Tree = {}
     if optimizer.reads_coords or method.mask.active:
         coords = to_device(restrict(server.public.coords, plan.names), "cpu")
-    absent = contract.code.named - update.keys()
     shared, own = dict[str, torch.Tensor](), server.correction
     if method.correction.active:
+        absent = contract.code.named - update.keys()
         own = {name: block for name, block in server.correction.items() if name not in absent}
         update, shared, own = method.correction.server(update, total.report, fraction, own)
     kept = {slot: tree for slot, tree in server.opt.items() if slot != UNRECOVERED}

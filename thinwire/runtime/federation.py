@@ -29,7 +29,7 @@ from thinwire.runtime.poisoned import poisoned
 from thinwire.runtime.sampler import Sampler
 from thinwire.runtime.stored_layout import on_model
 from thinwire.schedules.base import Plan
-from thinwire.training.evaluation import Evaluation, evaluate
+from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
@@ -61,6 +61,7 @@ class Federation:
         train = poisoned(job.task, job.attack, Key(job.seed)) if job.attack else job.task.train
         self.train: Examples = train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
+        self._test_batches: tuple[Tensor, ...] = ()
         self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()
         method = on_model(job.method.over(job.rounds), functional.module)  # both sides know the number of rounds
@@ -144,11 +145,32 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def evaluated(self, state: RunState, record: RoundRecord) -> RoundRecord:
-        """The record of a round with loss, accuracy and metrics on the test set, if there is one."""
+    def begin_evaluation(self, public: PublicState) -> Callable[[], Evaluation] | None:
+        """Begin to evaluate a version on the test set, if there is one; a call of the result waits for it."""
+        if self.test is None:
+            return None
+        return self._begin_evaluation(self.test, self.weights(public), dict(public.buffers))
+
+    def _begin_evaluation(self, test: Examples, weights: Tree, buffers: Tree) -> Callable[[], Evaluation]:
+        """Begin to evaluate a model on the test set, in the same batches every time."""
+        if not self._test_batches:
+            self._test_batches = all_batches(self.model, weights, buffers, test)
+        metrics, batches = self.job.all_metrics, self._test_batches
+        return begin_evaluation(self.model, weights, buffers, test, metrics=metrics, batches=batches)
+
+    def evaluated(
+        self, state: RunState, record: RoundRecord, begun: Callable[[], Evaluation] | None = None
+    ) -> RoundRecord:
+        """The record of a round with loss, accuracy and metrics on the test set, if there is one.
+
+        Args:
+            state: the state after the round.
+            record: its record.
+            begun: the result of `begin_evaluation` of the same version.
+        """
         if self.test is None:
             return record
-        found = evaluate(self.model, *self.final(state), self.test, metrics=self.job.all_metrics)
+        found = (begun or self._begin_evaluation(self.test, *self.final(state)))()
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
     def client_evaluation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import overload
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
@@ -14,8 +14,13 @@ from thinwire.core.key import Key
 from thinwire.core.pinned import sent
 from thinwire.data.examples import Examples
 from thinwire.data.partitions.base import Assignment
-from thinwire.training.batches import Batches, Local, by_size, plan_batches
+from thinwire.training.batches import Batches, Local, by_size, plan_rounds
 from thinwire.training.inputs import Workload
+
+MOST_ROUNDS = 8  # rounds whose batches are planned at a time
+FEW = 1 << 16  # examples of these rounds
+
+Planned: TypeAlias = dict[int, tuple[tuple[int, ...], Batches]]  # cohorts and batches by round
 
 
 class LayerKeys(Sequence[Key]):
@@ -72,7 +77,7 @@ class Sampler:
         self.key, self.eligible, self.size, self.local = key, eligible, min(cohort, len(eligible)), local
         self.train, self.clients, self.device = train, clients, device
         self._drawn: dict[int, tuple[int, ...]] = {}  # the last cohorts, by round
-        self._planned: tuple[int, Future[tuple[tuple[int, ...], Batches]]] | None = None  # in advance
+        self._planned: dict[int, Future[Planned]] = {}  # in advance, by round
 
     @cached_property
     def _other(self) -> ThreadPoolExecutor:
@@ -89,7 +94,7 @@ class Sampler:
         if (clients := self._drawn.get(number)) is None:
             drawn = self.key.fold("cohort", number).choice(len(self.eligible), self.size)
             clients = tuple(self.eligible[i] for i in drawn)
-            last = list(self._drawn.items())[-3:]
+            last = list(self._drawn.items())[-3 * MOST_ROUNDS :]
             self._drawn = {**dict(last), number: clients}  # replaced as a whole: two threads draw
         return clients
 
@@ -101,30 +106,52 @@ class Sampler:
         drawn = self.key.fold("cohort", number).fold("others").permutation(len(others)).tolist()
         return (*first, *(others[i] for i in drawn))
 
-    def plan(self, number: int, then: Callable[[], None] | None = None) -> None:
-        """Begin to plan the batches of a round in another thread, before they are needed; numpy lets this one run on.
+    def plan(self, number: int, then: Callable[[int], None] | None = None) -> None:
+        """Begin to plan the batches of a round in another thread, before they are needed.
+
+        Few examples are planned for several rounds at a time, and the next ones when the second half of these begins:
+        each call of numpy passes Python's lock from one thread to the other and back, which takes longer than the work.
 
         Args:
             number: rounds done before it.
-            then: what else to prepare in that thread, after the batches.
+            then: what else to prepare in that thread for a round, after the batches; called with its number.
         """
-        if self._planned is None or self._planned[0] != number:
-            self._planned = number, self._other.submit(self._plan, number)
-            if then is not None:
-                self._other.submit(then)
+        if number not in self._planned:
+            self._planned = self._begin(number, then)
+        last = max(self._planned)
+        if self._at_once > 1 and 2 * (last - number) < self._at_once - 1:
+            kept = {n: planned for n, planned in self._planned.items() if n >= number}
+            self._planned = {**kept, **self._begin(last + 1, then)}
 
-    def _plan(self, number: int) -> tuple[tuple[int, ...], Batches]:
-        clients = self.cohort(number)
-        return clients, self._batches(number, clients)
+    @cached_property
+    def _at_once(self) -> int:
+        """Rounds that are planned at a time."""
+        examples = self.size * max(len(self.clients.client(i)) for i in self.eligible[:10])
+        passes = max(1, self.local.epochs if not self.local.steps else 1)
+        return max(1, min(MOST_ROUNDS, FEW // max(1, examples * passes)))
+
+    def _begin(self, first: int, then: Callable[[int], None] | None) -> dict[int, Future[Planned]]:
+        """Begin to plan some rounds."""
+        numbers = range(first, first + self._at_once)
+        planned = self._other.submit(self._plan, numbers)
+        if then is not None:
+            for number in numbers:
+                self._other.submit(then, number)
+        return dict.fromkeys(numbers, planned)
+
+    def _plan(self, numbers: Sequence[int]) -> Planned:
+        cohorts = [self.cohort(number) for number in numbers]
+        batches = self._batches(list(zip(numbers, cohorts, strict=True)))
+        return {number: (cohorts[i], batches[i]) for i, number in enumerate(numbers)}
 
     def workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The batches of some clients in a round."""
-        planned, self._planned = self._planned, None
-        batches = None
-        if planned is not None and planned[0] == number:
-            its, batches = planned[1].result()
+        planned, batches = self._planned.get(number), None
+        if planned is not None:
+            its, batches = planned.result()[number]
             batches = batches if its == clients else None
-        batches = batches or self._batches(number, clients)
+        if batches is None:
+            batches = self._batches([(number, clients)])[0]
         own = tuple(self.clients.client(i) for i in clients)
         return Workload(
             torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
@@ -136,11 +163,18 @@ class Sampler:
             own,
         )
 
-    def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
-        """The batches of some clients, by their indices in the training examples."""
-        own = [self.clients.client(i) for i in clients]
-        keys = [self.key.fold("batches", number, i) for i in clients]
-        batches = plan_batches([len(mine) for mine in own], keys, self.local)
+    def _batches(self, rounds: Sequence[tuple[int, tuple[int, ...]]]) -> list[Batches]:
+        """The batches of some clients in some rounds, by their indices in the training examples."""
+        owns = [[self.clients.client(i) for i in clients] for _, clients in rounds]
+        keys = [[self.key.fold("batches", number, i) for i in clients] for number, clients in rounds]
+        sizes = [[len(mine) for mine in own] for own in owns]
+        made = plan_rounds(list(zip(sizes, keys, strict=True)), self.local)
+        for batches, own, its in zip(made, owns, keys, strict=True):
+            self._place(batches, own, its)
+        return made
+
+    def _place(self, batches: Batches, own: Sequence[np.ndarray], keys: Sequence[Key]) -> None:
+        """Turn positions within each client's own examples into indices of the training examples, in place."""
         index = batches.index
         for i, mine in enumerate(own):
             index[i] = mine[index[i]]
@@ -151,4 +185,3 @@ class Sampler:
             for i, key in enumerate(keys):
                 variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
                 index[i] += len(self.train) * variants.reshape(index[i].shape)
-        return batches

@@ -24,8 +24,9 @@ from thinwire.runtime.job import Flight, Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.simulation.client_states import ClientStates
 from thinwire.simulation.evaluation import evaluated
+from thinwire.simulation.groups import CohortResult, OpenRound
 from thinwire.simulation.pipeline import Pipeline
-from thinwire.simulation.simulation import CohortResult, OpenRound, Simulation
+from thinwire.simulation.simulation import Simulation
 
 
 class AsynchronousSimulation(Simulation):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thinwire.protocol.client import drop_stale
 from thinwire.runtime.client_evaluations import with_client_evaluations
 from thinwire.runtime.federation import Federation
@@ -9,12 +11,21 @@ from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.evaluation import Evaluation
 
 
-def evaluated(federation: Federation, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
-    """The state of a round with its averaged model, and its record with the evaluation, where they are asked for."""
+def evaluated(
+    federation: Federation, state: RunState, record: RoundRecord, begun: Callable[[], Evaluation] | None = None
+) -> tuple[RunState, RoundRecord]:
+    """The state of a round with its averaged model, and its record with the evaluation, where they are asked for.
+
+    Args:
+        federation: model and data.
+        state: the state after the round.
+        record: its record.
+        begun: returns the evaluation on the test set, where it was begun before.
+    """
     state = federation.with_average(state)
     if not federation.is_evaluated(record.round):
         return state, record
-    record = federation.evaluated(state, record)
+    record = federation.evaluated(state, record, begun)
     found = client_evaluations(federation, state)
     weights = [float(one.examples) for one in found] if federation.test is None else None
     return state, with_client_evaluations(record, found, weights)

@@ -24,8 +24,9 @@ from thinwire.protocol.client import Group
 from thinwire.protocol.state import PublicState
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RunState
+from thinwire.simulation.groups import GroupResult, GroupTask, OpenRound
 from thinwire.simulation.pipeline import Trained
-from thinwire.simulation.simulation import GroupResult, GroupTask, OpenRound, Simulation
+from thinwire.simulation.simulation import Simulation
 
 INSTALL = "pip install 'thinwire[ray]'"
 START_SECONDS = 300.0  # until all workers must have started

@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,56 +47,12 @@ from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates
 from thinwire.simulation.clock import Download, SimulatedClock
 from thinwire.simulation.evaluation import evaluated
+from thinwire.simulation.groups import CohortResult, GroupResult, GroupTask, OpenRound
 from thinwire.simulation.lazy import Lazy
 from thinwire.simulation.pipeline import Pipeline, Trained, is_predictable, predict
 from thinwire.simulation.places import hand_over, left_behind
 from thinwire.training.inputs import Backend, Workload
 from thinwire.wire.bits import Bytes
-
-
-class OpenRound(NamedTuple):
-    """A round that is open."""
-
-    number: int  # rounds done before it
-    plan: Plan
-    cohort: tuple[int, ...]
-    states: dict[int, ClientState]
-    download: Callable[[], Download]  # encoded at the first call
-    uploads: dict[int, Bytes]  # filled group by group: what was made if the round fails
-
-
-class GroupTask(NamedTuple):
-    """Clients that are trained together, and how: everything that another process needs."""
-
-    number: int  # rounds done before
-    backend: Backend
-    onednn: bool | None
-    group: Group
-    cohort: tuple[int, ...]
-
-
-class GroupResult(NamedTuple):
-    """The uploads, next states and training losses of a group."""
-
-    messages: list[Bytes]
-    states: list[ClientState]
-    loss: Tensor  # (clients,)
-
-
-class CohortResult(NamedTuple):
-    """The uploads, next states and training losses of a cohort, by client."""
-
-    messages: dict[int, Bytes]
-    states: dict[int, ClientState]
-    losses: dict[int, float]
-
-    @classmethod
-    def of(cls, groups: list[tuple[tuple[int, ...], GroupResult]]) -> CohortResult:
-        """The results of all groups together."""
-        messages = {i: one for clients, group in groups for i, one in zip(clients, group.messages, strict=True)}
-        states = {i: one for clients, group in groups for i, one in zip(clients, group.states, strict=True)}
-        losses = {i: one for clients, group in groups for i, one in zip(clients, group.loss.tolist(), strict=True)}
-        return cls(messages, states, losses)
 
 
 class Simulation:
@@ -116,9 +71,10 @@ class Simulation:
         self.attackers = Attackers(job, engine)
         # an attack cannot be predicted
         ahead = self.device.type == "cuda" and not (engine.workers or job.attack or job.local.trainer)
-        self.pipeline = Pipeline(self.device, on=ahead)
-        self.clock = SimulatedClock(job)
         self._long = self.device.type == "cuda" and self.contract.code.nbytes >= LEAST  # messages
+        small = self.contract.coords.nbytes + self.contract.weights.nbytes < LEAST
+        self.pipeline = Pipeline(self.device, on=ahead, small=small)
+        self.clock = SimulatedClock(job)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -145,8 +101,9 @@ class Simulation:
             with self.federation.compute(state.onednn):
                 state, result = self._train(state, opened, trained)
             loss = self._loss(result)
-            with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
-                closed = self._close(state.server, plan, result.messages)
+            server = self.pipeline.on_host(state.server) if self.pipeline.trained else state.server
+            with self.pipeline.in_parallel(ready) if server is state.server else nullcontext():
+                closed = self._close(server, plan, result.messages)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}", self._sent(opened, on_message)) from error
         if self.pipeline.trained:
@@ -165,7 +122,7 @@ class Simulation:
         record = self._record(opened, closed, loss, sent)._replace(clock=self.clock.shown(after))
         if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
-                after, record = evaluated(self.federation, after, record)
+                after, record = evaluated(self.federation, after, record, self.pipeline.evaluation(after.server))
             self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
 
@@ -196,7 +153,7 @@ class Simulation:
         self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: torch.cuda.Event | None = None
     ) -> OpenRound:
         """The next round with the states of its clients and their downloads, which are encoded when first needed."""
-        server, contract = state.server, self.contract.at(state.server.public.version)
+        server, contract = self.pipeline.on_host(state.server), self.contract.at(state.server.public.version)
         known = {i: state.clients.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
 
         def encode() -> Download:
@@ -207,7 +164,8 @@ class Simulation:
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         own = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         states = hand_over(contract.method.opt_owner, own, cohort, state.cohort, state.clients)
-        download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
+        waits = ready is not None and server is state.server  # for the GPU
+        download = Lazy(encode, self.pipeline.stream, ready).result if waits else cache(encode)
         return OpenRound(state.round, plan, cohort, states, download, {})
 
     def choose_backend(self, state: RunState) -> RunState:
@@ -309,7 +267,10 @@ class Simulation:
         return GroupResult(messages, states, updates.loss)
 
     def _work_ahead(self, state: RunState, trained: Trained, codes: Tensor | None) -> None:
-        """On a GPU: train the next cohort speculatively, or plan its batches, while this one's uploads are made."""
+        """On a GPU: train the next cohort speculatively, or plan its batches, while this one's uploads are made.
+
+        The next version is evaluated then, too, if that is due.
+        """
         number = state.round + 1
         contract, names = self.contract.at(state.server.public.version), trained.group.plan.names
         ahead = self.pipeline.on and number > 1 and state.backend == "graph"  # the first round tries the backend
@@ -324,8 +285,14 @@ class Simulation:
         try:
             task = GroupTask(number, state.backend, state.onednn, group, clients)
             self.pipeline.trained = self._local_training(task)._replace(ready=ready)
+            if self.federation.is_evaluated(number) and not self.federation.averages:
+                with self.pipeline.in_parallel():
+                    self.pipeline.evaluated = self.federation.begin_evaluation(public)
             if number + 1 < self.job.rounds:
-                self.federation.sampler.plan(number + 1, lambda: draw_in_advance(contract, public.version))
+                before = (
+                    public.version - number - 1
+                )  # the signs of round n are used when the batches of n + 1 are planned
+                self.federation.sampler.plan(number + 1, lambda n: draw_in_advance(contract, before + n))
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
 

@@ -11,10 +11,10 @@ that all batches have one shape; the repeated ones do not count in the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,24 +96,56 @@ def plan_batches(sizes: Sequence[int], keys: Sequence[Key], local: Local) -> Bat
         keys: one a client, for this round.
         local: how much to train.
     """
-    width = max(min(n, local.batch) if local.batch else n for n in sizes)
-    shapes = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
-    steps = [local.steps or local.epochs * len(rows) for _, rows in shapes]
-    epochs = [-(-count // len(rows)) for count, (_, rows) in zip(steps, shapes, strict=True)]
-    orders = iter(
-        permutations(
-            [key.fold("epoch", epoch) for key, count in zip(keys, epochs, strict=True) for epoch in range(count)],
-            [n for n, count in zip(sizes, epochs, strict=True) for _ in range(count)],
+    return plan_rounds([(sizes, keys)], local)[0]
+
+
+def plan_rounds(rounds: Sequence[tuple[Sequence[int], Sequence[Key]]], local: Local) -> list[Batches]:
+    """`plan_batches` for several rounds, whose random orders are drawn together.
+
+    Args:
+        rounds: sizes and keys of the clients of each round.
+        local: how much to train.
+    """
+    plans = [_Plan.of(sizes, local) for sizes, _ in rounds]
+    drawn = [
+        (key.fold("epoch", epoch), n)
+        for (sizes, keys), plan in zip(rounds, plans, strict=True)
+        for key, n, count in zip(keys, sizes, plan.epochs, strict=True)
+        for epoch in range(count)
+    ]
+    orders = iter(permutations([key for key, _ in drawn], [n for _, n in drawn]))
+    return [plan.fill(orders) for plan in plans]
+
+
+class _Plan(NamedTuple):
+    """The batches of a round before the order of examples is drawn."""
+
+    width: int
+    shapes: list[tuple[np.ndarray, np.ndarray]]  # of an epoch of each client, see `_epoch`
+    steps: list[int]
+    epochs: list[int]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], local: Local) -> _Plan:
+        """The plan of clients with so many examples."""
+        width = max(min(n, local.batch) if local.batch else n for n in sizes)
+        shapes = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
+        steps = [local.steps or local.epochs * len(rows) for _, rows in shapes]
+        return cls(
+            width, shapes, steps, [-(-count // len(rows)) for count, (_, rows) in zip(steps, shapes, strict=True)]
         )
-    )
-    index = np.zeros((len(sizes), max(steps), width), np.int64)
-    rows = np.zeros((len(sizes), max(steps)), np.int64)
-    for i, (places, one) in enumerate(shapes):
-        for first in range(0, steps[i], len(one)):  # an epoch; the last one may be cut short
-            part = slice(first, min(first + len(one), steps[i]))
-            count = part.stop - first
-            index[i, part], rows[i, part] = next(orders)[places[:count]], one[:count]
-    return Batches(index, rows)
+
+    def fill(self, orders: Iterator[np.ndarray]) -> Batches:
+        """The batches, given the next random orders of all clients and epochs."""
+        steps = self.steps
+        index = np.zeros((len(steps), max(steps), self.width), np.int64)
+        rows = np.zeros((len(steps), max(steps)), np.int64)
+        for i, (places, one) in enumerate(self.shapes):
+            for first in range(0, steps[i], len(one)):  # an epoch; the last one may be cut short
+                part = slice(first, min(first + len(one), steps[i]))
+                count = part.stop - first
+                index[i, part], rows[i, part] = next(orders)[places[:count]], one[:count]
+        return Batches(index, rows)
 
 
 def by_size(index: np.ndarray, rows: np.ndarray, sizes: np.ndarray, window: int, key: Key) -> np.ndarray:

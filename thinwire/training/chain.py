@@ -200,7 +200,7 @@ def program(module: nn.Module, x: Tensor) -> list[Layer]:
 
 
 def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """The layers in the order in which they run, with the shapes of their inputs; x may be a meta tensor.
+    """The layers in the order in which they run, with the shapes of their inputs.
 
     Raises UnsupportedModel if the model is not a chain of known layers.
     """

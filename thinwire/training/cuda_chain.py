@@ -9,12 +9,14 @@ with ReLU, cross entropy, and SGD on all weights; other models are trained by th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
+from thinwire.core.flat_rows import FlatRows
 from thinwire.core.state import State
 from thinwire.core.tree import Tree
 from thinwire.data.examples import Images
@@ -57,7 +59,8 @@ def _layers(model: Functional, x: Tensor, shapes: dict[str, tuple[int, ...]]) ->
     """The layers of a network, or none if they are not of the supported kind."""
     module, kind = model.module, torch.bfloat16 if model.half else torch.float32
     names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
-    calls = [(layer, shape) for layer, shape in trace(module, x.to("meta")) if not isinstance(layer, nn.Flatten)]
+    # one example on the CPU: a convolution on the meta device imports torch's compiler, which takes seconds
+    calls = [(layer, shape) for layer, shape in trace(module, x[:1].cpu()) if not isinstance(layer, nn.Flatten)]
     kinds = [type(layer) for layer, _ in calls]
     made: Layers = []
     at, images = 0, x.dim() == 4
@@ -124,22 +127,40 @@ class ChainStep:
 
     def __init__(self, inputs: TrainingInputs, layers: Layers, factor: Tensor | None) -> None:
         self.layers, self.optimizer, self.gather, self.factor = layers, inputs.optimizer, inputs.work.gather, factor
-        self.like = inputs.start
+        self.like = {name: block[0] for name, block in inputs.start.items()}
         clients = len(inputs.work.samples)
-        size = sum(block[0].numel() for block in self.like.values())
+        size = sum(block.numel() for block in self.like.values())
         self.matrix, self.grad = (inputs.work.index.new_zeros((clients, size), dtype=torch.float32) for _ in range(2))
         fresh = self.optimizer.init({"": self.matrix})
         given = self.optimizer
+        self.unclipped = replace(given, clip_norm=math.inf) if isinstance(given, SGD) else given
         self.plain = isinstance(given, SGD) and not (fresh or given.weight_decay) and given.clip_norm == math.inf
         self.state: State = {slot: {"": torch.zeros_like(tree[""])} for slot, tree in fresh.items()}
         self.coords, self.grads = self._cut(self.matrix), self._cut(self.grad)
+        # the column of each value in the usual order, and the place in that order of each column
+        self.columns = torch.cat([block.reshape(-1) for block in self._cut(torch.arange(size)[None]).values()])
+        self.places = torch.argsort(self.columns).to(self.matrix.device)
+        self.columns = self.columns.to(self.matrix.device)
         self.opt = {slot: self._cut(tree[""]) for slot, tree in self.state.items()}
 
     def _cut(self, matrix: Tensor) -> Tree:
         """Blocks of all clients as views of a matrix with a row for each; kernels have their channels last in it."""
-        sizes = [block[0].numel() for block in self.like.values()]
+        sizes = [block.numel() for block in self.like.values()]
         parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
-        return {name: _shaped(part, tuple(block.shape)) for (name, block), part in parts}
+        return {name: _shaped(part, (len(matrix), *block.shape)) for (name, block), part in parts}
+
+    def load(self, inputs: TrainingInputs, opt: State) -> None:
+        """Copy the initial coordinates and optimizer states of a round to the tensors of the step."""
+        if inputs.common_start is not None and tuple(inputs.start) == tuple(self.like):
+            self.matrix.copy_(inputs.common_start[self.places])
+        else:
+            copy_trees((self.coords,), (inputs.start,))
+        if self.opt:
+            copy_trees(tuple(self.opt.values()), tuple(opt[slot] for slot in self.opt))
+
+    def copied(self) -> Tree:
+        """A copy of the coordinates, with the values of each block in their usual order."""
+        return FlatRows(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
 
     def copied(self) -> Tree:
         """A copy of the coordinates."""
@@ -167,9 +188,8 @@ class ChainStep:
             self._descend(rows, masked)
             done.add_(1)
             return
-        update = self.optimizer.update  # on all clients at once, unless it depends on a client's norm
-        update = update if self.optimizer.clip_norm == math.inf else vmap(update)
-        change, state = update({"": self.grad}, self.state, {"": self.matrix})
+        # on all clients at once; only the norm is one of each client
+        change, state = self.unclipped.update({"": self._clipped()}, self.state, {"": self.matrix})
         step = change[""] if self.factor is None else change[""] * self.factor
         if masked:
             active = (rows > 0)[:, None]
@@ -179,6 +199,15 @@ class ChainStep:
         for slot, tree in self.state.items():
             tree[""].copy_(state[slot][""])
         done.add_(1)
+
+    def _clipped(self) -> Tensor:
+        """The gradients; `clip_by_global_norm` of each client, by the kernels that `vmap` of it has."""
+        most = self.optimizer.clip_norm
+        if most == math.inf:
+            return self.grad
+        norm = torch.linalg.vector_norm(self.grad, dim=1)
+        factor = torch.where(norm.isinf(), math.nan, (most / norm).clamp(max=1.0))
+        return self.grad * factor[:, None]
 
     def _descend(self, rows: Tensor, masked: bool) -> None:
         """A step of plain gradient descent, in one pass over the weights."""
@@ -214,3 +243,20 @@ class ChainStep:
         own = (self.coords[bias], self.grads[bias]) if bias else (None, None)
         grad: Tensor = chain_triton.cross_entropy(outputs, own[0], targets, rows, own[1], losses)
         return grad
+
+
+def copy_trees(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
+    """Copy trees into existing ones, all blocks in one call."""
+    pairs = [(place[name], tree[name]) for place, tree in zip(places, trees, strict=True) for name in place]
+    (into, blocks), others = by_strides(pairs)
+    if into:
+        torch._foreach_copy_(into, blocks)
+    for place, block in others:
+        place.copy_(block)
+
+
+def by_strides(pairs: list[tuple[Tensor, Tensor]]) -> tuple[tuple[list[Tensor], list[Tensor]], list]:
+    """Pairs of tensors with the same strides, as two lists, which one kernel of torch can take, and the others."""
+    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    others = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
+    return ([a for a, _ in alike], [b for _, b in alike]), others

@@ -12,7 +12,7 @@ recording. On a CPU nothing is recorded: the same step is called instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from thinwire.core.pinned import sent
 from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
-from thinwire.training.cuda_chain import chain_step
+from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees
 from thinwire.training.folded import can_fold, step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
 from thinwire.training.step import keep_finished, make_descent, no_randomness
@@ -89,6 +89,7 @@ class _Recording:
         fixed = replace(inputs, base=self.base, basis=self.basis, shared=self.shared, trainable=self.trainable)
         # without the trees of this round, which would stay in memory
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
+        fixed = replace(fixed, common_start=None)
         self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
         self.descent = None if can_fold(inputs) else make_descent(fixed)
@@ -122,25 +123,28 @@ class _Recording:
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
         """Copy the inputs of a round to the tensors of the recording."""
+        opt: State = inputs.opt_state or self.first_opt
+        if self.factor is not None:
+            self.factor.fill_(inputs.lr_factor or 0.0)
+        self.loss.zero_()
+        if self.chain is not None:  # it reads nothing else
+            self.chain.load(inputs, opt)
+            return
         self._load_once("base", self.base, inputs.base)
         self._load_once("basis", self.basis, inputs.basis)
-        opt: State = inputs.opt_state or self.first_opt
-        _copy(
+        copy_trees(
             (self.shared, self.trainable, self.coords, self.start, self.own, self.buffers, *self.opt.values()),
             (
                 *(inputs.shared, inputs.trainable, inputs.start, inputs.start, inputs.correction_state),
                 *(repeat(inputs.buffers, clients), *(opt[slot] for slot in self.opt)),
             ),
         )
-        if self.factor is not None:
-            self.factor.fill_(inputs.lr_factor or 0.0)
-        self.loss.zero_()
 
     def _load_once(self, name: str, places: Tree, tree: Tree) -> None:
         """Copy a tree that rarely changes, unless it is the one that was copied last; blocks are never modified."""
         last = self.loaded.get(name)
         if last is None or any(last[key] is not block for key, block in tree.items()):
-            _copy((places,), (tree,))
+            copy_trees((places,), (tree,))
             self.loaded[name] = dict(tree)
 
     def _replays(self, masked: tuple[bool, ...]) -> list[Callable[[], None]]:
@@ -195,7 +199,7 @@ class _Recording:
         if self.descent is not None and not masked:
             grads, buffers, loss = self.descent(self.coords, self.buffers, x, y)
             self._descend(grads)
-            _copy((self.buffers,), (buffers,))
+            copy_trees((self.buffers,), (buffers,))
             self._count(loss, rows)
             return
         if masked:
@@ -205,7 +209,7 @@ class _Recording:
         if masked:
             coords, opt, buffers = keep_finished(rows > 0, (coords, opt, buffers), now)
         slots = tuple(self.opt)
-        _copy(
+        copy_trees(
             (self.coords, self.buffers, *(self.opt[slot] for slot in slots)),
             (coords, buffers, *(opt[slot] for slot in slots)),
         )
@@ -215,7 +219,7 @@ class _Recording:
         """A step of plain gradient descent, in place."""
         if self.factor is not None:
             grads = tmap(lambda block: block * self.factor, grads)
-        (coords, slopes), others = _by_strides([(block, grads[name]) for name, block in self.coords.items()])
+        (coords, slopes), others = by_strides([(block, grads[name]) for name, block in self.coords.items()])
         if coords:
             torch._foreach_add_(coords, slopes, alpha=-self.lr)
         for block, slope in others:
@@ -253,20 +257,3 @@ def _zeros(tree: Tree, last: bool = False) -> Tree:
 def _copied(block: Tensor) -> Tensor:
     """A contiguous copy."""
     return block.clone(memory_format=torch.contiguous_format)
-
-
-def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
-    """Copy trees into existing ones, all blocks in one call."""
-    pairs = [(place[name], tree[name]) for place, tree in zip(places, trees, strict=True) for name in place]
-    (into, blocks), others = _by_strides(pairs)
-    if into:
-        torch._foreach_copy_(into, blocks)
-    for place, block in others:
-        place.copy_(block)
-
-
-def _by_strides(pairs: list[tuple[Tensor, Tensor]]) -> tuple[tuple[list[Tensor], list[Tensor]], list]:
-    """Pairs of tensors with the same strides, as two lists, which one kernel of torch can take, and the others."""
-    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
-    others = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
-    return ([a for a, _ in alike], [b for _, b in alike]), others

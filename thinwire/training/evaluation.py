@@ -15,7 +15,7 @@ examples and divided once, so results do not depend on the batch size but for ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,6 +69,25 @@ def evaluate(
             calls the model itself.
         batch: examples in a batch; 0 for 1,000 (more small ones on a GPU), or as many as fit into memory.
     """
+    return begin_evaluation(model, weights, buffers, examples, index, metrics, batch=batch)()
+
+
+@torch.no_grad()
+def begin_evaluation(
+    model: Functional,
+    weights: Tree,
+    buffers: Tree,
+    examples: Examples,
+    index: np.ndarray | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    batch: int = 0,
+    batches: Sequence[Tensor] | None = None,
+) -> Callable[[], Evaluation]:
+    """As `evaluate`, but what it returns waits for the result: a GPU computes it meanwhile.
+
+    `batches` is the result of `all_batches` for this model and these examples; by default they are made here.
+    """
     indices = torch.arange(len(examples)) if index is None else torch.from_numpy(index)
     device = next(iter(weights.values())).device
     model.module.eval()
@@ -76,24 +95,36 @@ def evaluate(
     sums = torch.zeros(4, dtype=torch.float64, device=device)
     accumulator = MetricAccumulator(metrics or {})
     access = _Access(model, weights, buffers, batch)
-    for chosen in access.batches(examples, indices.to(device)):
+    for chosen in batches if batches is not None else access.batches(examples, indices.to(device)):
         inputs, targets = examples.gather(chosen)
         outputs = model.outputs(weights, dict(buffers), inputs)
         sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
         accumulator.update(outputs, targets)
-    loss, labels, correct, answers = sums.tolist()
-    if not labels:
-        raise ConfigError(f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored")
-    found = {**accumulator.compute(), **_of_model(metrics or {}, access, examples, indices)}
-    return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
+
+    @torch.no_grad()
+    def finish() -> Evaluation:
+        loss, labels, correct, answers = sums.tolist()
+        if not labels:
+            raise ConfigError(
+                f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored"
+            )
+        found = {**accumulator.compute(), **_of_model(metrics or {}, access, examples, indices)}
+        return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
+
+    return finish
+
+
+@torch.no_grad()
+def all_batches(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> tuple[Tensor, ...]:
+    """The indices of all examples, in the batches of an evaluation."""
+    device = next(iter(weights.values())).device
+    model.module.eval()
+    return _Access(model, weights, buffers).batches(examples, torch.arange(len(examples), device=device))
 
 
 def largest_batch(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> Tensor:
     """The indices of the batch of an evaluation that takes the most memory."""
-    device = next(iter(weights.values())).device
-    model.module.eval()
-    indices = torch.arange(len(examples), device=device)
-    return _Access(model, weights, buffers).batches(examples, indices)[0]  # the longest examples come first
+    return all_batches(model, weights, buffers, examples)[0]  # the longest examples come first
 
 
 def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

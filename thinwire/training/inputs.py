@@ -124,6 +124,7 @@ class TrainingInputs:
         trainable: by block, which values may change; blocks that are absent may change everywhere.
         private: names of blocks that are never sent; they are not corrected.
         lr_factor: factor on the learning rate in this round; None for a constant learning rate.
+        common_start: `start` of every client as one vector; None where it is not one, or where clients differ.
     """
 
     model: TrainableModel
@@ -142,6 +143,7 @@ class TrainingInputs:
     trainable: Tree = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     lr_factor: float | None = None
+    common_start: Tensor | None = None
 
 
 class Trainer(Protocol):

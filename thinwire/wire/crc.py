@@ -129,7 +129,11 @@ def joined_crc(first: int, second: int, length: int) -> int:
     >>> joined_crc(zlib.crc32(b"thin"), zlib.crc32(b"wire"), 4) == zlib.crc32(b"thinwire")
     True
     """
-    return _times(_shift(length), first) ^ second
+    for column in _columns(length):
+        if first & 1:
+            second ^= column
+        first >>= 1
+    return second
 
 
 def _times(a: int, b: int) -> int:
@@ -140,6 +144,16 @@ def _times(a: int, b: int) -> int:
             out ^= b
         b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
     return out
+
+
+@lru_cache(maxsize=64)  # bodies of many messages have the same length
+def _columns(length: int) -> tuple[int, ...]:
+    """x^(8 length) times each power of x, that of the lowest bit (x^31) first, modulo the polynomial of CRC-32."""
+    column, out = _shift(length), list[int]()
+    for _ in range(32):
+        out.append(column)
+        column = (column >> 1) ^ (_POLYNOMIAL if column & 1 else 0)
+    return tuple(reversed(out))
 
 
 @lru_cache(maxsize=64)

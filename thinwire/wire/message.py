@@ -207,17 +207,18 @@ def join_pieces(
     The longest piece, which holds the values, starts at a multiple of 8, so that torch can read it without a copy.
     numpy releases the GIL while it copies; `bytes.join`, which is faster for short messages, does not.
     """
-    if length(pieces) < _LONG:
+    lengths = [len(piece) for piece in pieces]
+    if sum(lengths) < _LONG:
         return b"".join(pieces)
-    longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
-    before = length(pieces[:longest])
+    longest = lengths.index(max(lengths))
+    before = sum(lengths[:longest])
     start = -1 if room is None else _place(pieces[longest], room) - before
-    if room is not None and start >= 0 and start + length(pieces) <= len(room):
+    if room is not None and start >= 0 and start + sum(lengths) <= len(room):
         return _filled(room[start:], pieces, longest)
     position = -before % 8
     if allocate is None:
         return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
-    return _filled(allocate(position + length(pieces))[position:], pieces)
+    return _filled(allocate(position + sum(lengths))[position:], pieces)
 
 
 def _place(piece: Bytes, room: np.ndarray) -> int:
