@@ -162,12 +162,6 @@ class ChainStep:
         """A copy of the coordinates, with the values of each block in their usual order."""
         return FlatRows(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
 
-    def copied(self) -> Tree:
-        """A copy of the coordinates."""
-        last = {name for name, block in self.like.items() if block.dim() == 5}
-        made = self._cut(self.matrix.clone())
-        return {name: block.contiguous() if name in last else block for name, block in made.items()}
-
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.
 
