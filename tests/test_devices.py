@@ -233,7 +233,7 @@ def test_max_pooling_and_its_gradient_equal_torch(kind):
 
     found, wanted = (vmap(grad_and_value(each))(x, factor) for each in (fused, loss))
     assert torch.equal(found[0], wanted[0])
-    assert torch.allclose(found[1], wanted[1])
+    assert torch.allclose(found[1], wanted[1], rtol=1e-4)  # sums in another order
 
 
 @triton_only
