@@ -7,7 +7,6 @@ numpy, zlib and torch release the GIL, so threads suffice. The pool has as many 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
 MOST = 16  # threads; more slow each other down
-TURN = 5e-4  # seconds for which a thread may keep the GIL while others wait, where a GPU trains
 FEW = 4  # threads that rarely wait for the GIL
 _this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
 _restricted: dict[int, int] = {}  # the cores of torch before `on_one_core`, by the thread that is in it
@@ -107,12 +105,9 @@ def on_one_core() -> Iterator[None]:
         return
     _this.cores = _restricted[get_ident()] = torch.get_num_threads()
     torch.set_num_threads(1)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, TURN))
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
         torch.set_num_threads(_restricted.pop(get_ident()))
         del _this.cores
 
