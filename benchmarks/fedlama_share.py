@@ -1,6 +1,6 @@
 """Which share of FedAvg's bytes FedLAMA sends, and why: from what its runs recorded at the end of each window.
 
-    python benchmarks/fedlama_share.py RUN... --md docs/results/fedlama-share.md    # FedLAMA with rules = "public"
+    python benchmarks/fedlama_share.py RUN... --md docs/fedlama-share.md    # FedLAMA with rules = "public"
 
 With these rules a run records the discrepancy d of every weight. From d this prints, for each quarter of the run,
 the share of the parameters that wait in the next window by either rule: `public` (only kernels wait, as in the authors'
@@ -34,7 +34,7 @@ lead, by the rule of the authors' program (only kernels wait) and by the printed
 of the parameters that a client uploads, as the paper counts; the paper's is 42.4 % for this column of its Table 4.
 
 """.splitlines()
-WRITTEN = "Written by `python benchmarks/fedlama_share.py RUN... --md docs/results/fedlama-share.md`."
+BEGIN = "<!-- begin share: python benchmarks/fedlama_share.py RUN... --md docs/fedlama-share.md -->"
 
 
 class Window(NamedTuple):
@@ -98,7 +98,7 @@ def report(run: Path) -> list[str]:
     saved = 1 - 1 / schedule.phi
     lines = [f"### {run.name}: {last} rounds, lr {experiment.method.client_opt.lr:g}", ""]
     lines += [
-        "| rounds | cost, public | cost, paper's rule | discrepancy not of kernels | windows |",
+        "| rounds | cost, public, % | cost, paper's rule, % | discrepancy not of kernels, % | windows |",
         "|---|---|---|---|---|",
     ]
     for quarter in range(4):
@@ -106,9 +106,7 @@ def report(run: Path) -> list[str]:
         part = [one for one in found if begin < one.round <= end]
         costs = [100 * (1 - saved * mean([getattr(one, rule) for one in part])) for rule in ("public", "paper")]
         others = 100 * mean([one.others for one in part])
-        lines.append(
-            f"| {begin:.0f} to {end:.0f} | {costs[0]:.1f} % | {costs[1]:.1f} % | {others:.1f} % | {len(part)} |"
-        )
+        lines.append(f"| {begin:.0f} to {end:.0f} | {costs[0]:.1f} | {costs[1]:.1f} | {others:.1f} | {len(part)} |")
     waits = {one.round + step: one.public for one in found for step in range(1, schedule.phi + 1)}
     parameters = 100 * mean([1 - saved * waits.get(row["round"], 0.0) for row in rows])
     statistics = sum(block.numel() for block in model.buffers() if block.dim())
@@ -117,8 +115,9 @@ def report(run: Path) -> list[str]:
     clean = 100 * mean([1 - saved * value for value in waits.values()])
     lines += [
         "",
-        f"Cost of the parameters {parameters:.2f} %, without the first windows {clean:.2f} %; "
-        f"of all bytes up {sent:.2f} %.",
+        "| cost of the parameters, % | without the first windows | of all bytes up |",
+        "|---|---|---|",
+        f"| {parameters:.2f} | {clean:.2f} | {sent:.2f} |",
         "",
     ]
     return lines
@@ -131,7 +130,7 @@ def main() -> None:  # noqa: D103
     options = parser.parse_args()
     lines = [line for run in options.runs for line in report(run)]
     if options.md:
-        options.md.write_text("\n".join([*HEAD, *lines, WRITTEN]) + "\n")
+        options.md.write_text("\n".join([*HEAD, BEGIN, *lines[:-1], "<!-- end share -->"]) + "\n")
     else:
         print("\n".join(lines))
 
