@@ -45,9 +45,8 @@ def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
         stream.wait_stream(now)
         values.record_stream(stream)
     with torch.cuda.stream(stream):
-        return torch.empty_like(values, device="cpu", pin_memory=True).copy_(
-            values, non_blocking=True
-        ), stream.record_event()
+        copy = torch.empty_like(values, device="cpu", pin_memory=True)
+        return copy.copy_(values, non_blocking=True), stream.record_event()
 
 
 @cache

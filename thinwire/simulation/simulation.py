@@ -289,9 +289,8 @@ class Simulation:
                 with self.pipeline.in_parallel():
                     self.pipeline.evaluated = self.federation.begin_evaluation(public)
             if number + 1 < self.job.rounds:
-                before = (
-                    public.version - number - 1
-                )  # the signs of round n are used when the batches of n + 1 are planned
+                # the signs of round n are used when the batches of n + 1 are planned
+                before = public.version - number - 1
                 self.federation.sampler.plan(number + 1, lambda n: draw_in_advance(contract, before + n))
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
