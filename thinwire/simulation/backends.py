@@ -84,7 +84,7 @@ class Backends:
 
         backends: list[Backend] = ["threads", "vmap"]
         if may_be_chain(self.federation.model) and self.engine.conv != "grouped":
-            backends.insert(1, "chain")
+            backends.insert(0, "chain")  # first: as fast as threads in the measurement, and faster in long rounds
         if self.threads.workers > 1:  # on one core, threads are a loop
             backends.append("loop")
         key = (*self._key(group, work), *backends)
