@@ -91,7 +91,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
     for (_, source), blocks in remote.items():
         flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, asynchronously
-            aside = len(blocks) > 1 and flat.nbytes >= _ASIDE  # joined: nobody else writes to it
+            aside = len(blocks) > 1 and flat.nbytes >= _ASIDE  # a new tensor, which nothing else writes to
             flat, event = to_host(flat, aside=aside)
             events.append(event)
         else:
