@@ -38,7 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training import Local
 from thinwire.training.evaluation import evaluate
+from thinwire.training.precision import compute_with
 
 # model, its options, channels, size, examples of a client
 MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
@@ -183,14 +184,11 @@ def rounded(start: torch.nn.Module, precision: str) -> Iterator[None]:
         with torch.no_grad():
             for block in start.parameters():
                 block.mul_(1 + 2**-23)
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    if precision == "tf32":
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    with (
+        compute_with(device, "tf32") if precision == "tf32" else nullcontext(),
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        yield
 
 
 def plain(

@@ -1,11 +1,12 @@
 """Tests of thread pools."""
 
+import sys
 import threading
 
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, each, on_one_core
+from thinwire.core.threads import LEAST, SWITCH, all_cores, each, on_one_core, start
 
 
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
@@ -30,3 +31,28 @@ def test_on_one_core_restricts_torch_but_not_each(three_cores):
     with pytest.raises(ZeroDivisionError), on_one_core():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
+
+
+def test_threads_take_turns_more_often_only_within_a_round(three_cores):
+    before = sys.getswitchinterval()
+    with on_one_core(), on_one_core():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH)
+    assert sys.getswitchinterval() == before
+
+
+def test_all_cores_lifts_the_restriction_for_a_while(three_cores):
+    with on_one_core():
+        with all_cores():
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 1
+        with pytest.raises(ZeroDivisionError), all_cores():
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 1
+    with all_cores():
+        assert torch.get_num_threads() == 3
+
+    def in_a_pool() -> int:
+        with all_cores():
+            return torch.get_num_threads()
+
+    assert start(1).submit(in_a_pool).result() == 1

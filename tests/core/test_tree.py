@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from thinwire.core import long_vectors
 from thinwire.core import tree as t
 from thinwire.core.rows import as_rows
 from thinwire.core.tree import all_finite, cut, same, stack, unstack, weighted_mean
@@ -168,7 +169,7 @@ def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
     vectors = [torch.randn(1000) for _ in range(5)]
     trees = [cut(vector, ["a", "b"], [torch.zeros(990), torch.zeros(10)]) for vector in vectors]
     whole = weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0])
-    monkeypatch.setattr(t, "_SLICE", 64)
+    monkeypatch.setattr(long_vectors, "_SLICE", 64)
     assert same(weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0]), whole)
 
 

@@ -1,12 +1,14 @@
 """Thread pools whose threads compute on one core each.
 
 numpy, zlib and torch release the GIL, so threads suffice. The pool has as many threads as torch may use
-(`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started.
+(`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started. Between many threads the GIL is the
+bottleneck: there a long computation by torch is left to torch's own threads (`all_cores`), which do not need it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ B = TypeVar("B")
 LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
 MOST = 16  # threads; more slow each other down
 FEW = 4  # threads that rarely wait for the GIL
+SWITCH = 5e-4  # seconds until a thread gives up the GIL in `on_one_core`: Python's 5 ms are a third of a short round
 _this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
 _restricted: dict[int, int] = {}  # the cores of torch before `on_one_core`, by the thread that is in it
 
@@ -91,10 +94,11 @@ def _usable() -> int:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Restrict torch to one core in this thread; `each` may still use all cores.
+    """Restrict torch to one core in this thread; `each` and `all_cores` may still use all cores.
 
     For threads that mostly use a GPU: waking up other cores for a short computation takes longer than the computation,
-    especially if it is rare. Measured with an H200: milliseconds to compare 45 KB.
+    especially if it is rare. Measured with an H200: milliseconds to compare 45 KB. Threads of Python take turns more
+    often meanwhile, in the whole process.
 
     >>> with on_one_core():
     ...     torch.get_num_threads()
@@ -105,11 +109,33 @@ def on_one_core() -> Iterator[None]:
         return
     _this.cores = _restricted[get_ident()] = torch.get_num_threads()
     torch.set_num_threads(1)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH))
     try:
         yield
     finally:
+        sys.setswitchinterval(before)
         torch.set_num_threads(_restricted.pop(get_ident()))
         del _this.cores
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Let torch use as many cores as `each` in this thread, also within `on_one_core`; one in a thread of the pool.
+
+    >>> with on_one_core(), all_cores():
+    ...     torch.get_num_threads() == cores()
+    True
+    """
+    before = torch.get_num_threads()
+    if before == (now := cores()):
+        yield
+        return
+    torch.set_num_threads(now)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=1)

@@ -19,13 +19,11 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-from thinwire.core.pinned import empty_long, to_host
-from thinwire.core.threads import cores, each, many_cores
+from thinwire.core.long_vectors import long_sum, weighted_mean_of_vectors
+from thinwire.core.pinned import to_host
 
 Tree: TypeAlias = dict[str, Tensor]
-_SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
 _ASIDE = 1 << 22  # bytes that are copied in parallel with later work of a GPU
-_LONG = 1 << 21  # values of a vector that is added up on several cores
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -263,26 +261,11 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     fractions = [weight / total for weight in weights]
     first = trees[0][names[0]]
     if names == [""] and first.device.type == "cpu" and first.is_floating_point():
-        return {"": _mean_by_slices([tree[""] for tree in trees], fractions)}
+        return {"": weighted_mean_of_vectors([tree[""] for tree in trees], fractions)}
     acc = list(torch._foreach_mul([trees[0][name] for name in names], fractions[0]))
     for tree, fraction in zip(trees[1:], fractions[1:], strict=True):
         torch._foreach_add_(acc, [tree[name] for name in names], alpha=fraction)
     return dict(zip(names, acc, strict=True))
-
-
-def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
-    """The weighted mean of vectors; of long ones in slices on several cores: each stays in the cache of a core."""
-    out = empty_long(vectors[0].numel(), vectors[0].dtype)
-    size = max(_SLICE, min(4 * _SLICE, len(out) // 5)) if many_cores() else _SLICE  # in threads: fewer, longer calls
-
-    def average(start: int) -> None:
-        here = slice(start, start + size)
-        total = torch.mul(vectors[0][here], fractions[0], out=out[here])
-        for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
-            total.add_(vector[here], alpha=fraction)
-
-    each(average, range(0, len(out), size), len(vectors) * size * out.element_size())
-    return out
 
 
 def all_finite(tree: Tree) -> bool:
@@ -292,18 +275,10 @@ def all_finite(tree: Tree) -> bool:
         return True
     # a finite sum implies finite terms; an infinite sum may be an overflow, so check each value then
     if blocks[0].device.type == "cpu":
-        total = sum(_sum(block) for block in blocks)
+        total = sum(long_sum(block) for block in blocks)
     else:  # one synchronization with the GPU
         total = grand_total(tree).item()
     return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
-
-
-def _sum(block: Tensor) -> float:
-    """The sum of all values of a tensor on the CPU, with a rounding that depends on the number of cores."""
-    if block.numel() < _LONG or not block.is_contiguous():
-        return float(block.sum())
-    parts = torch.split(block.view(-1), max(_SLICE, -(-block.numel() // cores())))
-    return math.fsum(each(lambda part: float(part.sum()), parts, block.nbytes // len(parts)))
 
 
 def norm(tree: Tree) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from thinwire.protocol.client import Group
 from thinwire.protocol.state import ClientState
 from thinwire.schedules.base import Plan
 from thinwire.simulation.clock import Download
+from thinwire.simulation.lazy import Lazy
 from thinwire.training.inputs import Backend
 from thinwire.wire.bits import Bytes
 
@@ -22,7 +22,7 @@ class OpenRound(NamedTuple):
     plan: Plan
     cohort: tuple[int, ...]
     states: dict[int, ClientState]
-    download: Callable[[], Download]  # encoded at the first call
+    download: Lazy[Download]  # encoded at the first call
     uploads: dict[int, Bytes]  # filled group by group: what was made if the round fails
 
 

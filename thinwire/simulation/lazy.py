@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Generic, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ A = TypeVar("A")
 
 
 class Lazy(Generic[A]):
-    """A value that is computed when it is first needed.
+    """A value that is computed when it is first needed, or before, by another thread.
 
     Args:
         work: computes it.
@@ -19,7 +20,7 @@ class Lazy(Generic[A]):
         since: the event after which its inputs are ready.
 
     >>> lazy = Lazy(lambda: print("now") or 2)
-    >>> lazy.result() + lazy.result()
+    >>> lazy() + lazy()
     now
     4
     """
@@ -27,18 +28,24 @@ class Lazy(Generic[A]):
     def __init__(
         self, work: Callable[[], A], stream: torch.cuda.Stream | None = None, since: torch.cuda.Event | None = None
     ) -> None:
-        self._work, self._stream, self._made = work, stream, False
-        self._since = since
-        self._value: A
+        self._work, self._stream, self._since = work, stream, since
+        self._made: Future[A] | None = None
 
-    def result(self) -> A:
-        """The value."""
-        if not self._made:
-            if self._stream is None or self._since is None:
-                self._value = self._work()
-            else:
-                self._stream.wait_event(self._since)
-                with torch.cuda.stream(self._stream):
-                    self._value = self._work()
-            self._made = True
-        return self._value
+    def __call__(self) -> A:
+        """The value; waits for the thread that computes it. Raises the error of the computation."""
+        if self._made is None:
+            made: Future[A] = Future()
+            made.set_result(self._compute())
+            self._made = made
+        return self._made.result()
+
+    def begin(self, pool: Executor) -> None:
+        """Compute the value in a thread of this pool, unless it was begun before."""
+        self._made = self._made or pool.submit(self._compute)
+
+    def _compute(self) -> A:
+        if self._stream is None or self._since is None:
+            return self._work()
+        self._stream.wait_event(self._since)
+        with torch.cuda.stream(self._stream):
+            return self._work()

@@ -12,14 +12,12 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from thinwire.core.threads import LEAST, on_one_core
+from thinwire.core.threads import LEAST, on_one_core, start
 from thinwire.data.task import Exchange
 from thinwire.errors import Diverged
 from thinwire.protocol.client import (
@@ -71,7 +69,8 @@ class Simulation:
         self.attackers = Attackers(job, engine)
         # an attack cannot be predicted
         ahead = self.device.type == "cuda" and not (engine.workers or job.attack or job.local.trainer)
-        self._long = self.device.type == "cuda" and self.contract.code.nbytes >= LEAST  # messages
+        long = self.device.type == "cuda" and self.contract.code.nbytes >= LEAST
+        self._beside = start(1) if long else None  # encodes long downloads on another core
         small = self.contract.coords.nbytes + self.contract.weights.nbytes < LEAST
         self.pipeline = Pipeline(self.device, on=ahead, small=small)
         self.clock = SimulatedClock(job)
@@ -165,7 +164,7 @@ class Simulation:
         own = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         states = hand_over(contract.method.opt_owner, own, cohort, state.cohort, state.clients)
         waits = ready is not None and server is state.server  # for the GPU
-        download = Lazy(encode, self.pipeline.stream, ready).result if waits else cache(encode)
+        download = Lazy(encode, *((self.pipeline.stream, ready) if waits else ()))
         return OpenRound(state.round, plan, cohort, states, download, {})
 
     def choose_backend(self, state: RunState) -> RunState:
@@ -209,7 +208,7 @@ class Simulation:
                 public = receive(self.contract, before, message, ids[0]).public
             alone = 1 if self.job.local.trainer else 0  # clients may keep different things
             size = alone or state.chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
-            for part in (tuple(ids[start : start + size]) for start in range(0, len(ids), size)):
+            for part in (tuple(ids[at : at + size]) for at in range(0, len(ids), size)):
                 yield Group(public, opened.plan, part, tuple(opened.states[i] for i in part))
 
     def _train(self, state: RunState, opened: OpenRound, trained: Trained | None) -> tuple[RunState, CohortResult]:
@@ -238,13 +237,11 @@ class Simulation:
             alone = len(tasks) == 1 and not (state.chunk or self.engine.chunk)
             if alone and (self.device.type == "cuda" or self.pipeline.on) and state.round + 1 < self.job.rounds:
                 self._work_ahead(state, one, wait.codes)
-            with ThreadPoolExecutor(1) if self._long else nullcontext() as other:
-                if other:
-                    other.submit(opened.download)  # on another core; an error is raised when it is used
-                else:
-                    opened.download()
-                result = self._uploads(task, one.inputs.work, wait())
-            yield result
+            if self._beside:
+                opened.download.begin(self._beside)
+            else:
+                opened.download()
+            yield self._uploads(task, one.inputs.work, wait())
 
     def train_group(self, task: GroupTask, work: Workload | None = None) -> GroupResult:
         """Train a group and make its uploads; on the clients' own batches of the round by default."""
