@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, SWITCH, all_cores, each, on_one_core, start
+from thinwire.core.threads import LEAST, SWITCH, each, half_the_cores, on_one_core, start
 
 
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
@@ -40,19 +40,25 @@ def test_threads_take_turns_more_often_only_within_a_round(three_cores):
     assert sys.getswitchinterval() == before
 
 
-def test_all_cores_lifts_the_restriction_for_a_while(three_cores):
-    with on_one_core():
-        with all_cores():
-            assert torch.get_num_threads() == 3
-        assert torch.get_num_threads() == 1
-        with pytest.raises(ZeroDivisionError), all_cores():
-            raise ZeroDivisionError
-        assert torch.get_num_threads() == 1
-    with all_cores():
-        assert torch.get_num_threads() == 3
+def test_torch_may_use_half_the_cores_for_a_while():
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        with on_one_core():
+            with half_the_cores():
+                assert torch.get_num_threads() == 4
+            assert torch.get_num_threads() == 1
+            with pytest.raises(ZeroDivisionError), half_the_cores():
+                raise ZeroDivisionError
+            assert torch.get_num_threads() == 1
+        with half_the_cores():
+            assert torch.get_num_threads() == 4
+        assert torch.get_num_threads() == 8
+    finally:
+        torch.set_num_threads(before)
 
     def in_a_pool() -> int:
-        with all_cores():
+        with half_the_cores():
             return torch.get_num_threads()
 
     assert start(1).submit(in_a_pool).result() == 1

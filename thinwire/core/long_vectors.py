@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.pinned import empty_long
-from thinwire.core.threads import all_cores, cores, each, many_cores
+from thinwire.core.threads import cores, each, half_the_cores, many_cores
 
 _SLICE = 1 << 17  # values that are averaged at a time: they fit into the cache of a core
 _LONG = 1 << 21  # values of a vector that a few cores add up together
@@ -35,7 +35,7 @@ def weighted_mean_of_vectors(vectors: Sequence[Tensor], fractions: Sequence[floa
             total.add_(vector[here], alpha=fraction)
 
     if many_cores() and len(out) > _SLICE:
-        with all_cores():
+        with half_the_cores():
             average(0, len(out))
     else:
         starts, size = range(0, len(out), _SLICE), len(vectors) * _SLICE * out.element_size()
@@ -50,7 +50,7 @@ def long_sum(block: Tensor) -> float:
     6.0
     """
     if many_cores() and block.numel() > _SLICE:
-        with all_cores():
+        with half_the_cores():
             return float(block.sum())
     if block.numel() < _LONG or not block.is_contiguous():
         return float(block.sum())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from thinwire.codecs.base import Codec
-from thinwire.core.threads import all_cores, each, many_cores
+from thinwire.core.threads import each, many_cores
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
@@ -94,12 +94,11 @@ def decode_uploads(
     if not (contract.sends_values and many_cores()):
         uploads = each(lambda i: _checked(contract, plan, i, *opened(i)), clients, contract.code.nbytes)
         return dict(zip(clients, uploads, strict=True))
-    # only checksums in threads of Python, which otherwise wait for each other
+    # only checksums and norms in threads, which otherwise wait for each other
     within = [i for i in clients if 4 < len(messages[i]) <= contract.longest_up]
     crcs = dict(zip(within, crc32_of_each([memoryview(messages[i])[:-4] for i in within]), strict=True))
     found = [opened(i, crcs.get(i)) for i in clients]
-    with all_cores():
-        norms = [norm(code) for _, code in found]
+    norms = each(lambda one: norm(one[1]), found, contract.code.nbytes)
     return {i: _checked(contract, plan, i, *one, size) for i, one, size in zip(clients, found, norms, strict=True)}
 
 
