@@ -1,12 +1,11 @@
 """Tests of thread pools."""
 
-import sys
 import threading
 
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, SWITCH, each, half_the_cores, on_one_core, start
+from thinwire.core.threads import LEAST, each, half_the_cores, on_one_core, start
 
 
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
@@ -31,13 +30,6 @@ def test_on_one_core_restricts_torch_but_not_each(three_cores):
     with pytest.raises(ZeroDivisionError), on_one_core():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
-
-
-def test_threads_take_turns_more_often_only_within_a_round(three_cores):
-    before = sys.getswitchinterval()
-    with on_one_core(), on_one_core():
-        assert sys.getswitchinterval() == pytest.approx(SWITCH)
-    assert sys.getswitchinterval() == before
 
 
 def test_torch_may_use_half_the_cores_for_a_while():

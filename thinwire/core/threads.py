@@ -8,7 +8,6 @@ bottleneck: there a long computation by torch is left to torch's own threads (`h
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ B = TypeVar("B")
 LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
 MOST = 16  # threads; more slow each other down
 FEW = 4  # threads that rarely wait for the GIL
-SWITCH = 5e-4  # seconds until a thread gives up the GIL in `on_one_core`: Python's 5 ms are a third of a short round
 _this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
 _restricted: dict[int, int] = {}  # the cores of torch before `on_one_core`, by the thread that is in it
 
@@ -97,8 +95,7 @@ def on_one_core() -> Iterator[None]:
     """Restrict torch to one core in this thread; `each` and `half_the_cores` may still use all cores.
 
     For threads that mostly use a GPU: waking up other cores for a short computation takes longer than the computation,
-    especially if it is rare. Measured with an H200: milliseconds to compare 45 KB. Threads of Python take turns more
-    often meanwhile, in the whole process.
+    especially if it is rare. Measured with an H200: milliseconds to compare 45 KB.
 
     >>> with on_one_core():
     ...     torch.get_num_threads()
@@ -109,12 +106,9 @@ def on_one_core() -> Iterator[None]:
         return
     _this.cores = _restricted[get_ident()] = torch.get_num_threads()
     torch.set_num_threads(1)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH))
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
         torch.set_num_threads(_restricted.pop(get_ident()))
         del _this.cores
 
