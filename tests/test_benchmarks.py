@@ -23,7 +23,7 @@ from benchmarks import (
     page,
     peers,
     precision,
-    speed,
+    speed_page,
     stragglers,
 )
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
@@ -269,7 +269,7 @@ def test_the_start_of_a_process_is_shown_in_parts(tmp_path):
     row = {"startup": "fashion-mnist", "precision": "bf16", "new_machine_s": 9.0, "bytecode": "cached", "seconds": 3.75}
     file = tmp_path / "speed.json"
     file.write_text(json.dumps({"device": "H", "torch": "2", "rows": [row | parts]}))
-    text = speed.page([str(file)])
+    text = speed_page.page([str(file)])
     assert "| bytecode | seconds | import torch | ours |" in text
     assert "| fashion-mnist | bf16 | 9.00 | cached | 3.75 | 1.50 | 2.25 | 0.50 | 0.25 | - | - | 1.00 |" in text
     assert "| process start to the end of the first round | 4.0 | 3.75 | pass |" in text
