@@ -124,3 +124,41 @@ def test_training_equals_training_with_convolutions_of_torch():
         ends.append(simulation.federation.weights(state.server.public))
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < 1e-4 for name, block in ends[0].items())
+
+
+TILED = [  # images, channels, height and width, kernels, size of a kernel, padding
+    (4, 16, (16, 16), 5, (5, 5), (2, 2)),
+    (9, 17, (13, 30), 3, (5, 7), (0, 3)),
+    (16, 16, (8, 9), 4, (8, 4), (5, 1)),
+    (5, 16, (31, 17), 2, (5, 5), (4, 4)),
+]
+
+
+@pytest.mark.parametrize("shape", TILED)
+@pytest.mark.parametrize("last", [False, True])
+def test_the_gradient_of_a_large_kernel_in_tiles_is_that_of_torch(shape, last, no_onednn):
+    n, i, (h, w), o, size, padding = shape
+    x, kernel = torch.randn(n, i, h, w, requires_grad=True), torch.randn(o, i, *size, requires_grad=True)
+    out = convolve_alone(x, kernel, None, (1, 1), padding)
+    grad = torch.randn_like(out)
+    if last:
+        x, grad = (block.detach().contiguous(memory_format=columns.LAST) for block in (x, grad))
+    found = columns._kernel_gradient_by_tiles(grad, x, size, padding)
+    expected = torch.nn.grad.conv2d_weight(x.double(), kernel.shape, grad.double(), padding=padding)
+    assert found.shape == kernel.shape
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_tiles_are_used_only_where_they_are_faster(monkeypatch):
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
+    x, grad = torch.empty(4, 16, 16, 16), torch.empty(4, 8, 16, 16)
+    pays = columns._transforms_pay
+    assert pays(grad, x, (5, 5), (1, 1))
+    assert not pays(grad, x, (3, 3), (1, 1)), "a product takes as little arithmetic"
+    assert not pays(grad, x, (9, 9), (1, 1)), "few pixels are left of a tile"
+    assert not pays(grad, x, (5, 5), (2, 2)), "the gradient is no plain convolution"
+    assert not pays(grad, x[:, :8], (5, 5), (1, 1)), "torch uses NNPACK from 16 images on, here channels"
+    assert not pays(grad[:3], x[:3], (5, 5), (1, 1)), "too few tiles"
+    assert not pays(grad, x.double(), (5, 5), (1, 1)), "NNPACK computes in float32"
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: False)
+    assert not pays(grad, x, (5, 5), (1, 1))

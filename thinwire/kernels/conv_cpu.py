@@ -3,8 +3,11 @@
     out = conv(x, kernel);    by x: conv(grad, flipped kernel);    by kernel: grad^T columns(x)
 
 `columns` has one row per patch of the images. The results differ from torch's by rounding only. torch's forward kernels
-are fast; but without oneDNN its gradients unfold and fold one image at a time and take up to five times as long as the
-convolution. `by_columns` replaces the layers of a model; with oneDNN, and in all other cases, they behave as before.
+are fast (NNPACK's, with Fourier transforms); but without oneDNN its gradients unfold and fold one image at a time and
+take up to five times as long as the convolution. The gradient by a large kernel is a convolution, too: of the images
+with the gradient of the output, where images are channels and channels are images. In tiles it takes two thirds of the
+time of the product. `by_columns` replaces the layers of a model; with oneDNN, and in all other cases, they behave as
+before.
 
 >>> x, kernel = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5, requires_grad=True)
 >>> grad, = torch.autograd.grad(convolve_alone(x, kernel, None, (1, 1), (2, 2)).square().sum(), kernel)
@@ -28,6 +31,9 @@ FEW = 16  # with fewer channels a product with the columns is as fast as torch's
 SHORT = 16  # contiguous values of a patch: shorter runs are slow to copy
 PIECE = 1 << 20  # values of columns that are computed at a time: they stay in the cache
 KEPT = 1 << 22  # the most values of columns that are saved for the backward pass
+LARGE = 25  # values of a kernel: for smaller ones a product takes no more arithmetic than transforms
+TILE = 16  # pixels on a side that NNPACK transforms at a time
+MANY = 4  # tiles of a batch: with fewer, transforming them takes longer than multiplying them
 
 
 def by_columns(module: nn.Module) -> bool:
@@ -186,8 +192,11 @@ def backward(
     o, i, kh, kw = kernel.shape
     by_kernel = None
     if need_kernel:
-        flat = _kernel_gradient(grad, x, (kh, kw), stride, padding) if saved is None else _rows(grad).mT @ saved
-        by_kernel = flat.view(o, kh, kw, i).permute(0, 3, 1, 2)
+        if saved is None and _transforms_pay(grad, x, (kh, kw), stride):
+            by_kernel = _kernel_gradient_by_tiles(grad, x, (kh, kw), padding)
+        else:
+            flat = _kernel_gradient(grad, x, (kh, kw), stride, padding) if saved is None else _rows(grad).mT @ saved
+            by_kernel = flat.view(o, kh, kw, i).permute(0, 3, 1, 2)
     return _input_gradient(grad, x, kernel, stride, padding) if need_x else None, by_kernel
 
 
@@ -199,6 +208,40 @@ def _kernel_gradient(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding:
     for g, part in zip(torch.split(grad, images), torch.split(x, images), strict=True):
         total = torch.addmm(total, _rows(g).mT, columns(part, size, stride, padding))
     return total
+
+
+def _transforms_pay(grad: Tensor, x: Tensor, size: Pair, stride: Pair) -> bool:
+    """Whether the gradient by the kernel is faster as a convolution, which NNPACK then computes."""
+    if stride != (1, 1) or size[0] * size[1] < LARGE or max(size) > TILE // 2 or x.dtype != torch.float32:
+        return False
+    tiles = len(grad) * grad.shape[2] * grad.shape[3] // TILE**2
+    return x.shape[1] >= FEW and tiles >= MANY and bool(torch.backends.nnpack.is_available())  # type: ignore[no-untyped-call]
+
+
+def _kernel_gradient_by_tiles(grad: Tensor, x: Tensor, size: Pair, padding: Pair) -> Tensor:
+    """The gradient with respect to the kernel, (o, i, kh, kw), as a convolution for stride 1.
+
+    The gradient of the output is cut into tiles so short that a tile with the pixels around it is transformed at once.
+    """
+    n, o, height, width = grad.shape
+    (rows, h), (columns, w) = _tiles(height, size[0]), _tiles(width, size[1])
+    down, right = rows * h - height, columns * w - width
+    grad = torch.constant_pad_nd(grad, (0, right, 0, down)) if down or right else grad
+    x = torch.constant_pad_nd(x, (padding[1], padding[1] + right, padding[0], padding[0] + down))
+    tiles = grad.reshape(n, o, rows, h, columns, w).permute(1, 2, 4, 0, 3, 5).reshape(o, -1, h, w)
+    high, wide = h + size[0] - 1, w + size[1] - 1
+    around = x.unfold(2, high, h).unfold(3, wide, w).permute(1, 2, 3, 0, 4, 5).reshape(x.shape[1], -1, high, wide)
+    return _convolution(around, tiles, None, (1, 1), (0, 0)).transpose(0, 1)
+
+
+def _tiles(side: int, length: int) -> tuple[int, int]:
+    """How many tiles a side is cut into, and their size; with a kernel of this length around one it is `TILE` or less.
+
+    >>> _tiles(16, 5), _tiles(8, 5), _tiles(31, 5)
+    ((2, 8), (1, 8), (3, 11))
+    """
+    count = -(-side // (TILE + 1 - length))
+    return count, -(-side // count)
 
 
 def _input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> Tensor:
