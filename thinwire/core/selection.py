@@ -109,7 +109,7 @@ def _around_edge(parts: list[np.ndarray], n: int, k: int) -> tuple[float, float]
         first += len(part)
     sample = np.abs(np.concatenate(some))
     rank = k * len(sample) / n
-    error = 3.5 * math.sqrt(rank) + 2
+    error = 3.5 * math.sqrt(rank * (1 - k / n)) + 2
     low, high = max(0, len(sample) - int(rank + error)), len(sample) - int(rank - error)
     sample = np.partition(sample, (low, min(high, len(sample) - 1)))
     return float(sample[low]), float(sample[high]) if high < len(sample) else math.inf

@@ -85,8 +85,10 @@ def _between(indices: np.ndarray, n: int) -> np.ndarray:
 
 def _high(gaps: np.ndarray, r: int) -> np.ndarray:
     """The high part of each gap as a byte; 255 stands for a longer one."""
-    high: np.ndarray = np.minimum(gaps >> r if r else gaps, _ESCAPE).astype(np.uint8)
-    return high
+    high: np.ndarray = gaps >> r if r else gaps
+    if int(high.max()) > _ESCAPE:  # rare, and slow
+        high = np.minimum(high, _ESCAPE)
+    return high.astype(np.uint8)
 
 
 def _bitmap(indices: np.ndarray, n: int) -> np.ndarray:
@@ -133,7 +135,7 @@ def _low_bits(n: int, k: int) -> int:
 
 def _gaps(gaps: np.ndarray, n: int, short: np.ndarray) -> bytes:
     r = _low_bits(n, len(gaps))
-    long = np.flatnonzero(short == _ESCAPE)
+    long = np.flatnonzero(short == _ESCAPE) if int(short.max()) == _ESCAPE else np.zeros(0, np.int64)
     return b"".join(
         (
             _bits.varint(len(long)),

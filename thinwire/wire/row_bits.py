@@ -157,4 +157,5 @@ def _group(first: np.ndarray) -> np.ndarray:
 def _groups(packed: np.ndarray) -> list[np.ndarray]:
     """The odd bytes, by the number of ones of the byte before."""
     odd, group = packed[1::2], _group(packed[::2])[: len(packed) // 2]
-    return [odd[group == number] for number in range(GROUPS)]
+    ends = np.cumsum(np.bincount(group, minlength=GROUPS))
+    return np.split(odd[np.argsort(group, kind="stable")], ends[:-1])
