@@ -17,7 +17,7 @@ from thinwire.core.key import Key
 
 FEW = 32  # fewer are drawn one after the other
 DENSE = 64  # up to this many values for each position, they are marked instead of sorted: a byte for each value
-PART = 1 << 13  # words at a time, which stay in the cache of a core
+PART = 1 << 14  # words at a time, which stay in the cache of a core
 
 
 def random_subset(key: Key, n: int, k: int) -> np.ndarray:

@@ -63,13 +63,13 @@ def gather(vector: Sequence[Tensor], at: np.ndarray) -> Tensor:
     """
     starts = np.cumsum([0, *map(len, vector)]).tolist()
     ends = np.searchsorted(at, starts).tolist()
-    dtype, short = vector[0].dtype, vector[0].dtype is torch.bfloat16  # which numpy does not have
-    found = torch.empty(len(at), dtype=torch.int16 if short else dtype)
-    for part, first, start, end in zip(vector, starts[:-1], ends[:-1], ends[1:], strict=True):
+    short = vector[0].dtype is torch.bfloat16  # which numpy does not have
+    arrays = [(part.view(torch.int16) if short else part).numpy() for part in vector]
+    found = np.empty(len(at), arrays[0].dtype)
+    for part, first, start, end in zip(arrays, starts[:-1], ends[:-1], ends[1:], strict=True):
         here = at[start:end] - first if first else at[start:end]
-        values = (part.view(torch.int16) if short else part).numpy()
-        values.take(here, out=found[start:end].numpy(), mode="clip")  # faster than a check of each position
-    return found.view(dtype)
+        part.take(here, out=found[start:end], mode="clip")  # faster than a check of each position
+    return torch.from_numpy(found).view(vector[0].dtype)
 
 
 def _vectors(tree: Tree) -> list[Tensor]:
