@@ -10,6 +10,7 @@ What is kept depends on how many positions are different, not on which they are,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -87,4 +88,8 @@ def _positions(words: np.ndarray, n: int) -> Iterator[np.ndarray]:
         product *= np.uint64(n)
         product >>= np.uint64(32)
         at = product.view(np.int64)  # numpy would convert other indices more slowly
-        yield at if lower.min() >= fair else at[lower >= fair]
+        unfair = np.flatnonzero(lower < fair)
+        if len(unfair) > FEW:
+            yield at[lower >= fair]
+        else:  # what is between them, without a copy
+            yield from (at[a + 1 : b] for a, b in pairwise((-1, *unfair.tolist(), len(at))))
