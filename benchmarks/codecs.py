@@ -47,6 +47,7 @@ from benchmarks.page import write_part
 from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
 from thinwire.codecs.positions import pack_sparse
+from thinwire.codecs.scales import read_scales
 from thinwire.core.key import Key
 from thinwire.core.selection import kept, largest_of
 from thinwire.core.spec import Spec
@@ -285,6 +286,29 @@ def words_speed(seconds: float) -> float:
     return speed(partial(Key(0).cpu_words, 1_000_000), 4_000_000, seconds)
 
 
+def bounds(tree: Tree, seconds: float) -> tuple[float, float]:
+    """MB/s of three steps alone of random-k and of top-k (density 0.1, int8), each one call of numpy or zlib."""
+    spec, peer = Spec.of(tree), Peer(Key(0))
+    n, k = spec.size, kept(0.1, spec.size)
+    at, values = largest_of(parts(tree), k)
+    marks = np.zeros(n, bool)
+    marks[at] = True
+    data, _ = Quantize(8).encode({"values": values}, {}, peer)
+    levels = symbols.decode(read_scales(data, -(-k // 256))[1], k, 8)
+
+    def drawn() -> None:
+        peer.key.cpu_words(k + k * k // n)
+        np.flatnonzero(marks)
+        symbols.encode(levels, 8)
+
+    def selected() -> None:
+        np.flatnonzero(marks)
+        indices.encode(at, n)
+        symbols.encode(levels, 8)
+
+    return speed(drawn, 4 * k, seconds), speed(selected, 4 * k, seconds)
+
+
 def short(codec: Codec) -> str:
     """The repr of a codec without default settings."""
     out = repr(codec)
@@ -371,7 +395,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "backend": [], "drawn": []}
-    found |= {"selected": [], "whole": []}
+    found |= {"selected": [], "whole": [], "words": [], "codes": []}
     parts = [
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
         "one core.",
@@ -381,6 +405,9 @@ def main() -> None:
     for label, task in TASKS.items():
         tree = update(task, options.steps)
         parts.append(model_table(label, tree, options.steps, options.seconds, options.flower, found))
+        if kept(0.1, Spec.of(tree).size) >= MANY:
+            for name, rate in zip(("words", "codes"), bounds(tree, options.seconds), strict=True):
+                found[name].append((rate, label))
     checks = Checks()
     checks.hold("positions of random sets, k >= 4,000: bytes of log2 C(n, k)", found["near"], NEAR, most=True)
     checks.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
@@ -392,6 +419,9 @@ def main() -> None:
         rates = [v for v in found["drawn"] if name in v[1]]
         checks.hold(f"the same of {what}, including random numbers", rates, FAST, most=False)
     checks.hold("the same of encoding by top-k, including the selection", found["selected"], FAST, most=False)
+    steps = "search for marked positions, int8 levels coded by zlib"
+    checks.show(f"MB/s of three steps of random-k alone: random words, {steps}", found["words"])
+    checks.show(f"MB/s of three steps of top-k alone: positions coded by zlib, {steps}", found["codes"])
     for name, what in (("RandomK", "random-k"), ("TopK", "top-k, including the selection")):
         rates = [v for v in found["whole"] if name in v[1]]
         checks.show(f"MB/s of {what}, counted as 4 bytes for each value of the update, sent or not", rates)

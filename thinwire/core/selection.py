@@ -75,9 +75,10 @@ def _top_positions(score: np.ndarray, k: int, high: float = math.inf) -> np.ndar
 
 def _edge(score: np.ndarray, k: int, high: float) -> np.floating:
     """The k-th highest score. If fewer than k of them reach `high`, only those below it are partitioned."""
-    below = np.flatnonzero(score < high)
-    if 0 < (above := len(score) - len(below)) < k:
-        score, k = score[below], k - above
+    if high < math.inf:
+        below = np.flatnonzero(score < high)
+        if (above := len(score) - len(below)) < k:
+            score, k = score[below], k - above
     edge: np.floating = np.partition(score, len(score) - k)[len(score) - k]
     return edge
 
