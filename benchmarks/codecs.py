@@ -10,7 +10,9 @@ The bound is the zero-order entropy of the levels, plus log2 C(n, k) bits for th
 message; an update with dependent levels or positions may be smaller. MB/s count 4 bytes for each value that is sent, on
 one core: the shortest CPU time of several calls, for the whole codec: drawing positions and random words, and selecting
 the k largest of all values, are included. Two more columns divide top-k's encoding: "after selection" in bytes of
-what is sent, "select" in bytes of the whole update. The limit on speed applies to every codec.
+what is sent, "select" in bytes of the whole update. The limit on speed applies to every codec. Lines without a limit
+state the speed of top-k and random-k as compressors usually count it: 4 bytes for each value of the update, also for
+those that are not sent.
 
 Each kind of machine has its own section of the page.
 
@@ -45,6 +47,7 @@ from benchmarks.page import write_part
 from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
 from thinwire.codecs.positions import pack_sparse
+from thinwire.codecs.scales import read_scales
 from thinwire.core.key import Key
 from thinwire.core.selection import kept, largest_of
 from thinwire.core.spec import Spec
@@ -283,6 +286,29 @@ def words_speed(seconds: float) -> float:
     return speed(partial(Key(0).cpu_words, 1_000_000), 4_000_000, seconds)
 
 
+def bounds(tree: Tree, seconds: float) -> tuple[float, float]:
+    """MB/s of three steps alone of random-k and of top-k (density 0.1, int8), each one call of numpy or zlib."""
+    spec, peer = Spec.of(tree), Peer(Key(0))
+    n, k = spec.size, kept(0.1, spec.size)
+    at, values = largest_of(parts(tree), k)
+    marks = np.zeros(n, bool)
+    marks[at] = True
+    data, _ = Quantize(8).encode({"values": values}, {}, peer)
+    levels = symbols.decode(read_scales(data, -(-k // 256))[1], k, 8)
+
+    def drawn() -> None:
+        peer.key.cpu_words(k + k * k // n)
+        np.flatnonzero(marks)
+        symbols.encode(levels, 8)
+
+    def selected() -> None:
+        np.flatnonzero(marks)
+        indices.encode(at, n)
+        symbols.encode(levels, 8)
+
+    return speed(drawn, 4 * k, seconds), speed(selected, 4 * k, seconds)
+
+
 def short(codec: Codec) -> str:
     """The repr of a codec without default settings."""
     out = repr(codec)
@@ -344,6 +370,8 @@ def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str,
             kind = "drawn" if _draws(codec) else "fast"
             found["selected" if pack else kind].append((enc, f"encoding {where}"))
             found[kind] += [(dec, f"decoding {where}")] + ([(pack, f"encoding {where}")] if pack else [])
+            whole = spec.size / sent
+            found["whole"] += [(whole * enc, f"encoding {where}"), (whole * dec, f"decoding {where}")]
         cells = [
             short(codec),
             f"{len(made):,}",
@@ -367,7 +395,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "backend": [], "drawn": []}
-    found["selected"] = []
+    found |= {"selected": [], "whole": [], "words": [], "codes": []}
     parts = [
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
         "one core.",
@@ -377,6 +405,9 @@ def main() -> None:
     for label, task in TASKS.items():
         tree = update(task, options.steps)
         parts.append(model_table(label, tree, options.steps, options.seconds, options.flower, found))
+        if kept(0.1, Spec.of(tree).size) >= MANY:
+            for name, rate in zip(("words", "codes"), bounds(tree, options.seconds), strict=True):
+                found[name].append((rate, label))
     checks = Checks()
     checks.hold("positions of random sets, k >= 4,000: bytes of log2 C(n, k)", found["near"], NEAR, most=True)
     checks.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
@@ -388,6 +419,12 @@ def main() -> None:
         rates = [v for v in found["drawn"] if name in v[1]]
         checks.hold(f"the same of {what}, including random numbers", rates, FAST, most=False)
     checks.hold("the same of encoding by top-k, including the selection", found["selected"], FAST, most=False)
+    steps = "search for marked positions, int8 levels coded by zlib"
+    checks.show(f"MB/s of three steps of random-k alone: random words, {steps}", found["words"])
+    checks.show(f"MB/s of three steps of top-k alone: positions coded by zlib, {steps}", found["codes"])
+    for name, what in (("RandomK", "random-k"), ("TopK", "top-k, including the selection")):
+        rates = [v for v in found["whole"] if name in v[1]]
+        checks.show(f"MB/s of {what}, counted as 4 bytes for each value of the update, sent or not", rates)
     checks.show(
         "MB/s of the random generator", [(words_speed(options.seconds), "4 bytes for each word of Philox4x64-10")]
     )

@@ -108,6 +108,13 @@ def test_sign_sends_signs_and_the_mean_magnitude():
     assert len(data) == 2 + 1 + 1
 
 
+def test_sign_magnitude_has_scales_for_more_groups_than_a_byte_counts():
+    x = Key(5).normal(600)
+    _, back = sent(Quantize(scheme="sign-magnitude", block=2), x)
+    assert torch.equal(torch.sign(back), torch.sign(x))
+    assert (back - x).abs().max() < 0.01 * x.abs().max(), "two values have two magnitudes"
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.1, 0.5, 0.999, 1.0])
 @pytest.mark.parametrize("per", ["block", "tree"])
 def test_sign_keeps_zeros(zeros, per):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.selection import LONG, PIECE, largest, largest_of
+from thinwire.core.selection import LONG, PIECE, SAMPLE, largest, largest_of
 
 VALUES = ["normal", "few levels", "sorted", "zeros", "denormal", "infinite", "mostly zero"]
 
@@ -31,7 +31,7 @@ def first_of_a_stable_sort(x: np.ndarray, k: int) -> np.ndarray:
 def test_long_vectors_give_the_first_of_a_stable_sort(values: str) -> None:
     n = LONG + 7
     x = drawn(values, n)
-    for k in (0, 1, 100, n // 10, n // 4, n // 2, n):
+    for k in (0, 1, 100, n // 10, n // 4, n // 3, n // 2, n // 2 + 1, n):
         assert (largest(torch.from_numpy(x), k) == first_of_a_stable_sort(x, k)).all()
 
 
@@ -45,3 +45,13 @@ def test_parts_give_the_positions_and_values_of_the_whole(values: str, dtype: to
         assert (at == first_of_a_stable_sort(whole.double().numpy(), k)).all()
         assert found.dtype is dtype
         assert torch.equal(found, whole[torch.from_numpy(at)])
+
+
+def test_a_misleading_sample_costs_time_only() -> None:
+    n = 4 * LONG
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    for factor in (1e3, 1e-3):  # sampled values are much larger, or much smaller, than all others
+        y = x.copy()
+        y[:: n // SAMPLE] *= np.float32(factor)
+        for k in (100, n // 100, n // 4):
+            assert (largest(torch.from_numpy(y), k) == first_of_a_stable_sort(y, k)).all()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import WireError
-from thinwire.wire import bits, symbols
-from thinwire.wire.entropy import expand, squeeze
+from thinwire.wire import bits, regions, symbols
+from thinwire.wire.entropy import at_least, expand, squeeze
 
 
 @given(st.binary(max_size=400) | st.lists(st.sampled_from([0, 1, 7]), max_size=2000).map(bytes))
@@ -118,3 +118,29 @@ def test_damaged_symbols_decode_to_valid_levels_or_are_refused(bits):
             continue
         assert out.shape == values.shape
         assert 0 <= out.min() <= out.max() < 1 << bits
+
+
+def drawn_levels(width: int, count: int, spread: float, by_region: bool, seed: int) -> np.ndarray:
+    draw, middle = np.random.default_rng(seed), (1 << width) // 2
+    scale = spread * np.repeat(draw.random(-(-count // 512)) ** 2, 512)[:count] if by_region else spread
+    return np.clip(np.rint(draw.normal(size=count) * scale + middle), 0, (1 << width) - 1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("size", [16, 1000, 32767, 32768, 65535, 65536])
+@pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 100.0])
+def test_the_lower_bound_is_below_the_length(size, spread):
+    data = drawn_levels(8, size, spread, by_region=False, seed=0)
+    assert at_least(data) < len(squeeze(data.tobytes()))
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("spread", [0.01, 0.5, 2.0, 8.0])
+@pytest.mark.parametrize("by_region", [False, True])
+@pytest.mark.parametrize("count", [20_000, 60_000, 300_001])
+def test_levels_take_the_form_that_codes_of_both_decide(width, spread, by_region, count):
+    levels = drawn_levels(width, count, spread, by_region, seed=count)
+    packed = np.frombuffer(bits.pack(levels, width), np.uint8)
+    whole, sizes = squeeze(packed.tobytes()), symbols._sizes(width)
+    parted = bytes([symbols._REGIONS]) + regions.squeeze(packed, regions.classes(sizes[packed]))
+    pays = regions.estimate(packed, sizes) < symbols._PAYS * len(whole)
+    assert symbols.encode(levels, width) == (min(whole, parted, key=len) if pays else whole)

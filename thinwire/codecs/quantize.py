@@ -28,7 +28,7 @@ from thinwire.wire.bits import Bytes
 Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude"]
 Per = Literal["block", "tree"]
 
-_PART = 1 << 15  # values at a time
+_PART = 1 << 17  # values at a time
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

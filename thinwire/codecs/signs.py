@@ -67,7 +67,7 @@ def decode_magnitudes(data: memoryview, n: int, length: int, real: type[np.float
     if (scales[:groups] > scales[groups:]).any():
         raise WireError("a smaller magnitude is above the larger one")
     levels, row = symbols.decode(rest, count, 2), np.arange(count) // length
-    sizes = widen(scales)[row + groups * (levels & 1)]
+    sizes = widen(scales)[row + np.where(levels & 1, groups, 0)]  # levels are bytes: a product might not fit
     x[some] = np.where(levels >= 2, sizes, -sizes)
     return x
 

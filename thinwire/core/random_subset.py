@@ -9,13 +9,16 @@ What is kept depends on how many positions are different, not on which they are,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
 import numpy as np
 
 from thinwire.core.key import Key
 
 FEW = 32  # fewer are drawn one after the other
 DENSE = 64  # up to this many values for each position, they are marked instead of sorted: a byte for each value
-PART = 1 << 13  # words at a time, which stay in the cache of a core
+PART = 1 << 14  # words at a time, which stay in the cache of a core
 
 
 def random_subset(key: Key, n: int, k: int) -> np.ndarray:
@@ -39,25 +42,27 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
     while len(drawn := different(_positions(key.cpu_words(draws), n), n)) < k:
         draws += draws // 8
     if len(drawn) == k:
-        return drawn.astype(np.int64, copy=False)
+        return drawn
     left = np.ones(len(drawn), bool)
     left[random_subset(key.fold("subset"), len(drawn), len(drawn) - k)] = False
-    return drawn[left].astype(np.int64, copy=False)
+    return drawn[left]
 
 
-def _by_marks(drawn: np.ndarray, n: int) -> np.ndarray:
+def _by_marks(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
     """The different positions in ascending order, found in a list of all n."""
     marks = np.zeros(n, bool)
-    marks[drawn.astype(np.int64)] = True  # numpy would convert other indices more slowly
+    for some in positions:
+        marks[some] = True
     return np.flatnonzero(marks)
 
 
-def _by_order(drawn: np.ndarray, n: int) -> np.ndarray:
-    """The same by sorting, where a list of all n would be long. Overwrites its argument."""
+def _by_order(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
+    """The same by sorting, where a list of all n would be long."""
+    drawn = np.concatenate([some.astype(np.uint32) for some in positions])
     drawn.sort()
     new = np.ones(len(drawn), bool)
     np.not_equal(drawn[1:], drawn[:-1], out=new[1:])
-    return drawn[new]
+    return drawn[new].astype(np.int64)
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
@@ -65,23 +70,26 @@ def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
     seen: dict[int, None] = {}
     draws = 2 * FEW
     while len(seen) < k:
-        seen = dict.fromkeys(_positions(key.cpu_words(draws), n).tolist())
+        seen = dict.fromkeys(at for some in _positions(key.cpu_words(draws), n) for at in some.tolist())
         draws *= 2
     return np.sort(np.array(list(seen)[:k], np.int64))
 
 
-def _positions(words: np.ndarray, n: int) -> np.ndarray:
-    """Uniform positions below n: of the product of n and a word, the upper half. Overwrites the words.
+def _positions(words: np.ndarray, n: int) -> Iterator[np.ndarray]:
+    """Uniform positions below n, some at a time: of the product of n and a word, the upper half.
 
     Words whose product has a lower half below 2^32 mod n are left out, so that as many words lead to each position.
     """
-    fair, unfair = np.uint32((1 << 32) % n), []
+    fair = np.uint32((1 << 32) % n)
     for start in range(0, len(words), PART):
         some = words[start : start + PART]
-        product = some.astype("<u8")
-        product *= np.uint64(n)
         lower = some * np.uint32(n)  # modulo 2^32
-        if lower.min() < fair:
-            unfair.append(start + np.flatnonzero(lower < fair))
-        some[:] = product.view("<u4")[1::2]
-    return np.delete(words, np.concatenate(unfair)) if unfair else words
+        product = some.astype(np.uint64)
+        product *= np.uint64(n)
+        product >>= np.uint64(32)
+        at = product.view(np.int64)  # numpy would convert other indices more slowly
+        unfair = np.flatnonzero(lower < fair)
+        if len(unfair) > FEW:
+            yield at[lower >= fair]
+        else:  # what is between them, without a copy
+            yield from (at[a + 1 : b] for a, b in pairwise((-1, *unfair.tolist(), len(at))))

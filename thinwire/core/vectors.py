@@ -61,13 +61,15 @@ def gather(vector: Sequence[Tensor], at: np.ndarray) -> Tensor:
     >>> gather([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], np.array([0, 2, 3]))
     tensor([1., 3., 4.])
     """
-    starts = np.cumsum([0, *map(len, vector)])
-    ends = np.searchsorted(at, starts)
-    found = [
-        part.index_select(0, torch.from_numpy(at[ends[i] : ends[i + 1]] - starts[i] if i else at[: ends[1]]))
-        for i, part in enumerate(vector)
-    ]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    starts = np.cumsum([0, *map(len, vector)]).tolist()
+    ends = np.searchsorted(at, starts).tolist()
+    short = vector[0].dtype is torch.bfloat16  # which numpy does not have
+    arrays = [(part.view(torch.int16) if short else part).numpy() for part in vector]
+    found = np.empty(len(at), arrays[0].dtype)
+    for part, first, start, end in zip(arrays, starts[:-1], ends[:-1], ends[1:], strict=True):
+        here = at[start:end] - first if first else at[start:end]
+        part.take(here, out=found[start:end], mode="clip")  # faster than a check of each position
+    return torch.from_numpy(found).view(vector[0].dtype)
 
 
 def _vectors(tree: Tree) -> list[Tensor]:

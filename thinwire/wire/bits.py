@@ -10,7 +10,7 @@ Integer i of k bits takes bits i k to (i + 1) k - 1; bit j is bit j % 8 of byte 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +36,8 @@ def pack(values: np.ndarray, bits: int) -> bytes:
         return values.astype(np.uint8).tobytes()
     if bits == 1:
         return np.packbits(values.astype(np.uint8), bitorder="little").tobytes()
+    if bits in (2, 4):
+        return _pack_within_bytes(values, bits)
     if len(values) <= _FEW:  # bit by bit: faster than the loop below for few values, slower for many
         each = np.unpackbits(values.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little")
         return np.packbits(each, bitorder="little").tobytes()
@@ -64,6 +66,8 @@ def unpack(data: Bytes, count: int, bits: int) -> np.ndarray:
         return np.frombuffer(data, np.uint8)
     if bits == 1:
         return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
+    if bits in (2, 4):
+        return _within_bytes(bits).take(np.frombuffer(data, np.uint8)).view(np.uint8)[:count]
     word, groups = _word(bits), -(-count // 8)
     rows = np.zeros((groups, bits), np.uint8)
     rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
@@ -75,6 +79,25 @@ def unpack(data: Bytes, count: int, bits: int) -> np.ndarray:
             value |= rows[:, first + j].astype(word) << word(8 * j)
         out[:, i] = value >> word(shift) & word((1 << bits) - 1)
     return out.reshape(-1)[:count]
+
+
+def _pack_within_bytes(values: np.ndarray, bits: int) -> bytes:
+    """Pack integers of which a byte holds two or four: one word of as many bytes holds them first, one in each byte."""
+    each = 8 // bits
+    loose = np.zeros(-(-len(values) // each) * each, np.uint8)
+    loose[: len(values)] = values
+    words = loose.view(f"<u{each}")
+    packed = words.copy()
+    for i in range(1, each):
+        packed |= words >> i * (8 - bits)
+    return packed.astype(np.uint8).tobytes()  # the lowest byte of each
+
+
+@cache
+def _within_bytes(bits: int) -> np.ndarray:
+    """For each byte the two or four integers that it holds, one in each byte of a word."""
+    integers = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
+    return integers.astype(np.uint8).view(f"<u{8 // bits}").reshape(-1)
 
 
 def _word(bits: int) -> type[np.unsignedinteger]:

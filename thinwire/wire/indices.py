@@ -51,7 +51,7 @@ def encode(indices: np.ndarray, n: int, shapes: row_bits.Shapes = ()) -> bytes:
     if _allowed(RICE, n, k):
         forms.append(bytes([RICE]) + _rice(gaps))
     if _allowed(GAPS, n, k):
-        forms.append(bytes([GAPS]) + _gaps(gaps, n, _high(gaps, _low_bits(n, k))))
+        forms.append(bytes([GAPS]) + _gaps(gaps, n, *_high(gaps, _low_bits(n, k))))
     if _allowed(BITMAP, n, k):
         forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n).tobytes()))
     return min(forms, key=len)
@@ -61,15 +61,15 @@ def _shortest_of_many(indices: np.ndarray, gaps: np.ndarray, n: int, shapes: row
     """The form of many positions whose estimated length is the least."""
     bits = np.zeros(n, np.uint8)
     bits[indices] = 1
-    bitmap, r, high = np.packbits(bits, bitorder="little"), _low_bits(n, len(indices)), None
-    sizes = {BITMAP: entropy(bitmap)}
+    bitmap, r = np.packbits(bits, bitorder="little"), _low_bits(n, len(indices))
+    sizes, high, long = {BITMAP: entropy(bitmap)}, np.zeros(0, np.uint8), np.zeros(0, np.int64)
     if _allowed(GAPS, n, len(indices)):
-        high = _high(gaps, r)
+        high, long = _high(gaps, r)
         sizes[GAPS] = entropy(high) + _bits.width(len(indices), r)
     if shapes and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
         return bytes([ROWS]) + rows
-    if high is not None and sizes[GAPS] < sizes[BITMAP]:
-        return bytes([GAPS]) + _gaps(gaps, n, high)
+    if sizes.get(GAPS, math.inf) < sizes[BITMAP]:
+        return bytes([GAPS]) + _gaps(gaps, n, high, long)
     return bytes([BITMAP]) + squeeze(bitmap.tobytes())
 
 
@@ -83,10 +83,11 @@ def _between(indices: np.ndarray, n: int) -> np.ndarray:
     return gaps
 
 
-def _high(gaps: np.ndarray, r: int) -> np.ndarray:
-    """The high part of each gap as a byte; 255 stands for a longer one."""
-    high: np.ndarray = np.minimum(gaps >> r if r else gaps, _ESCAPE).astype(np.uint8)
-    return high
+def _high(gaps: np.ndarray, r: int) -> tuple[np.ndarray, np.ndarray]:
+    """The high part of each gap as a byte, 255 for a longer one; and where those are."""
+    high, long = (gaps >> r if r else gaps).astype(np.uint8), np.flatnonzero(gaps >= _ESCAPE << r)
+    high[long] = _ESCAPE
+    return high, long
 
 
 def _bitmap(indices: np.ndarray, n: int) -> np.ndarray:
@@ -131,15 +132,14 @@ def _low_bits(n: int, k: int) -> int:
     return max(0, (n // k).bit_length() - 1 - 4)
 
 
-def _gaps(gaps: np.ndarray, n: int, short: np.ndarray) -> bytes:
+def _gaps(gaps: np.ndarray, n: int, high: np.ndarray, long: np.ndarray) -> bytes:
     r = _low_bits(n, len(gaps))
-    long = np.flatnonzero(short == _ESCAPE)
     return b"".join(
         (
             _bits.varint(len(long)),
             _bits.pack(gaps & ((1 << r) - 1), r) if r else b"",
             _bits.pack(gaps[long] >> r, (n >> r).bit_length()),
-            squeeze(short.tobytes()),
+            squeeze(high.tobytes()),
         )
     )
 

@@ -43,7 +43,7 @@ def estimate(data: np.ndarray, size: np.ndarray) -> float:
     sample = data[: len(data) // _REGION * _REGION].reshape(-1, _REGION)[::_EVERY].reshape(-1)
     if not len(sample):
         return float(len(data))
-    of_regions = classes(size[sample])
+    of_regions = classes(size.take(sample))
     return sum(entropy.entropy(part) for part in _split(sample, of_regions)) * len(data) / len(sample) + _TABLES
 
 
@@ -80,5 +80,9 @@ def _lengths(length: int) -> np.ndarray:
 
 def _split(data: np.ndarray, of_regions: np.ndarray) -> list[np.ndarray]:
     """The bytes of each class."""
-    of_bytes = np.repeat(of_regions, _lengths(len(data)))
-    return [data[of_bytes == number] for number in range(CLASSES)]
+    whole = len(data) // _REGION
+    rows, rest = data[: whole * _REGION].reshape(-1, _REGION), data[whole * _REGION :]
+    parts = [rows[of_regions[:whole] == number].reshape(-1) for number in range(CLASSES)]
+    if len(rest):
+        parts[of_regions[-1]] = np.concatenate((parts[of_regions[-1]], rest))
+    return parts

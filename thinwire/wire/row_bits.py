@@ -38,6 +38,7 @@ from thinwire.wire.entropy import entropy, expand, squeeze
 Shapes = Sequence[tuple[int, int]]
 GROUPS = 8
 _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+_GROUP = np.minimum(_ONES, GROUPS - 1)  # of the byte after each
 _EVERY = 8  # rows, of which one is in the sample
 _TABLES = 700  # bytes of the Huffman codes, about
 
@@ -81,7 +82,7 @@ def encode(bitmap: np.ndarray, shapes: Shapes, limit: float) -> bytes | None:
             rows = rows[:, order]
         ordered[matrix.start : matrix.end] = rows.reshape(-1)
     packed = np.packbits(ordered, bitorder="little")
-    even = regions.squeeze(packed[::2], regions.classes(_ONES[packed[::2]]))
+    even = regions.squeeze(packed[::2], regions.classes(_ONES.take(packed[::2])))
     codes = [squeeze(group.tobytes()) for group in _groups(packed)]
     data = b"".join((*orders, varint(len(even)), even, *(varint(len(code)) for code in codes[:-1]), *codes))
     return data if len(data) < limit else None
@@ -129,7 +130,7 @@ def _read_bytes(data: Bytes, count: int) -> np.ndarray:
         sizes.append(size)
     if sum(sizes) > len(data) - at:
         raise WireError(f"odd bytes of {sum(sizes)} bytes announced, {len(data) - at} are left")
-    group, odd = _group(out[::2])[: count // 2], np.empty(count // 2, np.uint8)
+    group, odd = _GROUP.take(out[::2][: count // 2]), np.empty(count // 2, np.uint8)
     for number, size in enumerate((*sizes, len(data) - at - sum(sizes))):
         inside = group == number
         odd[inside] = np.frombuffer(expand(data[at : at + size], int(np.count_nonzero(inside))), np.uint8)
@@ -148,13 +149,8 @@ def _matrices(shapes: Shapes, n: int) -> list[_Matrix]:
     return out
 
 
-def _group(first: np.ndarray) -> np.ndarray:
-    """The group of the byte after each of these."""
-    group: np.ndarray = np.minimum(_ONES[first], GROUPS - 1)
-    return group
-
-
 def _groups(packed: np.ndarray) -> list[np.ndarray]:
     """The odd bytes, by the number of ones of the byte before."""
-    odd, group = packed[1::2], _group(packed[::2])[: len(packed) // 2]
-    return [odd[group == number] for number in range(GROUPS)]
+    odd, group = packed[1::2], _GROUP.take(packed[::2][: len(packed) // 2])
+    ends = np.cumsum(np.bincount(group, minlength=GROUPS))
+    return np.split(odd[np.argsort(group, kind="stable")], ends[:-1])

@@ -23,7 +23,7 @@ import numpy as np
 from thinwire.errors import WireError
 from thinwire.wire import bits as _bits
 from thinwire.wire import regions
-from thinwire.wire.entropy import expand, squeeze
+from thinwire.wire.entropy import at_least, expand, squeeze
 
 _REGIONS = 7  # the first byte; a deflate stream with these bits has a type of block that does not exist
 _MANY = 1 << 14  # levels, from which a code for each class of regions may pay
@@ -38,9 +38,7 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
         return _bits.pack(symbols & ((1 << low) - 1), low) + squeeze(top.tobytes())
     packed = _bits.pack(symbols, bits)
     if 8 % bits == 0:
-        whole = squeeze(packed)
-        by_regions = bits in (2, 4) and len(symbols) >= _MANY
-        return _shorter(np.frombuffer(packed, np.uint8), bits, whole) if by_regions else whole
+        return _shorter(packed, bits) if bits in (2, 4) and len(symbols) >= _MANY else squeeze(packed)
     loose = squeeze(_loose(symbols, bits).tobytes())
     return loose if len(loose) < len(packed) else packed
 
@@ -82,11 +80,26 @@ def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
     return both
 
 
-def _shorter(packed: np.ndarray, bits: int, whole: bytes) -> bytes:
-    """Packed levels by regions, if that is shorter than the code of the whole."""
-    if regions.estimate(packed, _sizes(bits)) >= _PAYS * len(whole):
+def _shorter(data: bytes, bits: int) -> bytes:
+    """Packed levels by regions, if that is shorter than the code of the whole.
+
+    Coding is slow: the whole is coded only where a bound on its length does not decide.
+    """
+    packed, sizes = np.frombuffer(data, np.uint8), _sizes(bits)
+    expected, bound = regions.estimate(packed, sizes), at_least(packed)
+    by_regions = b""
+    if expected < _PAYS * bound:
+        by_regions = _by_regions(packed, sizes)
+        if len(by_regions) < bound:
+            return by_regions
+    whole = squeeze(data)
+    if expected >= _PAYS * len(whole):
         return whole
-    return min(whole, bytes([_REGIONS]) + regions.squeeze(packed, regions.classes(_sizes(bits)[packed])), key=len)
+    return min(whole, by_regions or _by_regions(packed, sizes), key=len)
+
+
+def _by_regions(packed: np.ndarray, sizes: np.ndarray) -> bytes:
+    return bytes([_REGIONS]) + regions.squeeze(packed, regions.classes(sizes.take(packed)))
 
 
 @cache
