@@ -134,7 +134,7 @@ def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tup
 def _sums_numpy(rows: np.ndarray, factor: float, signs: np.ndarray, with_squares: bool) -> tuple[int, float]:
     """`_sums` on a CPU: a few calls for a small model, parts on several cores for a large one."""
     columns, row_signs = signs[:_WIDE].astype(np.float64), signs[_WIDE:].astype(np.int64)
-    step = min(_ROWS_OF_A_CORE, max(16, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
+    step = min(_ROWS_OF_A_CORE, max(4, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
 
     def part(start: int) -> tuple[int, float]:
         here = slice(start, start + step)
