@@ -92,7 +92,7 @@ def _usable() -> int:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Restrict torch to one core in this thread; `each` and `half_the_cores` may still use all cores.
+    """Restrict torch to one core in this thread; `each` may still use all cores, `half_the_cores` half of them.
 
     For threads that mostly use a GPU: waking up other cores for a short computation takes longer than the computation,
     especially if it is rare. Measured with an H200: milliseconds to compare 45 KB.
