@@ -24,7 +24,6 @@ below 1.5 times what that changes ("rounding").
 from __future__ import annotations
 
 import argparse
-import copy
 import cProfile
 import gc
 import json
@@ -37,8 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +46,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
+from benchmarks.plain_loop import plain
 from benchmarks.speed_page import page
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
-from thinwire.data.losses import cross_entropy
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import method_from, resolve
 from thinwire.experiments.presets import preset
-from thinwire.models.lstm import NextCharacter
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runtime.job import Job
@@ -65,7 +62,6 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training import Local
 from thinwire.training.evaluation import evaluate
-from thinwire.training.precision import compute_with
 
 # model, its options, channels, size, examples of a client
 MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
@@ -131,26 +127,6 @@ def make_task(name: str, clients: int) -> Task:
     return Task(lookup("model", kind).make(**options), examples(pool), assignment)
 
 
-def as_anybody_writes_it(module: torch.nn.Module) -> torch.nn.Module:
-    """The model of the plain loop: a copy; an LSTM as `nn.LSTM`, whose weights have the same names."""
-    model = copy.deepcopy(module).train()
-    if isinstance(model, NextCharacter):
-        ours = model.lstm
-        model.lstm = _LastState(ours.weight_ih_l0.shape[1], ours.hidden, ours.layers).to(ours.weight_ih_l0.device)
-        model.lstm.load_state_dict(ours.state_dict())
-    return model
-
-
-class _LastState(torch.nn.LSTM):
-    """`nn.LSTM` that returns the last hidden state."""
-
-    def __init__(self, inputs: int, hidden: int, layers: int) -> None:
-        super().__init__(inputs, hidden, layers, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(x)[0][:, -1]  # type: ignore[no-any-return]
-
-
 def clock(fn: Callable[[], Any], device: torch.device, times: int) -> float:
     """Median seconds of a call."""
     took = []
@@ -175,64 +151,6 @@ def fresh_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-
-
-@contextmanager
-def rounded(start: torch.nn.Module, precision: str) -> Iterator[None]:
-    """Compute as plain PyTorch does in a precision; for float32 the weights are one bit off. Nothing for ""."""
-    device = next(start.parameters()).device
-    if precision == "float32":
-        with torch.no_grad():
-            for block in start.parameters():
-                block.mul_(1 + 2**-23)
-    with (
-        compute_with(device, "tf32") if precision == "tf32" else nullcontext(),
-        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        yield
-
-
-def plain(
-    simulation: Simulation,
-    cohort: tuple[int, ...],
-    lr: float,
-    last: dict[str, torch.Tensor] | None = None,
-    precision: str = "",
-) -> tuple[dict[str, torch.Tensor], int]:
-    """A plain loop: one model, one optimizer, one client after another. Returns mean weights and number of steps.
-
-    The contribution of the last step of each client to the mean is stored in `last`. `precision` is that of `rounded`.
-    """
-    start = as_anybody_writes_it(simulation.federation.model.module)
-    with rounded(start, precision):
-        return plain_steps(simulation, cohort, lr, start, last)
-
-
-def plain_steps(
-    simulation: Simulation,
-    cohort: tuple[int, ...],
-    lr: float,
-    start: torch.nn.Module,
-    last: dict[str, torch.Tensor] | None,
-) -> tuple[dict[str, torch.Tensor], int]:
-    """The steps of `plain`, from this model."""
-    work = simulation.federation.sampler.workload(0, cohort)
-    total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
-    steps = 0
-    for i in range(len(cohort)):
-        model = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        for s, rows in enumerate(work.rows[i].tolist()):
-            x, y = work.gather(work.index[i, s, :rows])
-            optimizer.zero_grad(set_to_none=True)
-            cross_entropy(model(x), y).mean().backward()
-            optimizer.step()
-            steps += 1
-        for name, p in model.named_parameters():
-            total[name] += p.detach() / len(cohort)
-            if last is not None and p.grad is not None:
-                last[name] = last.get(name, 0) - lr * p.grad / len(cohort)
-    return total, steps
 
 
 def compare(

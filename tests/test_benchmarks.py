@@ -17,6 +17,7 @@ from benchmarks import (
     attacks,
     codecs,
     faults,
+    flower_sizes,
     frameworks,
     fuzz_wire,
     grid,
@@ -179,7 +180,7 @@ def test_checks_can_fail():
 
 def test_flower_arrays_are_positions_and_values_or_dense():
     spec = Spec.of({"w": Key(0).normal(100, 10)})
-    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
+    dense, pairs = flower_sizes.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
 
