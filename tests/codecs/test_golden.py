@@ -245,7 +245,7 @@ from thinwire.models.exact_init import exact_init
 from thinwire.core.key import Key
 from thinwire.protocol.drift_check import project
 drawn = {"w": Key(1).normal(300_000) * torch.logspace(-30, 6, 300_000), "b": Key(2).normal(7)}
-checks = [project(drawn, Key(version))[0].hex() for version in range(5)]
+checks = [project(drawn, Key(version).signs)[0].hex() for version in range(5)]
 for name in ("mlp", "cnn2", "resnet20", "lstm-shakespeare", "transformer-sent140"):
     with exact_init(Key(3)):
         model = models.build(name)

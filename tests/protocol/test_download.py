@@ -324,7 +324,7 @@ def test_detection_rate_of_the_drift_check(size, found):
     y, hits = perturbed(x, size), 0
     for i in range(100):
         key = Key(9).fold(i)
-        (one, _), (two, length) = project(x, key), project(y, key)
+        (one, _), (two, length) = project(x, key.signs), project(y, key.signs)
         hits += abs(one - two) > TOLERANCE * length
     assert hits >= found
     assert found or hits == 0

@@ -236,11 +236,7 @@ class Raw(Codec):
         """Split the payload into blocks; the result is a view of it where alignment allows."""
         if len(data) != spec.nbytes:
             raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
-        payload = np.frombuffer(data, np.uint8)
-        # torch needs writable, aligned memory
-        address, readonly = payload.__array_interface__["data"]
-        whole = torch.from_numpy(payload.copy() if readonly or address % 8 else payload)
-        dtype = spec.dtype
+        whole, dtype = _bytes_of(data), spec.dtype
         if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
             return cut(whole.view(dtype), spec.names, spec.like)
         out: Tree = {}
@@ -259,11 +255,21 @@ class Raw(Codec):
         return {block.name: block.nbytes for block in spec}
 
 
+def _bytes_of(data: Bytes) -> Tensor:
+    """The bytes of a payload in memory that is writable and aligned, as torch needs it: a view of it, or a copy."""
+    if not data:
+        return torch.zeros(0, dtype=torch.uint8)
+    if not (isinstance(data, bytes) or data.readonly):
+        whole = torch.frombuffer(data, dtype=torch.uint8)
+        return whole.clone() if whole.data_ptr() % 8 else whole
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
 def _as_bytes(tensor: Tensor) -> memoryview:
     raw = tensor.detach().cpu()
     if raw.dtype is torch.bfloat16:  # numpy has no such type
         raw = raw.view(torch.int16)
-    array = np.ascontiguousarray(raw.numpy())
+    array = raw.contiguous().numpy()
     if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
         array = array.byteswap()
     return array.data.cast("B") if array.size else memoryview(b"")

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.philox import CHUNK, MASK, philox_alike, philox_counted, philox_torch
+from thinwire.core.philox import CHUNK, MASK, interleaved, philox_alike, philox_counted, philox_torch
 
 Device: TypeAlias = "torch.device | str | None"
 
@@ -155,11 +155,8 @@ class Key:
         n = math.prod(shape)
         first, last = start // 32, -(-(start + n) // 32)
         if torch.device(device or "cpu").type == "cpu":
-            drawn = self.words_numpy(last - first, first).astype("<u4", copy=False)
-            bits = np.unpackbits(drawn.view(np.uint8), bitorder="little").astype(np.float32)
-            bits *= 2
-            bits -= 1
-            return torch.from_numpy(bits[start - 32 * first :][:n].reshape(shape))
+            drawn = _signs_of_words(self.words_numpy(last - first, first))
+            return torch.from_numpy(drawn[start - 32 * first :][:n].reshape(shape))
         words = self.words(last - first, first, device)
         shifts = torch.arange(32, dtype=torch.int64, device=words.device)
         flat = ((words[:, None] >> shifts) & 1).to(torch.float32).view(-1)
@@ -184,6 +181,46 @@ class Key:
 
     def _halves(self) -> tuple[int, int]:
         return self.value & MASK, self.value >> 32
+
+
+def signs_of_each(keys: Sequence[Key], n: int) -> Tensor:
+    """`key.signs(n)` for many keys at once, one row each: for few signs much faster than a loop.
+
+    >>> torch.equal(signs_of_each([Key(1), Key(2)], 40)[1], Key(2).signs(40))
+    True
+    """
+    words = _words_of_each(keys, -(-n // 32))
+    return torch.from_numpy(_signs_of_words(words).reshape(len(keys), -1)[:, :n])
+
+
+def choices(keys: Sequence[Key], n: int, k: int) -> list[list[int]]:
+    """`key.choice(n, k)` for many keys at once, much faster than a loop where k is small.
+
+    >>> choices([Key(1), Key(2)], 100, 3)[1] == Key(2).choice(100, 3)
+    True
+    """
+    if not 0 <= 3 * k <= n or n > 1 << 31:
+        return [key.choice(n, k) for key in keys]
+    drawn = (_words_of_each(keys, 2 * k).astype(np.int64) * n >> 32).tolist()
+    found = [list(dict.fromkeys(row))[:k] for row in drawn]
+    return [one if len(one) == k else key.choice(n, k) for key, one in zip(keys, found, strict=True)]
+
+
+def _words_of_each(keys: Sequence[Key], n: int) -> np.ndarray:
+    """The first n words of each key, one row each."""
+    blocks = -(-n // 4)
+    counter = np.tile(np.arange(blocks, dtype=np.uint64), len(keys))
+    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2).T, blocks, axis=1)
+    return interleaved(*philox_alike(counter, 0, *halves)).reshape(len(keys), -1)[:, :n]
+
+
+def _signs_of_words(words: np.ndarray) -> np.ndarray:
+    """+1 or -1 as float32 for each bit, the lowest first."""
+    drawn = np.ascontiguousarray(words).astype("<u4", copy=False)
+    bits = np.unpackbits(drawn.reshape(-1).view(np.uint8), bitorder="little").astype(np.float32)
+    bits *= 2
+    bits -= 1
+    return bits
 
 
 def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:

@@ -34,10 +34,10 @@ def philox_numpy(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """
     upper, lower = (np.ascontiguousarray(counter.T[i::2], np.uint64).copy() for i in range(2))
     _philox_in_place(upper, lower, *key)
-    return _interleaved(upper, lower)
+    return interleaved(upper, lower)
 
 
-def _interleaved(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+def interleaved(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
     """(n, 4) words of each counter, from a pair of rows with its first and third and one with its other words."""
     out = np.empty((upper.shape[1], 4), np.uint32)
     out[:, 0::2], out[:, 1::2] = upper.T, lower.T
@@ -65,7 +65,7 @@ def philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
     if last > border:
         return np.concatenate((philox_counted(first, border, k0, k1), philox_counted(border, last, k0, k1)))
     low = np.arange(first & MASK, last - (high << 32), dtype=np.uint64)
-    return _interleaved(*philox_alike(low, high, np.uint64(k0), np.uint64(k1)))
+    return interleaved(*philox_alike(low, high, np.uint64(k0), np.uint64(k1)))
 
 
 def philox_alike(low: np.ndarray, high: int, k0: Any, k1: Any) -> tuple[np.ndarray, np.ndarray]:

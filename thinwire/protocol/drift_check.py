@@ -22,9 +22,10 @@ below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in 
 
 >>> import torch
 >>> x, key = {"w": torch.linspace(-1, 1, 10_000)}, Key(1)
->>> one, length = project(x, key)
->>> other, _ = project({"w": x["w"] * 1.001}, key)
->>> abs(one - other) > TOLERANCE * length, abs(one - project({"w": x["w"] * (1 + 1e-7)}, key)[0]) < TOLERANCE * length
+>>> one, length = project(x, key.signs)
+>>> other, _ = project({"w": x["w"] * 1.001}, key.signs)
+>>> near, _ = project({"w": x["w"] * (1 + 1e-7)}, key.signs)
+>>> abs(one - other) > TOLERANCE * length, abs(one - near) < TOLERANCE * length
 (True, True)
 """
 
@@ -32,14 +33,15 @@ from __future__ import annotations
 
 import math
 import struct
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.flat_rows import number_of_values
-from thinwire.core.key import Key
+from thinwire.core.key import Key, signs_of_each
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
 from thinwire.core.tree import Tree, flatten, to_device
@@ -54,19 +56,21 @@ _NUMBER = Spec.of({"drift_check": torch.zeros(())})
 _WIDE = 4096
 _FEW = 1 << 17  # values that are copied from a GPU faster than kernels are launched on them
 _ROWS = 4096  # rows converted to float64 at a time on a GPU
+_TOGETHER = 8  # versions whose signs are drawn together
+_SHORT = 1 << 14  # signs of a version up to which they are
 _ROWS_OF_A_CORE = 64  # and on a CPU: they fit into the cache of a core
 
 
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
     """The drift check of a download to this public state."""
-    value, _ = project(_replayed(contract, public), _key(contract, public.version), with_norm=False)
+    value, _ = project(_replayed(contract, public), partial(_signs, contract.key, public.version), with_norm=False)
     return struct.pack("<f", value)  # as `raw`
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
     """Raise Drifted if this public state does not match the drift check of a download."""
     theirs = float(unraw(data, _NUMBER)["drift_check"])
-    mine, length = project(_replayed(contract, public), _key(contract, public.version))
+    mine, length = project(_replayed(contract, public), partial(_signs, contract.key, public.version))
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
             f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, "
@@ -74,28 +78,26 @@ def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
         )
 
 
-def draw_in_advance(contract: Contract, version: int) -> None:
-    """Draw the signs of the drift check of a version before they are needed, for example in another thread."""
-    parts = (contract.weights, contract.coords) if contract.method.space.redraw_every else (contract.coords,)
-    _signs(_key(contract, version), _WIDE - (-sum(spec.size for spec in parts) // _WIDE))
+def _signs(key: Key, version: int, n: int) -> Tensor:
+    """The signs of a version: those of all columns, then those of all rows; not to be modified.
+
+    Those of a few successive versions are drawn together, which takes little longer than one draw.
+    """
+    together = _TOGETHER if n <= _SHORT else 1
+    return _signs_from(key, version - version % together, together, n)[version % together]
 
 
-def _key(contract: Contract, version: int) -> Key:
-    """The key of the signs of a version."""
-    return contract.key.fold("guard", version)
+@lru_cache(maxsize=4)
+def _signs_from(key: Key, first: int, versions: int, n: int) -> Tensor:
+    """The signs of some successive versions, one row each."""
+    return signs_of_each([key.fold("guard", version) for version in range(first, first + versions)], n)
 
 
-@lru_cache(maxsize=16)  # of coming versions, too
-def _signs(key: Key, n: int) -> Tensor:
-    """The signs of all columns, then of all rows; not to be modified."""
-    return key.signs(n)
-
-
-def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, float]:
+def project(tree: Tree, draw: Callable[[int], Tensor], *, with_norm: bool = True) -> tuple[float, float]:
     """The sum of all values, each with a random sign, and their norm, both divided by 2^(N+1).
 
-    The norm is 0 without `with_norm`. The sum is a float32 value with the same bits on every machine; the norm is not,
-    and only sets the tolerance.
+    `draw` returns as many signs as it is asked for. The norm is 0 without `with_norm`. The sum is a float32 value with
+    the same bits on every machine; the norm is not, and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
     size = number_of_values(tree)
@@ -108,7 +110,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
         return largest, largest
     bits = (size - 1).bit_length()
     exponent, digits = math.frexp(largest)[1], min(40, 62 - bits)
-    signs = _signs(key, _WIDE + len(flat) // _WIDE).to(flat.device)
+    signs = draw(_WIDE + len(flat) // _WIDE).to(flat.device)
     total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs, with_norm)
     unit = exponent - digits - bits - 1
     return float(np.float32(math.ldexp(float(total), unit))), math.ldexp(math.sqrt(square), unit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeAlias, overload
@@ -10,7 +10,7 @@ from typing import TypeAlias, overload
 import numpy as np
 import torch
 
-from thinwire.core.key import Key
+from thinwire.core.key import Key, choices
 from thinwire.core.pinned import sent
 from thinwire.data.examples import Examples
 from thinwire.data.partitions.base import Assignment
@@ -91,12 +91,18 @@ class Sampler:
 
     def cohort(self, number: int) -> tuple[int, ...]:
         """The clients of a round, without replacement."""
-        if (clients := self._drawn.get(number)) is None:
-            drawn = self.key.fold("cohort", number).choice(len(self.eligible), self.size)
-            clients = tuple(self.eligible[i] for i in drawn)
-            last = list(self._drawn.items())[-3 * MOST_ROUNDS :]
-            self._drawn = {**dict(last), number: clients}  # replaced as a whole: two threads draw
-        return clients
+        return self._cohorts([number])[0]
+
+    def _cohorts(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """The clients of some rounds, drawn together."""
+        known = self._drawn
+        if missing := [number for number in numbers if number not in known]:
+            keys = [self.key.fold("cohort", number) for number in missing]
+            drawn = choices(keys, len(self.eligible), self.size)
+            new = {n: tuple(self.eligible[i] for i in its) for n, its in zip(missing, drawn, strict=True)}
+            known = {**dict(list(known.items())[-3 * MOST_ROUNDS :]), **new}
+            self._drawn = known  # replaced as a whole: two threads draw
+        return [known[number] for number in numbers]
 
     def order(self, number: int) -> tuple[int, ...]:
         """All eligible clients in the order in which a round takes those that are there; its cohort is first."""
@@ -106,7 +112,7 @@ class Sampler:
         drawn = self.key.fold("cohort", number).fold("others").permutation(len(others)).tolist()
         return (*first, *(others[i] for i in drawn))
 
-    def plan(self, number: int, then: Callable[[int], None] | None = None) -> None:
+    def plan(self, number: int) -> None:
         """Begin to plan the batches of a round in another thread, before they are needed.
 
         Few examples are planned for several rounds at a time, and the next ones when the second half of these begins:
@@ -114,14 +120,13 @@ class Sampler:
 
         Args:
             number: rounds done before it.
-            then: what else to prepare in that thread for a round, after the batches; called with its number.
         """
         if number not in self._planned:
-            self._planned = self._begin(number, then)
+            self._planned = self._begin(number)
         last = max(self._planned)
         if self._at_once > 1 and 2 * (last - number) < self._at_once - 1:
             kept = {n: planned for n, planned in self._planned.items() if n >= number}
-            self._planned = {**kept, **self._begin(last + 1, then)}
+            self._planned = {**kept, **self._begin(last + 1)}
 
     @cached_property
     def _at_once(self) -> int:
@@ -130,17 +135,13 @@ class Sampler:
         passes = max(1, self.local.epochs if not self.local.steps else 1)
         return max(1, min(MOST_ROUNDS, FEW // max(1, examples * passes)))
 
-    def _begin(self, first: int, then: Callable[[int], None] | None) -> dict[int, Future[Planned]]:
+    def _begin(self, first: int) -> dict[int, Future[Planned]]:
         """Begin to plan some rounds."""
         numbers = range(first, first + self._at_once)
-        planned = self._other.submit(self._plan, numbers)
-        if then is not None:
-            for number in numbers:
-                self._other.submit(then, number)
-        return dict.fromkeys(numbers, planned)
+        return dict.fromkeys(numbers, self._other.submit(self._plan, numbers))
 
     def _plan(self, numbers: Sequence[int]) -> Planned:
-        cohorts = [self.cohort(number) for number in numbers]
+        cohorts = self._cohorts(numbers)
         batches = self._batches(list(zip(numbers, cohorts, strict=True)))
         return {number: (cohorts[i], batches[i]) for i, number in enumerate(numbers)}
 

@@ -30,7 +30,6 @@ from thinwire.protocol.client import (
     training_inputs,
 )
 from thinwire.protocol.download import RoundOpening
-from thinwire.protocol.drift_check import draw_in_advance
 from thinwire.protocol.receive import receive
 from thinwire.protocol.secagg import SecAggCohort
 from thinwire.protocol.server import ClosedRound, close_round
@@ -286,9 +285,7 @@ class Simulation:
                 with self.pipeline.in_parallel():
                     self.pipeline.evaluated = self.federation.begin_evaluation(public)
             if number + 1 < self.job.rounds:
-                # the signs of round n are used when the batches of n + 1 are planned
-                before = public.version - number - 1
-                self.federation.sampler.plan(number + 1, lambda n: draw_in_advance(contract, before + n))
+                self.federation.sampler.plan(number + 1)
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
 
