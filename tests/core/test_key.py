@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.key import Key, _argsort, permutations
+from thinwire.core.key import Key, _argsort, choices, permutations, signs_of_each
 from thinwire.core.philox import philox_numpy, philox_torch
 from thinwire.core.secret_key import SecretKey
 
@@ -206,6 +206,27 @@ def test_permutations_equal_those_of_single_keys(sizes):
     keys = [Key(i).fold("order") for i in range(len(sizes))]
     for key, n, order in zip(keys, sizes, permutations(keys, sizes), strict=True):
         assert order.tolist() == key.permutation(n).tolist()
+
+
+@pytest.mark.parametrize(("n", "k"), [(10, 10), (10, 3), (10, 0), (0, 0), (10**9, 20), (300, 100), (7, 1)])
+def test_choices_equal_those_of_single_keys(n, k):
+    """Also where the first draws of a key hold too few distinct numbers."""
+    keys = [Key(i).fold("cohort") for i in range(200)]
+    assert choices(keys, n, k) == [key.choice(n, k) for key in keys]
+    assert choices([], n, k) == []
+
+
+def test_choices_of_too_many_are_refused():
+    with pytest.raises(ValueError, match="cannot choose 4 of 3"):
+        choices([Key(1)], 3, 4)
+
+
+@pytest.mark.parametrize("n", [1, 32, 33, 4099])
+def test_signs_of_many_keys_equal_those_of_single_keys(n):
+    keys = [Key(i).fold("guard", i) for i in range(9)]
+    found = signs_of_each(keys, n)
+    assert found.dtype == torch.int8
+    assert [row.tolist() for row in found] == [key.signs(n).tolist() for key in keys]
 
 
 def test_argsort_is_stable_for_equal_values():

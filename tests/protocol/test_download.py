@@ -11,7 +11,7 @@ from thinwire.core.tree import tmap
 from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.drift_check import TOLERANCE, project
+from thinwire.protocol.drift_check import TOLERANCE, _signs, project
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.server import full_state_message, open_round, split_download
 from thinwire.protocol.setup import plan_round
@@ -328,3 +328,9 @@ def test_detection_rate_of_the_drift_check(size, found):
         hits += abs(one - two) > TOLERANCE * length
     assert hits >= found
     assert found or hits == 0
+
+
+@pytest.mark.parametrize("n", [4099, 20_000])
+def test_signs_of_versions_that_are_drawn_together_are_those_of_each(n):
+    for version in (0, 1, 7, 8, 1003):
+        assert _signs(Key(3), version, n).tolist() == Key(3).fold("guard", version).signs(n).tolist()

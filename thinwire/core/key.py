@@ -155,8 +155,10 @@ class Key:
         n = math.prod(shape)
         first, last = start // 32, -(-(start + n) // 32)
         if torch.device(device or "cpu").type == "cpu":
-            drawn = _signs_of_words(self.words_numpy(last - first, first))
-            return torch.from_numpy(drawn[start - 32 * first :][:n].reshape(shape))
+            bits = _bits(self.words_numpy(last - first, first)).astype(np.float32)
+            bits *= 2
+            bits -= 1
+            return torch.from_numpy(bits[start - 32 * first :][:n].reshape(shape))
         words = self.words(last - first, first, device)
         shifts = torch.arange(32, dtype=torch.int64, device=words.device)
         flat = ((words[:, None] >> shifts) & 1).to(torch.float32).view(-1)
@@ -184,13 +186,15 @@ class Key:
 
 
 def signs_of_each(keys: Sequence[Key], n: int) -> Tensor:
-    """`key.signs(n)` for many keys at once, one row each: for few signs much faster than a loop.
+    """`key.signs(n)` for many keys at once, one row each, as int8: for few signs much faster than a loop.
 
-    >>> torch.equal(signs_of_each([Key(1), Key(2)], 40)[1], Key(2).signs(40))
+    >>> torch.equal(signs_of_each([Key(1), Key(2)], 40)[1].float(), Key(2).signs(40))
     True
     """
-    words = _words_of_each(keys, -(-n // 32))
-    return torch.from_numpy(_signs_of_words(words).reshape(len(keys), -1)[:, :n])
+    bits = _bits(_words_of_each(keys, -(-n // 32))).view(np.int8)
+    bits *= 2
+    bits -= 1
+    return torch.from_numpy(bits.reshape(len(keys), -1)[:, :n])
 
 
 def choices(keys: Sequence[Key], n: int, k: int) -> list[list[int]]:
@@ -214,13 +218,10 @@ def _words_of_each(keys: Sequence[Key], n: int) -> np.ndarray:
     return interleaved(*philox_alike(counter, 0, *halves)).reshape(len(keys), -1)[:, :n]
 
 
-def _signs_of_words(words: np.ndarray) -> np.ndarray:
-    """+1 or -1 as float32 for each bit, the lowest first."""
+def _bits(words: np.ndarray) -> np.ndarray:
+    """The bits of all words, the lowest first, as uint8."""
     drawn = np.ascontiguousarray(words).astype("<u4", copy=False)
-    bits = np.unpackbits(drawn.reshape(-1).view(np.uint8), bitorder="little").astype(np.float32)
-    bits *= 2
-    bits -= 1
-    return bits
+    return np.unpackbits(drawn.reshape(-1).view(np.uint8), bitorder="little")
 
 
 def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
@@ -272,12 +273,14 @@ def _fold(value: int, parts: tuple[str | int, ...]) -> Key:
 
 def encode_labels(parts: tuple[str | int, ...]) -> bytes:
     """Encode strings and integers such that different labels give different bytes."""
-    text: list[bytes] = []
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else b"%d" % part
-        # type and length first, so that ("a", "b") differs from ("ab",), and "1" from 1
-        text += (b"s" if isinstance(part, str) else b"i", len(data).to_bytes(4, "little"), data)
-    return b"".join(text)
+    return b"".join([_label(part) for part in parts])
+
+
+@lru_cache(maxsize=1 << 12, typed=True)  # rounds and clients are in many labels
+def _label(part: str | int) -> bytes:
+    data = part.encode() if isinstance(part, str) else b"%d" % part
+    # type and length first, so that ("a", "b") differs from ("ab",), and "1" from 1
+    return (b"s" if isinstance(part, str) else b"i") + len(data).to_bytes(4, "little") + data
 
 
 def _popcount(x: Tensor) -> Tensor:
