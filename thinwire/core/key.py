@@ -215,7 +215,7 @@ def _words_of_each(keys: Sequence[Key], n: int) -> np.ndarray:
     blocks = -(-n // 4)
     counter = np.tile(np.arange(blocks, dtype=np.uint64), len(keys))
     halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2).T, blocks, axis=1)
-    return interleaved(*philox_alike(counter, 0, *halves)).reshape(len(keys), -1)[:, :n]
+    return interleaved(*philox_alike(counter, 0, *halves)).reshape(len(keys), 4 * blocks)[:, :n]
 
 
 def _bits(words: np.ndarray) -> np.ndarray:
