@@ -149,6 +149,24 @@ def test_the_gradient_of_a_large_kernel_in_tiles_is_that_of_torch(shape, last, n
     assert (found - expected).norm() < 1e-6 * expected.norm()
 
 
+def test_tiles_of_many_images_are_copied_in_parts(monkeypatch, no_onednn):
+    monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
+    copied, by_tiles = [], columns._kernel_gradient_by_tiles
+
+    def watched(grad, x, *rest):
+        copied.append(len(x))
+        return by_tiles(grad, x, *rest)
+
+    monkeypatch.setattr(columns, "_kernel_gradient_by_tiles", watched)
+    x, grad, kernel = torch.randn(7, 16, 16, 16), torch.randn(7, 3, 16, 16), torch.randn(3, 16, 5, 5)
+    gradients = []
+    for most in (columns.TILED, 3 * 16**3, 1):
+        monkeypatch.setattr(columns, "TILED", most)
+        gradients.append(columns.backward(grad, x, kernel, None, (1, 1), (2, 2), need_x=False)[1])
+    assert copied == [7, 3, 3, 1, *[1] * 7]
+    assert all((one - gradients[0]).norm() < 1e-6 * gradients[0].norm() for one in gradients[1:])
+
+
 def test_tiles_are_used_only_where_they_are_faster(monkeypatch):
     monkeypatch.setattr(torch.backends.nnpack, "is_available", lambda: True)
     x, grad = torch.empty(4, 16, 16, 16), torch.empty(4, 8, 16, 16)

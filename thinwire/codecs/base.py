@@ -259,10 +259,11 @@ def _bytes_of(data: Bytes) -> Tensor:
     """The bytes of a payload in memory that is writable and aligned, as torch needs it: a view of it, or a copy."""
     if not data:
         return torch.zeros(0, dtype=torch.uint8)
-    if not (isinstance(data, bytes) or data.readonly):
-        whole = torch.frombuffer(data, dtype=torch.uint8)
-        return whole.clone() if whole.data_ptr() % 8 else whole
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    view = memoryview(data)
+    if view.readonly:
+        return torch.from_numpy(np.frombuffer(view, np.uint8).copy())
+    whole = torch.frombuffer(view, dtype=torch.uint8)
+    return whole.clone() if whole.data_ptr() % 8 else whole
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

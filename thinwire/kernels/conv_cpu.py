@@ -18,6 +18,7 @@ True
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +34,7 @@ PIECE = 1 << 20  # values of columns that are computed at a time: they stay in t
 KEPT = 1 << 22  # the most values of columns that are saved for the backward pass
 LARGE = 25  # values of a kernel: for smaller ones a product takes no more arithmetic than transforms
 TILE = 16  # pixels on a side that NNPACK transforms at a time
+TILED = 1 << 24  # values of images whose tiles are copied at a time
 MANY = 4  # tiles of a batch: with fewer, transforming them takes longer than multiplying them
 
 
@@ -193,7 +195,9 @@ def backward(
     by_kernel = None
     if need_kernel:
         if saved is None and _transforms_pay(grad, x, (kh, kw), stride):
-            by_kernel = _kernel_gradient_by_tiles(grad, x, (kh, kw), padding)
+            images = max(1, TILED // max(grad[0].numel(), x[0].numel()))
+            parts = zip(torch.split(grad, images), torch.split(x, images), strict=True)
+            by_kernel = reduce(torch.add, (_kernel_gradient_by_tiles(*part, (kh, kw), padding) for part in parts))
         else:
             flat = _kernel_gradient(grad, x, (kh, kw), stride, padding) if saved is None else _rows(grad).mT @ saved
             by_kernel = flat.view(o, kh, kw, i).permute(0, 3, 1, 2)
