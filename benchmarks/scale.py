@@ -80,7 +80,7 @@ def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", nargs=2, type=int, default=[1_000, 1_000_000], help="the two numbers of clients")
     parser.add_argument("--cohort", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7, help="number of timed rounds")
+    parser.add_argument("--rounds", type=int, default=41, help="number of timed rounds")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--sampled", action="store_true", help="every client has participated before")
     parser.add_argument("--one", type=int, help="measure this number of clients in this process")

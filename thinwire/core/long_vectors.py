@@ -30,9 +30,10 @@ def weighted_mean_of_vectors(vectors: Sequence[Tensor], fractions: Sequence[floa
 
     def average(start: int, size: int) -> None:
         here = slice(start, start + size)
-        total = torch.mul(vectors[0][here], fractions[0], out=out[here])
-        for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
-            total.add_(vector[here], alpha=fraction)
+        parts = vectors if size >= len(out) else [vector[here] for vector in vectors]
+        total = torch.mul(parts[0], fractions[0], out=out[here])
+        for part, fraction in zip(parts[1:], fractions[1:], strict=True):
+            total.add_(part, alpha=fraction)
 
     if many_cores() and len(out) > _SLICE:
         with half_the_cores():

@@ -287,7 +287,7 @@ def norm(tree: Tree) -> float:
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}), norm({"a": torch.tensor([3e38, 0.0])}) > 1e38
     (5.0, True)
     """
-    vectors = [block.reshape(-1) for block in _tensors(tree)]
+    vectors = [block if block.dim() == 1 else block.reshape(-1) for block in _tensors(tree)]
     squares = [float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64)]
     square = sum(squares)
     # other types, or squares of float32 values that are too small or too large
