@@ -47,9 +47,9 @@ def page(files: list[str]) -> str:
             "images",
             "precision",
             "seconds in all",
-            "warm-up (20 rounds)",
+            "seconds of the warm-up",
             "seconds after warm-up",
-            "seconds of rounds 3 to 500, the first evaluation included",
+            "seconds from the third round on, the first evaluation included",
             "ms per round",
             "peak GiB",
         ]
