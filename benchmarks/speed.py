@@ -69,6 +69,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
     "cnn-cifar": ("cnn-cifar", {}, 3, 32, 500),
     "resnet20-gn": ("resnet20", {"norm": "gn"}, 3, 32, 500),
     "vgg16-gn": ("vgg16-gn", {}, 3, 32, 500),
+    "resnet18-gn": ("resnet18", {"norm": "gn"}, 3, 32, 500),
+    "wrn16-4-gn": ("wrn16-4", {"classes": 10}, 3, 32, 500),
     "lstm-shakespeare": ("lstm80", {}, 0, 80, 500),  # 0 channels: text
 }
 BATCH = 32
@@ -108,6 +110,10 @@ PAGE = (
     ("lstm-shakespeare", 10, [BF16, F32]),
     ("cnn2", 100, [BF16, F32]),
     ("resnet20-gn", 10, [BF16, TF32, F32]),
+    ("resnet18-gn", 10, [BF16, TF32]),
+    ("wrn16-4-gn", 10, [BF16, TF32]),
+    ("resnet20-gn", 100, [BF16]),
+    ("vgg16-gn", 100, [BF16]),
 )
 METHODS = ["fedavg", "mapo", "fedpara", "lora", "scaffold"]
 

@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.federation import same_public
 from tests.simulation.test_engine import METHODS, bits, job, play
@@ -29,6 +30,16 @@ def test_workers_give_the_same_bits(name, monkeypatch):
     assert bits(by_workers) == bits(records)
     assert same_public(here[-1].server.public, there[-1].server.public)
     assert sorted(here[-1].clients) == sorted(there[-1].clients)
+
+
+@quiet
+@pytest.mark.skipif(not (has_ray and torch.cuda.is_available()), reason="needs Ray and a GPU")
+@pytest.mark.parametrize("backend", ["vmap", "graph"])
+def test_two_workers_share_a_gpu(backend):
+    run, alone = job(METHODS["scaffold"]), LocalEngine("cuda", backend, chunk=2)
+    (_, here, records), (_, there, by_workers) = (play(run, engine) for engine in (alone, replace(alone, workers=2)))
+    assert bits(by_workers) == bits(records)
+    assert same_public(here[-1].server.public, there[-1].server.public)
 
 
 @quiet
