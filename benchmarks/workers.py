@@ -188,7 +188,7 @@ def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["cnn2", "cnn-cifar"])
     parser.add_argument("--device", default="cpu", choices=list(WORKERS))
-    parser.add_argument("--rounds", type=int, default=5, help="number of timed rounds")
+    parser.add_argument("--rounds", type=int, default=3, help="number of timed rounds")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="results of --json; nothing is measured")
     parser.add_argument("--docs", type=Path, help="the documentation folder; its benchmarks.md is updated")
