@@ -285,7 +285,7 @@ def flower(work: Work) -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     note = f"torch {torch.__version__}, ray {ray.__version__}, {cores} actors"
     name, folder, here = work.name, str(work.folder), str(Path(__file__).resolve().parent)
     client, server = ClientApp(), ServerApp()

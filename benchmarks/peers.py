@@ -205,7 +205,7 @@ def checks(model: str, measured: dict[str, dict[str, Any]]) -> list[dict[str, An
 
 def page(found: list[dict[str, Any]]) -> str:
     """Tables of times and checks."""
-    text = [f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}."]
+    text = [f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}."]
     for facts in found:
         load = " to ".join(f"{value:.1f}" for value in facts["load"])
         text += [

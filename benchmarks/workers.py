@@ -6,7 +6,7 @@
 
 Workers train the cohort in as many groups on this machine. Measured are the round, that of one process without workers,
 the training of a group, and what passes between the processes: the public state (once for each machine), the task of a
-group and its result, pickled as Ray does. The rest of a round is the host: cohort, decoding, averaging, and Ray itself.
+group and its result, as Ray gets them. The rest of a round is the host: cohort, decoding, averaging, and Ray itself.
 "Same bits" compares the model after the rounds with that of one process that trains the same groups. The plan
 multiplies the parts; nothing of it was run on several machines.
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import platform
 import statistics
 import sys
@@ -44,6 +43,7 @@ def measure(model: str, folder: Path, device: str, workers: int, times: int) -> 
     """Median seconds of a round and its parts, and bytes."""
     from benchmarks.frameworks import job_of
     from thinwire.simulation.engine import LocalEngine
+    from thinwire.simulation.transfer import pack, unpack
 
     how: dict[str, Any] = {"backend": "chain"} if device == "cpu" else {"precision": "bf16"}
     job = job_of(model, LR, BATCH, COHORT, folder)
@@ -62,7 +62,7 @@ def measure(model: str, folder: Path, device: str, workers: int, times: int) -> 
     simulation._results = seen
     state, rounds, weights = play(simulation, times)
     ray, task = simulation.ray, tasks[0]
-    rest, public = task._replace(group=task.group._replace(public=None)), task.group.public
+    rest, public = pack(task._replace(group=task.group._replace(public=None))), pack(task.group.public)
     sent = ray.put(public)
     worker = simulation.workers[0]
     return {
@@ -72,12 +72,14 @@ def measure(model: str, folder: Path, device: str, workers: int, times: int) -> 
         "alone": alone,
         "round": rounds,
         "same": all(bool((weights[name] == block).all()) for name, block in expected.items()),
-        "groups": median(lambda: ray.get([w.train.remote(rest, sent) for w in simulation.workers]), times),
+        "groups": median(
+            lambda: list(map(unpack, ray.get([w.train.remote(rest, sent) for w in simulation.workers]))), times
+        ),
         "ping": median(lambda: ray.get(worker.schema.remote()), times),
-        "put": median(lambda: ray.get(ray.put(public)), times),
-        "public": len(pickle.dumps(public)),
-        "task": len(pickle.dumps(rest)) / len(rest.cohort),
-        "result": len(pickle.dumps(results[0])) / len(results[0].messages),
+        "put": median(lambda: unpack(ray.get(ray.put(pack(task.group.public)))), times),
+        "public": public.nbytes,
+        "task": rest.nbytes / len(task.group.clients),
+        "result": pack(results[0]).nbytes / len(results[0].messages),
     }
 
 

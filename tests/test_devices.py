@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -185,6 +187,27 @@ def test_fused_group_norms_and_their_gradients_equal_torch(shape, kind):
     for a, b, c in zip(first, again, wanted, strict=True):
         assert torch.equal(a, b)
         assert float((a.double() - c).abs().max()) <= (2e-2 if kind == torch.bfloat16 else 1e-5) * float(c.abs().max())
+
+
+@triton_only
+@pytest.mark.parametrize("norm", ["gn", "bn_noaffine"])
+def test_norms_without_parameters_train_in_a_graph_as_in_a_loop(norm):
+    task = replace(
+        build_task(resolve("fedavg").task, Key(0)), model=models.build("wrn16-4", classes=10, channels=1, norm=norm)
+    )
+    job = Job(task, Method(client_opt=SGD(0.01)), rounds=2, cohort=3, local=Local(batch=16, steps=2))
+    found = []
+    for how in ({"backend": "graph", "conv": "fused"}, {"backend": "loop"}):
+        simulation = LocalEngine("cuda", **how).prepare(job)
+        first = {name: block.cpu() for name, block in simulation.federation.model.weights().items()}
+        state = simulation.start()
+        for _ in range(job.rounds):
+            state, _ = simulation.round(state)
+        assert state.backend == how["backend"]
+        after = simulation.federation.weights(state.server.public)
+        found.append(torch.cat([(after[name].cpu() - block).flatten() for name, block in first.items()]))
+    fused, plain = found
+    assert float((fused - plain).norm()) < 0.02 * float(plain.norm())
 
 
 @triton_only

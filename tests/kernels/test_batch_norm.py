@@ -52,4 +52,18 @@ def test_evaluation_and_unsupported_norms_are_left_to_torch(monkeypatch):
     with conv.by_products("fused"):
         F.batch_norm(torch.randn(2, 8, 4, 4), torch.zeros(8), torch.ones(8), torch.ones(8), torch.ones(8))
         F.batch_norm(torch.randn(2, 6, 4, 4), torch.zeros(6), torch.ones(6), torch.ones(6), torch.ones(6), True)
-        F.batch_norm(torch.randn(2, 8, 4, 4), torch.zeros(8), torch.ones(8), training=True)
+
+
+def test_a_norm_without_weight_and_bias(fused, monkeypatch):
+    torch.manual_seed(0)
+    x, calls, real = torch.randn(3, 2, 8, 4, 4), [], batch_norm.batch_norm
+    monkeypatch.setattr(batch_norm, "batch_norm", lambda *args: calls.append(1) or real(*args))
+
+    def plain(x):
+        return torch.sin(F.batch_norm(x, None, None, training=True)).sum()
+
+    wanted, value = vmap(grad_and_value(plain))(x)
+    found, same = vmap(grad_and_value(lambda x: fused(plain, x)))(x)
+    assert calls
+    assert torch.allclose(same, value, rtol=1e-5)
+    assert torch.allclose(found, wanted, atol=1e-5)

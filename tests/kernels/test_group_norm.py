@@ -70,5 +70,21 @@ def test_bfloat16_stays_bfloat16(fused):
 def test_unsupported_norms_are_left_to_torch(fused, monkeypatch):
     monkeypatch.setattr(group_norm, "group_norm", None)  # fails if it is called
     fused(F.group_norm, torch.randn(2, 6, 4, 4), 3, torch.ones(6), torch.ones(6))
-    fused(F.group_norm, torch.randn(2, 8, 4, 4), 2)
     fused(F.group_norm, torch.randn(2, 8, 4, 4).double(), 2, torch.ones(8).double(), torch.ones(8).double())
+
+
+@pytest.mark.parametrize("given", ["neither", "weight", "bias"])
+def test_a_norm_without_weight_or_bias(fused, monkeypatch, given):
+    torch.manual_seed(0)
+    x, calls, real = torch.randn(3, 2, 8, 4, 4), [], group_norm.group_norm
+    monkeypatch.setattr(group_norm, "group_norm", lambda *args: calls.append(1) or real(*args))
+    affine = {name: torch.randn(8) for name in ("weight", "bias") if name == given}
+
+    def loss(x):
+        return torch.sin(F.group_norm(x, 2, **affine)).sum()
+
+    wanted, value = vmap(grad_and_value(loss))(x)
+    found, same = vmap(grad_and_value(lambda x: fused(loss, x)))(x)
+    assert calls
+    assert torch.allclose(same, value, rtol=1e-5)
+    assert torch.allclose(found, wanted, atol=1e-5)

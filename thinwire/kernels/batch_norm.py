@@ -14,12 +14,12 @@ from thinwire.kernels.batch_dim import batch_dim_first
 from thinwire.kernels.support import has_triton
 
 
-def suits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the Triton kernels support this norm: images, a power of two of channels, weight and bias."""
+def suits(x: Tensor) -> bool:
+    """Whether the Triton kernels support this norm: images, a power of two of channels."""
     channels = x.shape[1] if x.dim() > 2 else 0
     power = 0 < channels <= 1 << 10 and channels & (channels - 1) == 0
     dtypes = x.dtype in (torch.float32, torch.bfloat16)
-    return power and dtypes and weight is not None and bias is not None and has_triton(x.device)
+    return power and dtypes and has_triton(x.device)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -131,9 +131,7 @@ def _norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, int, Tensor, Tensor, float] | None:
     """The arguments of a group norm that `group_norm.py` supports, or None."""
-    if weight is None or bias is None or not group_norm.suits(x, num_groups, weight, bias):
-        return None
-    return x, num_groups, weight, bias, eps
+    return (x, num_groups, *_affine(x, weight, bias), eps) if group_norm.suits(x, num_groups) else None
 
 
 def _statistics(
@@ -147,9 +145,15 @@ def _statistics(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float, float] | None:
     """The arguments of a batch norm in training that `batch_norm.py` supports, or None."""
-    if not training or weight is None or bias is None or not batch_norm.suits(x, weight, bias):
+    if not training or not batch_norm.suits(x):
         return None
-    return x, running_mean, running_var, weight, bias, momentum, eps
+    return x, running_mean, running_var, *_affine(x, weight, bias), momentum, eps
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a norm; ones and zeros where it has none."""
+    one = torch.ones(x.shape[1], device=x.device) if weight is None else weight
+    return one, torch.zeros(x.shape[1], device=x.device) if bias is None else bias
 
 
 def _batch_norm(

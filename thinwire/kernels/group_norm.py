@@ -11,12 +11,12 @@ from thinwire.kernels.batch_dim import batch_dim_first
 from thinwire.kernels.support import has_triton
 
 
-def suits(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the Triton kernels support this norm: images, powers of two of channels and groups, weight and bias."""
+def suits(x: Tensor, groups: int) -> bool:
+    """Whether the Triton kernels support this norm: images, powers of two of channels and groups."""
     channels = x.shape[1] if x.dim() > 2 else 0
     powers = channels & (channels - 1) == groups & (groups - 1) == 0 < channels
     dtypes = x.dtype in (torch.float32, torch.bfloat16)
-    return powers and dtypes and weight is not None and bias is not None and has_triton(x.device)
+    return powers and dtypes and has_triton(x.device)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

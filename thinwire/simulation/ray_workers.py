@@ -16,17 +16,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from thinwire.core.tree import to_device
+from thinwire.core.tree import bring
 from thinwire.errors import ConfigError
-from thinwire.protocol.client import Group
 from thinwire.protocol.state import PublicState
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RunState
 from thinwire.simulation.groups import GroupResult, GroupTask, OpenRound
 from thinwire.simulation.pipeline import Trained
 from thinwire.simulation.simulation import Simulation
+from thinwire.simulation.transfer import Packed, pack, unpack
 
 INSTALL = "pip install 'thinwire[ray]'"
 START_SECONDS = 300.0  # until all workers must have started
@@ -75,16 +73,16 @@ class RaySimulation(Simulation):
         self, state: RunState, opened: OpenRound, tasks: list[GroupTask], trained: Trained | None
     ) -> Iterator[GroupResult]:
         """The results of all groups; group k is trained by worker k, modulo the number of workers."""
-        sent = {id(task.group.public): self.ray.put(_on(task.group.public, "cpu")) for task in tasks}
+        sent = {id(public): self.ray.put(pack(public)) for public in (task.group.public for task in tasks)}
         jobs = []
         for k, task in enumerate(tasks):
             rest = task._replace(group=task.group._replace(public=None))  # type: ignore[arg-type]
             public = sent[id(task.group.public)]
-            jobs.append(self.workers[k % len(self.workers)].train.remote(rest, public))
+            jobs.append(self.workers[k % len(self.workers)].train.remote(pack(rest), public))
         try:
             opened.download()
             for job in jobs:
-                yield self.ray.get(job)
+                yield unpack(self.ray.get(job))
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from None  # as if it had happened here
         finally:
@@ -101,18 +99,13 @@ class Worker:
         """The hash of method, model, initial weights and seed, which must be the same everywhere."""
         return self.simulation.contract.schema.digest
 
-    def train(self, task: GroupTask, public: PublicState) -> GroupResult:
-        """Train a group from this public state."""
-        here = self.simulation
-        group: Group = task.group._replace(public=_on(public, here.device))
-        with here.federation.compute(task.onednn):
-            result = here.train_group(task._replace(group=group))
-        return result._replace(messages=list(map(bytes, result.messages)))  # a view cannot be pickled
-
-
-def _on(public: PublicState, device: torch.device | str) -> PublicState:
-    """The public state on another device."""
-    return PublicState(public.version, *(to_device(tree, device) for tree in public[1:]))
+    def train(self, task: Packed, public: Packed) -> Packed:
+        """Train a group (a `GroupTask` without public state) from a public state; returns its `GroupResult`."""
+        here, given, start = self.simulation, unpack(task), unpack(public)
+        start = PublicState(start.version, *bring(start[1:], here.device))
+        with here.federation.compute(given.onednn):
+            result = here.train_group(given._replace(group=given.group._replace(public=start)))
+        return pack(result._replace(messages=[memoryview(one) for one in result.messages]))  # views are not copied
 
 
 def shares(workers: int, nodes: list[dict[str, float]]) -> tuple[int, float]:
