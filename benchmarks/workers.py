@@ -168,12 +168,13 @@ def parts_table(found: dict[str, Any]) -> str:
 def plan_table(found: dict[str, Any]) -> str:
     """The plan for more machines."""
     text = [
-        f"The plan, from these parts: {FOR_GPU} clients for each GPU, {LINK * 8 / 1e9:.0f} Gbit/s between machines.",
+        f"The plan, from the parts with most workers in the last table: {FOR_GPU} clients for each GPU, "
+        f"{LINK * 8 / 1e9:.0f} Gbit/s between machines.",
         "",
         "| model | machines | GPUs | clients | MB out | MB back | link, s | host, s |",
         "|" + "---|" * 8,
     ]
-    for part in found["rows"]:
+    for part in (row for row in found["rows"] if row["workers"] == max(WORKERS["cuda"])):
         host = host_seconds(part)
         for machines, gpus in PLANS:
             clients, away = FOR_GPU * machines * gpus, (machines - 1) / machines  # the share that leaves the first
@@ -202,9 +203,10 @@ def main() -> None:  # noqa: D103
             options.json.write_text(json.dumps(facts[0], indent=1))
     text = "\n\n".join(map(parts_table, facts))
     name, command = "workers-cuda", "python benchmarks/workers.py --device cuda --json FILE, then --table FILE..."
-    if not options.table and options.device == "cpu":
+    if options.device == "cpu" and not options.table:
         name, command = "workers", "python benchmarks/workers.py --docs docs"
-        text += "\n\n" + plan_table(facts[0])
+    else:
+        text += "\n\n" + plan_table(facts[-1])
     print(text)
     if options.docs:
         write_part(options.docs / "benchmarks.md", name, text + "\n", command)

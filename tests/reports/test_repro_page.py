@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import statistics
 from pathlib import Path
 from xml.etree import ElementTree
@@ -250,6 +251,18 @@ def test_damaged_archives_are_refused_in_one_line(content, tmp_path) -> None:
     assert "page.json" in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "page.md").exists()
+
+
+def test_a_choice_of_the_search_that_was_not_run_is_named(finished_runs, tmp_path) -> None:
+    found, out, page = small(), tmp_path / "runs", tmp_path / "page.md"
+    shutil.copytree(finished_runs, out)
+    chosen = found.grid.final(out)[0]
+    for e in chosen.runs:
+        shutil.rmtree(default_folder(e, out))
+    one = {**found.grid.content["rows"][0], "over": {"method.client_opt.lr": [1e-6]}}
+    run_grids([Grid({**found.content, "tune": {}, "rows": [one]})], out)
+    write_page(page, [section(found, out, page)])
+    assert "| lr 0.1, not run; the table has lr 1e-06 |" in page.read_text()
 
 
 def test_the_commit_of_copied_code_can_be_named(monkeypatch) -> None:

@@ -238,7 +238,7 @@ def _cost_kind(repro: Reproduction, line: Line) -> str | None:
 
 def _search(repro: Reproduction, trials: list[Line], lines: list[Line], runs: Runs) -> str:
     """The hyperparameter search: values tried and chosen; empty if there was none."""
-    rows = []
+    rows, best = [], {line.row: _chosen(line) for line in repro.grid.final(runs)} if repro.grid.tune else {}
     for line in lines:
         line_trials = [trial for trial in trials if trial.row == line.row]
         if len(line_trials) < 2:
@@ -252,7 +252,9 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], runs: Ru
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
         lost = {_chosen(one): broken(one, runs) for one in repro.grid.tried(line.row, runs)}
         failed = [f"{one} on {' '.join(map(str, lost[one]))}" for one in map(_chosen, line_trials) if lost.get(one)]
-        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(failed) or "-"])
+        used, chosen = _chosen(line), best[line.row]
+        chosen += "" if chosen == used else f", not run; the table has {used}"
+        rows.append([line.label, "; ".join(tried), chosen, ", ".join(edges) or "no", "; ".join(failed) or "-"])
     if not rows:
         return ""
     tuning_seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
