@@ -1,5 +1,7 @@
 """Batches of an evaluation: as large as fits into memory, with the same result."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from thinwire.data.task import as_examples
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
+from thinwire.training.precision import compute_with
 
 LENGTH, WORDS = 16, 500
 
@@ -86,3 +89,39 @@ def test_large_weights_do_not_make_batches_small():
     model = Functional.of(nn.Sequential(nn.Linear(4, 40_000), nn.ReLU(), nn.Linear(40_000, 2)))
     evaluate(model, model.weights(), {}, as_examples((torch.randn(3, 4), torch.tensor([0, 1, 1]))))
     assert list(model.example_bytes.values()) == [40_000 * 4]
+
+
+class Threads(nn.Module):
+    """A convolution that records the threads that call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.seen = nn.Conv2d(1, 4, 3), set()
+
+    def forward(self, images):
+        assert not torch.is_grad_enabled()
+        self.seen.add(threading.get_ident())
+        return self.conv(images).mean((2, 3))
+
+
+def test_without_onednn_each_core_evaluates_parts_of_a_batch(monkeypatch):
+    torch.manual_seed(0)
+    examples, model = as_examples((torch.randn(450, 1, 30, 30), torch.randint(0, 4, (450,)))), Functional.of(Threads())
+    copies, real = [], Functional.sharing_weights
+    monkeypatch.setattr(Functional, "sharing_weights", lambda self: copies.append(real(self)) or copies[-1])
+    monkeypatch.setattr(evaluation, "cores", lambda: 2)
+    weights = {name: torch.randn_like(block) for name, block in model.weights().items()}
+    with compute_with(torch.device("cpu"), "float32", onednn=False):
+        found = evaluate(model, weights, {}, examples)
+        again = evaluate(model, weights, {}, examples)
+        monkeypatch.setattr(evaluation, "cores", lambda: 1)
+        alone = evaluate(model, weights, {}, examples)
+        monkeypatch.setattr(evaluation, "PART", 1000)
+        whole = evaluate(model, weights, {}, examples)
+    assert found == again == alone
+    assert found.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert (found.accuracy, found.examples) == (whole.accuracy, 450)
+    assert len(copies) == 2  # one for each evaluation with two cores
+    assert copies[0].module.conv.weight is model.module.conv.weight
+    assert copies[0].module.conv is not model.module.conv
+    assert copies[0].module.seen

@@ -15,7 +15,7 @@ examples and divided once, so results do not depend on the batch size but for ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinwire.core.threads import LEAST, cores, each
 from thinwire.core.tree import Tree, to_device
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce
@@ -34,6 +35,7 @@ from thinwire.training.functional import Functional
 
 T = TypeVar("T")
 
+PART = 100  # examples of a batch that one core evaluates
 MAX_TENSOR_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}  # of the largest tensor of an evaluation
 
 
@@ -95,9 +97,7 @@ def begin_evaluation(
     sums = torch.zeros(4, dtype=torch.float64, device=device)
     accumulator = MetricAccumulator(metrics or {})
     access = _Access(model, weights, buffers, batch)
-    for chosen in batches if batches is not None else access.batches(examples, indices.to(device)):
-        inputs, targets = examples.gather(chosen)
-        outputs = model.outputs(weights, dict(buffers), inputs)
+    for outputs, targets in access.all_outputs(examples, batches or access.batches(examples, indices.to(device))):
         sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
         accumulator.update(outputs, targets)
 
@@ -165,6 +165,32 @@ class _Access(NamedTuple):
     def run(self, function: Callable[[Any], T]) -> T:
         """The result of `function(module)` with these weights."""
         return self.model.run(self.weights, self.buffers, function)
+
+    def all_outputs(self, examples: Examples, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The outputs and targets of all batches, in order; without oneDNN each core of a CPU computes a part.
+
+        Without oneDNN convolutions are NNPACK's, whose threads are as many as those of the first caller, for the whole
+        process: one, if clients were trained on one core each.
+        """
+        device = next(iter(self.weights.values())).device
+        size = PART * max(self.model.example_bytes.values(), default=0)
+        if device.type != "cpu" or torch.backends.mkldnn.enabled or size < LEAST:
+            for chosen in batches:
+                inputs, targets = examples.gather(chosen)
+                yield self.outputs(inputs), targets
+            return
+        # a copy for each part that is computed at a time: `functional_call` replaces the weights of a module
+        most = max((len(chosen) for chosen in batches), default=0)
+        models = [self.model, *(self.model.sharing_weights() for _ in range(min(cores(), -(-most // PART)) - 1))]
+        for chosen in batches:
+            parts = [examples.gather(part) for part in torch.split(chosen, PART)]
+            for at in range(0, len(parts), len(models)):
+                some = [(model, *part) for model, part in zip(models, parts[at:], strict=False)]
+                yield from zip(each(self._part, some, size), (part[-1] for part in some), strict=True)
+
+    @torch.no_grad()  # of this thread
+    def _part(self, part: tuple[Functional, Inputs, Tensor]) -> Tensor:
+        return part[0].outputs(self.weights, dict(self.buffers), part[1])
 
     def batches(self, examples: Examples, index: Tensor) -> tuple[Tensor, ...]:
         """The indices in batches that fit into memory; longest examples first, where lengths differ."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -75,6 +75,11 @@ class Functional:
             if not parameter.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is of type {parameter.dtype}; only floats can be trained")
         return cls(own.train(), criterion)
+
+    def sharing_weights(self) -> Functional:
+        """A copy for another thread, with the same parameters in memory."""
+        known = {id(parameter): parameter for parameter in self.module.parameters()}
+        return replace(self, module=copy.deepcopy(self.module, known))
 
     def weights(self) -> Tree:
         """The trainable weights, in order of registration; they share the memory of the module, which never changes."""
