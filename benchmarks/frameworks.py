@@ -274,6 +274,11 @@ def pfl(work: Work) -> None:
     FederatedAveraging().run(params, backend, wrapped, local, None, [Rounds()])
 
 
+def usable_cores() -> int:
+    """The number of cores that this process may use; where the system does not say, all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def flower(work: Work) -> None:
     """Flower's simulation on Ray: one actor per core."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -285,7 +290,7 @@ def flower(work: Work) -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     note = f"torch {torch.__version__}, ray {ray.__version__}, {cores} actors"
     name, folder, here = work.name, str(work.folder), str(Path(__file__).resolve().parent)
     client, server = ClientApp(), ServerApp()

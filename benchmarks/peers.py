@@ -34,7 +34,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.frameworks import CLIENTS, SHAPES, job_of
+from benchmarks.frameworks import CLIENTS, SHAPES, job_of, usable_cores
 from benchmarks.page import write_part
 
 COHORT, BATCH, LR = 10, 32, 0.01
@@ -205,7 +205,7 @@ def checks(model: str, measured: dict[str, dict[str, Any]]) -> list[dict[str, An
 
 def page(found: list[dict[str, Any]]) -> str:
     """Tables of times and checks."""
-    text = [f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}."]
+    text = [f"{platform.machine()}, {usable_cores()} cores, Python {platform.python_version()}."]
     for facts in found:
         load = " to ".join(f"{value:.1f}" for value in facts["load"])
         text += [

@@ -196,9 +196,8 @@ def test_norms_without_parameters_train_in_a_graph_as_in_a_loop(norm):
     task = replace(
         build_task(resolve("fedavg").task, Key(0)), model=models.build("wrn16-4", classes=10, channels=1, norm=norm)
     )
-    job = Job(
-        task, Method(client_opt=SGD(0.01)), rounds=1, cohort=3, local=Local(batch=16, steps=1)
-    )  # more steps amplify rounding
+    local = Local(batch=16, steps=1)  # more steps amplify rounding
+    job = Job(task, Method(client_opt=SGD(0.01)), rounds=1, cohort=3, local=local)
     found = []
     for how in ({"backend": "graph", "conv": "fused"}, {"backend": "loop"}):
         simulation = LocalEngine("cuda", **how).prepare(job)

@@ -125,3 +125,27 @@ def test_without_onednn_each_core_evaluates_parts_of_a_batch(monkeypatch):
     assert copies[0].module.conv.weight is model.module.conv.weight
     assert copies[0].module.conv is not model.module.conv
     assert copies[0].module.seen
+
+
+class Noisy(nn.Module):
+    """A model that adds noise, also in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, images):
+        out = self.conv(images)
+        return (out + torch.randn_like(out)).mean((2, 3))
+
+
+def test_a_model_that_draws_random_numbers_is_evaluated_part_after_part(monkeypatch):
+    examples = as_examples((torch.randn(450, 1, 30, 30), torch.randint(0, 4, (450,))))
+    model = Functional.of(Noisy())
+    evaluate(model, model.weights(), {}, examples)  # the size of a batch is found once
+    monkeypatch.setattr(Functional, "sharing_weights", None)  # fails if it is called
+    with compute_with(torch.device("cpu"), "float32", onednn=False):
+        torch.manual_seed(1)
+        first = evaluate(model, model.weights(), {}, examples)
+        torch.manual_seed(1)
+        assert evaluate(model, model.weights(), {}, examples) == first

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from thinwire.core.tree import bring
 from thinwire.errors import ConfigError
 from thinwire.protocol.state import PublicState
@@ -73,7 +75,7 @@ class RaySimulation(Simulation):
         self, state: RunState, opened: OpenRound, tasks: list[GroupTask], trained: Trained | None
     ) -> Iterator[GroupResult]:
         """The results of all groups; group k is trained by worker k, modulo the number of workers."""
-        sent = {id(public): self.ray.put(pack(public)) for public in (task.group.public for task in tasks)}
+        sent = {id(task.group.public): self.ray.put(pack(_on(task.group.public, "cpu"))) for task in tasks}
         jobs = []
         for k, task in enumerate(tasks):
             rest = task._replace(group=task.group._replace(public=None))  # type: ignore[arg-type]
@@ -101,11 +103,16 @@ class Worker:
 
     def train(self, task: Packed, public: Packed) -> Packed:
         """Train a group (a `GroupTask` without public state) from a public state; returns its `GroupResult`."""
-        here, given, start = self.simulation, unpack(task), unpack(public)
-        start = PublicState(start.version, *bring(start[1:], here.device))
+        here, given = self.simulation, unpack(task)
+        start = _on(unpack(public), here.device)
         with here.federation.compute(given.onednn):
             result = here.train_group(given._replace(group=given.group._replace(public=start)))
         return pack(result._replace(messages=[memoryview(one) for one in result.messages]))  # views are not copied
+
+
+def _on(public: PublicState, device: torch.device | str) -> PublicState:
+    """The public state on another device."""
+    return PublicState(public.version, *bring(public[1:], device))
 
 
 def shares(workers: int, nodes: list[dict[str, float]]) -> tuple[int, float]:

@@ -32,6 +32,8 @@ from thinwire.metrics.base import Metric, MetricAccumulator, ModelMetric
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.metrics.multilabel import correct_binary_labels
 from thinwire.training.functional import Functional
+from thinwire.training.inputs import UnsupportedModel
+from thinwire.training.step import no_randomness
 
 T = TypeVar("T")
 
@@ -179,14 +181,25 @@ class _Access(NamedTuple):
                 inputs, targets = examples.gather(chosen)
                 yield self.outputs(inputs), targets
             return
-        # a copy for each part that is computed at a time: `functional_call` replaces the weights of a module
-        most = max((len(chosen) for chosen in batches), default=0)
-        models = [self.model, *(self.model.sharing_weights() for _ in range(min(cores(), -(-most // PART)) - 1))]
+        models = self._copies(examples, batches)
         for chosen in batches:
             parts = [examples.gather(part) for part in torch.split(chosen, PART)]
             for at in range(0, len(parts), len(models)):
                 some = [(model, *part) for model, part in zip(models, parts[at:], strict=False)]
                 yield from zip(each(self._part, some, size), (part[-1] for part in some), strict=True)
+
+    def _copies(self, examples: Examples, batches: Sequence[Tensor]) -> list[Functional]:
+        """A model for each part that is computed at a time, since `functional_call` replaces the weights of a module.
+
+        One for a model that draws random numbers: the order in which several threads draw them is not defined.
+        """
+        try:
+            with no_randomness(torch.device("cpu")):
+                self.outputs(examples.gather(batches[0][:1])[0])
+        except UnsupportedModel:
+            return [self.model]
+        parts = -(-max(map(len, batches)) // PART)
+        return [self.model, *(self.model.sharing_weights() for _ in range(min(cores(), parts) - 1))]
 
     @torch.no_grad()  # of this thread
     def _part(self, part: tuple[Functional, Inputs, Tensor]) -> Tensor:
