@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
     """Print a table with one row per fact; values that are lists are left out, apart from retries."""
-    from thinwire.reports.formatting import retry_text
+    from thinwire.reports.chapters import retry_text
 
     table = Table(title=visible(title), show_header=False, title_justify="left")
     for key, value in facts.items():
@@ -124,7 +124,7 @@ def show_comparison(rows: Sequence[ComparisonRow], title: str) -> None:
 def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     """The columns: a head, and a cell for each row."""
     from thinwire.reports.compare import metric_names
-    from thinwire.reports.finals import FAILED_RUNS
+    from thinwire.reports.seed_groups import FAILED_RUNS
 
     lost = any(row.bytes_abandoned for row in rows)
     columns = [
