@@ -180,9 +180,9 @@ def _totals(section: Section, metrics: Sequence[str]) -> list[Table]:
         cells["seeds"] = f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}"
         cells[FAILED_RUNS] = count_broken(run.verdict.status for run in group.runs)
         results.append({"method": group.label, **cells})
-        total = group.mean_total("bytes_total")
-        ratio = f"{baseline.mean_total('bytes_total') / total:.3g}x" if total else "-"
-        by_way = {head: human_bytes(group.mean_total(key)) for head, key in ways.items()}
+        total = group.total("bytes_total")
+        ratio = f"{baseline.total('bytes_total') / total:.3g}x" if total else "-"
+        by_way = {head: human_bytes(group.total(key)) for head, key in ways.items()}
         sent.append({"method": group.label, "total": human_bytes(total), "ratio": ratio, **by_way})
         shares = (value_text(ACCURACY, group.final_client_quantile(key)) for key in CLIENT_QUANTILES)
         clients.append({"method": group.label, **dict(zip(CLIENT_QUANTILES.values(), shares, strict=True))})
@@ -243,7 +243,7 @@ def sweep_chapter(section: Section) -> Chapter | None:
             cells = {path.rsplit(".", 1)[-1]: setting_text(config.get(path)) for path in (x, line) if path}
             cells |= {f"best {unit}": value_text(objective, group.best)}
             cells |= {f"final {unit}": value_text(objective, group.final)}
-            cells |= {"total": human_bytes(group.mean_total("bytes_total")), "seeds": f"{len(group.runs)}"}
+            cells |= {"total": human_bytes(group.total("bytes_total")), "seeds": f"{len(group.runs)}"}
             rows.append({**cells, FAILED_RUNS: count_broken(run.verdict.status for run in group.runs)})
         keys = sorted(points) if all(map(_is_number, points)) else list(points)
         label = line.rsplit(".", 1)[-1]

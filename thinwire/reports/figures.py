@@ -267,7 +267,8 @@ def window_curves(records: Iterable[Mapping[str, Any]]) -> list[Curve]:
         return []
     drawn = []
     for key, label in (("delta", "delta: discrepancy of these layers"), ("left", "1 - lambda: parameters left")):
-        at = zip(*([facts[key] for facts in window.values()] for window in windows), strict=False)
+        rows = [[facts.get(key) for facts in window.values() if isinstance(facts, Mapping)] for window in windows]
+        at = zip(*([one for one in row if isinstance(one, int | float)] for row in rows), strict=False)
         drawn.append(Curve(label, [(i, sum(own) / len(own), min(own), max(own)) for i, own in enumerate(at, 1)]))
     return drawn
 

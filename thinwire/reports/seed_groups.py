@@ -118,7 +118,8 @@ class SeedGroup(NamedTuple):
     @property
     def metric_names(self) -> list[str]:
         """Names of the metrics that its runs recorded, apart from accuracy."""
-        return list(dict.fromkeys(name for run in self.runs for name in metric_names(run.records)))
+        found = (numbers_of(record.get("metrics")) for run in self.runs for record in run.records)
+        return [name for name in dict.fromkeys(itertools.chain.from_iterable(found)) if name != "accuracy"]
 
     @property
     def best(self) -> MeanInterval | None:
@@ -128,11 +129,23 @@ class SeedGroup(NamedTuple):
     @property
     def final(self) -> MeanInterval | None:
         """The last value of its objective in each run, over seeds."""
-        return MeanInterval.of(next(iter(self.values(run)[::-1]), None) for run in self.runs)
+        return self.final_of(objective_key(self.objective))
 
-    def values(self, run: Recorded) -> list[float]:
-        """The values of its objective in the evaluated rounds of a run."""
-        found = (metric_value(record, objective_key(self.objective)) for record in run.records)
+    def final_of(self, metric: str) -> MeanInterval | None:
+        """The last value of a metric (see `metric_value`) in each run, over seeds."""
+        return MeanInterval.of(next(iter(self.values(run, metric)[::-1]), None) for run in self.runs)
+
+    def final_metric(self, name: str) -> MeanInterval | None:
+        """The last value of a metric, over seeds."""
+        return self.final_of(f"metrics.{name}")
+
+    def final_client_quantile(self, name: str) -> MeanInterval | None:
+        """The last value of a key of `clients_eval`, over seeds."""
+        return self.final_of(f"clients_eval.{name}")
+
+    def values(self, run: Recorded, metric: str = "") -> list[float]:
+        """The values of a metric, by default its objective, in the evaluated rounds of a run."""
+        found = (metric_value(record, metric or objective_key(self.objective)) for record in run.records)
         return [value for value in found if value is not None]
 
     def best_of(self, run: Recorded) -> float | None:
@@ -147,28 +160,14 @@ class SeedGroup(NamedTuple):
                 return run.records[: i + 1]
         return []
 
-    def bytes_by_seed(self, target: float | None) -> dict[int, float]:
-        """Bytes to a target by seed, for the seeds that reached it; with None the bytes of all rounds."""
-        if target is None:
-            return {seed: run.totals["bytes_total"] for seed, run in zip(self.seeds, self.runs, strict=True)}
+    def bytes_by_seed(self, target: float) -> dict[int, float]:
+        """Bytes to a target by seed, for the seeds that reached it."""
         parts = {seed: self.until(run, target) for seed, run in zip(self.seeds, self.runs, strict=True)}
         return {seed: totals(part)["bytes_total"] for seed, part in parts.items() if part}
 
-    def total(self, key: str) -> MeanInterval | None:
-        """One of the `totals` of a run, over seeds."""
-        return MeanInterval.of(run.totals[key] for run in self.runs)
-
-    def mean_total(self, key: str) -> float:
+    def total(self, key: str) -> float:
         """The mean of one of the `totals` that every run has, such as bytes."""
         return statistics.fmean(run.totals[key] for run in self.runs)
-
-    def final_metric(self, name: str) -> MeanInterval | None:
-        """The final value of a metric, over seeds."""
-        return MeanInterval.of(without_accuracy(final_metrics(run.records)).get(name) for run in self.runs)
-
-    def final_client_quantile(self, name: str) -> MeanInterval | None:
-        """A key of `clients_eval` in the last round that has it, over seeds."""
-        return MeanInterval.of(final_clients_eval(run.records).get(name) for run in self.runs)
 
     def curve(self, metric: str) -> list[Point]:
         """A metric (see `metric_value`) by round, where every seed has it."""
@@ -295,7 +294,8 @@ def numbers_of(value: Any) -> dict[str, float]:
     """
     if not isinstance(value, Mapping):
         return {}
-    return {str(name): float(number) for name, number in value.items() if _is_number(number)}
+    known = {name: one for name, one in value.items() if isinstance(one, int | float) and not isinstance(one, bool)}
+    return {str(name): float(one) for name, one in known.items() if abs(one) < 1e300}
 
 
 def final_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -313,23 +313,11 @@ def without_accuracy(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name != "accuracy"}
 
 
-def metric_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of all metrics in some records other than accuracy, in order of first appearance."""
-    names = dict.fromkeys(name for record in records for name in numbers_of(record.get("metrics")))
-    return [name for name in names if name != "accuracy"]
-
-
 def _last(records: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
     for record in reversed(records):
         if found := numbers_of(record.get(field)):
             return found
     return {}
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and math.isfinite(value)
-    )
 
 
 def objective_key(objective: Objective) -> str:
