@@ -310,7 +310,7 @@ def partition_figure(found: PartitionDescription, title: str) -> Figure:
         left, height = 24 + 8.3 * max(map(len, clients)), 22 * len(found)
     else:
         order = np.lexsort((-counts.sum(1), counts.argmax(1)))
-        groups = np.array_split(order, min(len(order), 900))  # as many as pixels
+        groups = np.array_split(order, min(len(order), 450))  # as many as can be seen
         ends = np.cumsum([len(group) for group in groups])
         heights = np.stack([counts[group].mean(0) for group in groups])
         axes.stackplot(ends, heights.T, labels=names, colors=colors, step="mid")
@@ -380,10 +380,10 @@ def _finish(axes: Axes, width: int, height: float, left: float, title: str) -> F
     handles, names = axes.get_legend_handles_labels()
     columns = max(1, int(width / (max(map(len, names), default=0) * 8.3 + 60)))
     head = 26 if title else 0
-    full = head + 12 + 21 * math.ceil(len(names) / columns) + height + 50
+    full = head + 16 + 21 * math.ceil(len(names) / columns) + height + 50
     figure.set_size_inches(width / 72, full / 72)
     axes.set_position((left / width, 50 / full, 1 - (left + 24) / width, height / full))
-    place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - head / full), "borderaxespad": 0, "borderpad": 0}
+    place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - (head + 4) / full), "borderaxespad": 0, "borderpad": 0}
     figure.legend(handles, names, ncols=columns, labelspacing=0.4, handlelength=2.6, **place)
     figure.text(0, 1 - 16 / full, visible(title, 160), weight="bold", size=13)
     return figure  # type: ignore[no-any-return]
