@@ -10,6 +10,7 @@ from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, human_joules, human_seconds
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
+from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.samples import read_samples
 from thinwire.experiments.search_record import SearchRecord, read_search
@@ -26,7 +27,6 @@ from thinwire.reports.seed_groups import (
     SeedGroup,
     TargetCost,
     differing,
-    flat,
     number_text,
     numbers_of,
     objective_key,
@@ -76,11 +76,10 @@ def overview(section: Section) -> Chapter:
     for metric in ("accuracy", "client_accuracy", *(f"metrics.{one}" for one in metrics)):
         if metric != ranked and any(group.curve(metric) for group in groups):
             drawn.append(curve_drawing(section.name, groups, metric))
-    lead = [Lead(text)] if (text := headline(groups, section.baseline, section.costs)) else []
-    tuned = [text] if (text := untuned(groups, section.baseline)) else []
-    tables = _totals(section, metrics)
+    lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
+    pieces: list[Piece] = [*section.notes, *([Lead(lead)] if lead else []), *([tuned] if tuned else [])]
+    pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section, metrics)]
     name = name.removeprefix("test ")
-    pieces = [*section.notes, *lead, *tuned, _setup(groups), *_notes(groups), *drawn, *tables]
     return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
 
 

@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from thinwire.data.describe_partition import PartitionDescription
@@ -67,7 +66,7 @@ _LOOK: dict[str, Any] = {
 }
 Point = tuple[float, float, float, float]
 Format = Callable[[float], str]
-P, T = ParamSpec("P"), TypeVar("T")
+Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 
 class Curve(NamedTuple):
@@ -88,17 +87,17 @@ class Bar(NamedTuple):
     series: int = 0
 
 
-def _styled(draw: Callable[P, T]) -> Callable[P, T]:
+def _styled(draw: Draw) -> Draw:
     """Call a function with the look of these figures, without changing that of others."""
 
     @wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> T:
+    def styled(*args: Any, **kwargs: Any) -> Any:
         import matplotlib
 
         with matplotlib.rc_context(_LOOK):
             return draw(*args, **kwargs)
 
-    return styled
+    return styled  # type: ignore[return-value]
 
 
 @_styled
@@ -133,7 +132,7 @@ def curves(
     """
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-    axes = _axes()
+    figure, axes = _new()
     points = [np.array([p for p in line.points if p[0] > 0 or not log_x]).reshape(-1, 4) for line in lines]
     every = np.concatenate([np.empty((0, 4)), *points])
     every = every if len(every) else np.array([[1.0, 0.0, 0.0, 1.0]])
@@ -171,7 +170,7 @@ def curves(
     axes.yaxis.set_major_formatter(lambda value, _: y_text(value))
     axes.set(xlabel=x, ylabel=y)
     left = 34 + _CHARACTER * max(len(y_text(tick)) for tick in axes.get_yticks())
-    return _finish(axes, width, 310 if width > 600 else 230, left, title=title)
+    return _finish(figure, axes, width, 310 if width > 600 else 230, left, title=title)
 
 
 @_styled
@@ -182,7 +181,7 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
     labels = [textwrap.wrap(row.label, room) or [""] for row in rows]
     y = 24.0 if title else 0.0
     height = y + sum(30 + 16 * len(label) for label in labels)
-    axes = _axes()
+    figure, axes = _new()
     axes.set_position((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))  # pixels
     axes.set_axis_off()
@@ -193,19 +192,19 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
             axes.text(0, y + 14, line, size=13)
             y += 16
         x, color = 1.0, LIGHT[f"c{row.series % 8}"]
-        outline = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
+        outline: dict[str, Any] = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
         for length, look in zip(
             row.segments, ({"color": color}, {"color": color, "alpha": 0.55}, outline), strict=False
         ):
             if length > 0:
-                axes.barh(y + 11, max(length * scale, 1), 14, x, **look)  # type: ignore[arg-type]
+                axes.barh(y + 11, max(length * scale, 1), 14, x, **look)
                 x += length * scale
         low, high = (1 + end * scale for end in row.spread)
         if high - low > 4:  # a shorter line could not be seen
             axes.plot([low, high], [y + 11, y + 11], "|-", color=LIGHT["ink"], lw=1.5)
         y += 30
-    axes.figure.set_size_inches(width / 72, height / 72)  # type: ignore[union-attr]
-    return axes.figure  # type: ignore[return-value]
+    figure.set_size_inches(width / 72, height / 72)
+    return figure
 
 
 def longest_bar(rows: Sequence[Bar]) -> float:
@@ -298,7 +297,7 @@ def partition_figure(found: PartitionDescription, title: str) -> Figure:
     names = [visible(name, 30) for name in names]
     scale = matplotlib.colormaps["viridis" if found.kind == "numbers" else "tab20"]
     colors = list(scale(np.linspace(0, 1, len(names)) if found.kind == "numbers" else range(len(names))))
-    axes, left = _axes(), 80.0
+    (figure, axes), left = _new(), 80.0
     if len(found) <= 40:
         clients, start = [visible(name, 30) for name in found.client_names], np.zeros(len(found))
         for name, own, color in zip(names, counts.T, colors, strict=True):
@@ -318,7 +317,7 @@ def partition_figure(found: PartitionDescription, title: str) -> Figure:
         axes.set(xlabel=words, ylabel="examples", xlim=(ends[0], ends[-1]))
         height = 310
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    return _finish(axes, WIDE, height, left, title=f"{title}: {found!r}")
+    return _finish(figure, axes, WIDE, height, left, title=f"{title}: {found!r}")
 
 
 def save(figure: Figure, file: Path) -> None:
@@ -365,18 +364,17 @@ def svg(figure: Figure, title: str, name: str = "") -> str:
     return f'<svg role="img" {box}><title>{html_text(title)}</title>{body}'
 
 
-def _axes() -> Axes:
-    """The axes of a new figure, without the global state of pyplot."""
+def _new() -> tuple[Figure, Any]:
+    """A new figure and its axes, without the global state of pyplot."""
     from matplotlib.figure import Figure
 
-    figure = Figure(dpi=72)
-    figure._repr_svg_ = lambda: standalone(figure)  # type: ignore[attr-defined]  # for notebooks
-    return figure.subplots()
+    figure: Any = Figure(dpi=72)
+    figure._repr_svg_ = lambda: standalone(figure)  # for notebooks
+    return figure, figure.subplots()
 
 
-def _finish(axes: Axes, width: int, height: float, left: float, title: str) -> Figure:
+def _finish(figure: Figure, axes: Any, width: int, height: float, left: float, title: str) -> Figure:
     """Set the size of a figure and of its axes, which are below the title and the legend."""
-    figure: Any = axes.figure
     handles, names = axes.get_legend_handles_labels()
     columns = max(1, int(width / (max(map(len, names), default=0) * 8.3 + 60)))
     head = 26 if title else 0
@@ -386,7 +384,7 @@ def _finish(axes: Axes, width: int, height: float, left: float, title: str) -> F
     place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - (head + 4) / full), "borderaxespad": 0, "borderpad": 0}
     figure.legend(handles, names, ncols=columns, labelspacing=0.4, handlelength=2.6, **place)
     figure.text(0, 1 - 16 / full, visible(title, 160), weight="bold", size=13)
-    return figure  # type: ignore[no-any-return]
+    return figure
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:

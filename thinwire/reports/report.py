@@ -54,7 +54,7 @@ def report(
         compute: training seconds of a client per round; as measured on this machine by default.
         joules_per_megabyte: of the energy model.
     """
-    check_files([file for file in (html, md) if file is not None])
+    check_page([file for file in (html, md) if file is not None])
     if compute is not None and not 0 <= compute < math.inf:
         raise ConfigError(f"compute must be 0 or more seconds, not {compute}")
     joules = JOULES_PER_BYTE if joules_per_megabyte is None else joules_per_megabyte / 1e6
@@ -63,7 +63,8 @@ def report(
     recorded, lost = _read(runs)
     tasks = list(dict.fromkeys(run.task for run in recorded))
     groups = {task: group([run for run in recorded if run.task == task]) for task in tasks}
-    check_targets(targets, all(one.objective == ACCURACY for task in tasks for one in groups[task]))
+    others = [one.objective.name for task in tasks for one in groups[task] if one.objective != ACCURACY]
+    check_page([], targets, *others[:1])
     sections = [part for task in tasks for part in _sections(task, groups[task], targets, compute, joules)]
     chapters = []
     for section in sections:
@@ -128,7 +129,7 @@ def _sections(
     return sections
 
 
-def check_page(files: Sequence[Path | str], targets: Sequence[float], objective: str = "") -> None:
+def check_page(files: Sequence[Path | str], targets: Sequence[float] = (), objective: str = "") -> None:
     """Raise an error for files that cannot be written and targets out of range, before anything is trained.
 
     Args:
@@ -136,26 +137,16 @@ def check_page(files: Sequence[Path | str], targets: Sequence[float], objective:
         targets: values of the objective.
         objective: its name; "" for accuracy.
     """
-    check_files(files)
-    check_targets(targets, accuracy=objective in ("", "accuracy"))
-
-
-def check_targets(targets: Sequence[float], accuracy: bool) -> None:
-    """Raise an error for targets that are no accuracies, or no numbers if runs have another objective."""
-    for target in targets:
-        if accuracy and not 0 < target <= 1:
-            other = "for a run with another objective, state it with --set eval.objective=loss"
-            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
-        if not math.isfinite(target):
-            raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
-
-
-def check_files(files: Sequence[Path | str]) -> None:
-    """Raise an error for files that cannot be written."""
     for path in map(Path, files):
         if not path.parent.is_dir() or path.is_dir():
             reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
             raise ConfigError(f"{path} cannot be written: {reason}; name a file such as page.html")
+    for target in targets:
+        if objective in ("", "accuracy") and not 0 < target <= 1:
+            other = "for a run with another objective, state it with --set eval.objective=loss"
+            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
+        if not math.isfinite(target):
+            raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
 
 
 def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list[dict[str, Any]]:
