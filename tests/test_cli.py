@@ -252,23 +252,6 @@ def test_directory_of_another_configuration_is_refused(thinwire):
     assert "another configuration" in error_line(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))
 
 
-def test_repro_lists_and_reproduces_tables(thinwire, tmp_path, monkeypatch):
-    code, out, _ = thinwire("repro", "--json")
-    listed = {row["paper"]: row for row in json.loads(out)}
-    assert code == 0
-    assert listed["FedLAMA, Table 4"]["name"] == "fedlama-4"
-    assert listed["MAPA, Table 6"]["about"].startswith("not made: ")
-    code, out, _ = thinwire("repro", "fedpara-1", "--md", "page.md")
-    assert code == 0
-    assert "| linear, FedPara | 16,384 |" in (tmp_path / "page.md").read_text()
-    assert "mapo-3" in error_line(thinwire("repro", "mapo-33"))
-    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
-    code, out, err = thinwire("repro", "pfedpara-3", "-q")
-    assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, even if quiet"
-    assert "4 runs did not finish" in out
-    assert json.loads(thinwire("repro", "pfedpara-3", "--no-run", "--json")[1])["pfedpara-3"]["missing"] == 4
-
-
 def test_list_help_names_every_list(thinwire):
     text = thinwire("list", "--help")[1]
     for what in LISTS:

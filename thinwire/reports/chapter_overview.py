@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes
-from thinwire.experiments.collapse import count_broken
+from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.reports.curve_figure import curve_figure
 from thinwire.reports.evaluation import CLIENT_QUANTILES, WORST_CLIENTS
-from thinwire.reports.finals import FAILED_RUNS
 from thinwire.reports.formatting import accuracy_text, metric_text, retry_text, value_interval, value_text
 from thinwire.reports.headline import headline
 from thinwire.reports.objectives import ACCURACY, objective_key, objective_name

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from thinwire.core.units import human_bytes
-from thinwire.experiments.collapse import count_broken
+from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.reports.charts import Curve, PlotArea, curves
-from thinwire.reports.finals import FAILED_RUNS
 from thinwire.reports.formatting import NARROW, ident, setting_text, value_text
 from thinwire.reports.objectives import ACCURACY, number_text, objective_name, percent_text
 from thinwire.reports.page import Chapter, Figure, Piece, Table
