@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, human_joules, human_seconds
-from thinwire.experiments.collapse import count_broken
+from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
@@ -22,7 +22,6 @@ from thinwire.reports.page import Chapter, Command, Drawing, Lead, Piece, Table
 from thinwire.reports.seed_groups import (
     ACCURACY,
     CLIENT_QUANTILES,
-    FAILED_RUNS,
     MeanInterval,
     SeedGroup,
     TargetCost,

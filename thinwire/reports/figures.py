@@ -185,7 +185,7 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
     axes.set_position((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))  # pixels
     axes.set_axis_off()
-    axes.text(0, 14, visible(title, 120), weight="bold", size=13)
+    axes.text(0, 14, visible(title, 110), weight="bold", size=13)
     for row, label in zip(rows, labels, strict=True):
         axes.text(width - 2, y + 14, row.value, ha="right", weight="bold", size=13)
         for line in label:
@@ -204,6 +204,7 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
             axes.plot([low, high], [y + 11, y + 11], "|-", color=LIGHT["ink"], lw=1.5)
         y += 30
     figure.set_size_inches(width / 72, height / 72)
+    figure.set_label(title)
     return figure
 
 
@@ -333,7 +334,7 @@ def save(figure: Figure, file: Path) -> None:
 def standalone(figure: Figure) -> str:
     """A figure as the contents of an SVG file, light or dark as its viewer is."""
     space = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    start, drawn = svg(figure, "").split(">", 1)
+    start, drawn = svg(figure, figure.get_label()).split(">", 1)
     paper = '<rect width="100%" height="100%" style="fill:var(--card)"/>'
     return f"{start} {space}><style>{STYLE}</style>{paper}{drawn}\n"
 
@@ -383,7 +384,8 @@ def _finish(figure: Figure, axes: Any, width: int, height: float, left: float, t
     axes.set_position((left / width, 50 / full, 1 - (left + 24) / width, height / full))
     place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - (head + 4) / full), "borderaxespad": 0, "borderpad": 0}
     figure.legend(handles, names, ncols=columns, labelspacing=0.4, handlelength=2.6, **place)
-    figure.text(0, 1 - 16 / full, visible(title, 160), weight="bold", size=13)
+    figure.set_label(title)
+    figure.text(0, 1 - 16 / full, visible(title, 110), weight="bold", size=13)
     return figure
 
 

@@ -27,7 +27,6 @@ from thinwire.experiments.toml import dumps
 from thinwire.metrics.objective import Objective
 
 DIRECTIONS = ("up", "down", "catchup")
-FAILED_RUNS = "diverged or collapsed"
 ACCURACY = Objective()
 CLIENT_QUANTILES = {"mean": "mean", "worst_10": "worst 10 %", "p10": "p10", "p50": "median", "p90": "p90"}
 WORST_CLIENTS = "worst 10 % of clients"
