@@ -46,7 +46,7 @@ STYLE = "".join(
     "fill:var(--ink)}svg text{font-family:inherit!important}"  # matplotlib names its own font in every text
 )
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 2)), (0, (2, 2)), (0, (9, 3)), (0, (4, 3, 1, 3)))
-_MARKERS = "os^Dv*pX"
+_MARKERS = "os^DvPpX"
 _CHARACTER = 7.7  # pixels of a character of 12 pixels, in a wide font
 _LOOK: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -333,10 +333,12 @@ def save(figure: Figure, file: Path) -> None:
 
 def standalone(figure: Figure) -> str:
     """A figure as the contents of an SVG file, light or dark as its viewer is."""
+    wide, high = (round(72 * size) + margin for size, margin in zip(figure.get_size_inches(), (24, 16), strict=True))
     space = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    start, drawn = svg(figure, figure.get_label()).split(">", 1)
-    paper = '<rect width="100%" height="100%" style="fill:var(--card)"/>'
-    return f"{start} {space}><style>{STYLE}</style>{paper}{drawn}\n"
+    paper = '<rect x="-12" y="-8" width="100%" height="100%" style="fill:var(--card)"/>'
+    drawn = svg(figure, figure.get_label())
+    box = f'viewBox="-12 -8 {wide} {high}" width="{wide}" height="{high}"'
+    return f"<svg {space} {box}><style>{STYLE}</style>{paper}{drawn}</svg>\n"
 
 
 @_styled
