@@ -192,10 +192,9 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
             axes.text(0, y + 14, line, size=13)
             y += 16
         x, color = 1.0, LIGHT[f"c{row.series % 8}"]
-        outline: dict[str, Any] = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
-        for length, look in zip(
-            row.segments, ({"color": color}, {"color": color, "alpha": 0.55}, outline), strict=False
-        ):
+        outline = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
+        looks: list[dict[str, Any]] = [{"color": color}, {"color": color, "alpha": 0.55}, outline]
+        for length, look in zip(row.segments, looks, strict=False):
             if length > 0:
                 axes.barh(y + 11, max(length * scale, 1), 14, x, **look)
                 x += length * scale
@@ -336,7 +335,7 @@ def standalone(figure: Figure) -> str:
     wide, high = (round(72 * size) + margin for size, margin in zip(figure.get_size_inches(), (24, 16), strict=True))
     space = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     paper = '<rect x="-12" y="-8" width="100%" height="100%" style="fill:var(--card)"/>'
-    drawn = svg(figure, figure.get_label())
+    drawn = svg(figure, str(figure.get_label()))
     box = f'viewBox="-12 -8 {wide} {high}" width="{wide}" height="{high}"'
     return f"<svg {space} {box}><style>{STYLE}</style>{paper}{drawn}</svg>\n"
 
