@@ -16,14 +16,13 @@ from papers.frontier import Where, Work, frontier_grid, rows_of
 from papers.frontier_page import frontier_page, rate_tried, rates_table
 from papers.grid_page import archive, load_grid, run_lines, write_page
 from papers.page import section, update_page
-from papers.runs import print_run, run_grids
+from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
 from thinwire.cli.options import AsJson, DataDir, Imports, Overrides, Quiet, Recipe, Rounds, RunsOut, Task
 from thinwire.cli.tables import print_json, show_list
 from thinwire.cli.terminal import print_written
 from thinwire.core.text import visible
-from thinwire.core.units import read_seconds
 from thinwire.experiments.files import write_all
 from thinwire.experiments.task_files import folder_name
 

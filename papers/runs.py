@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -23,7 +24,7 @@ from papers.archive import Archive, Runs
 from papers.grid import Grid, Line, summary, training_failed
 from thinwire.cli.terminal import err
 from thinwire.core.text import visible
-from thinwire.errors import ThinwireError
+from thinwire.errors import ConfigError, ThinwireError
 from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment
@@ -31,6 +32,18 @@ from thinwire.runtime.job import RoundRecord
 from thinwire.training.autotune import first_line
 
 SPENT = "interrupted: the budget is spent"
+
+
+def read_seconds(text: str) -> float:
+    """Parse a duration such as 30m, 2h or 90s, above 0.
+
+    >>> read_seconds("30m"), read_seconds("1.5 h"), read_seconds("90")
+    (1800.0, 5400.0, 90.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?\s*", text)
+    if not match or not float(match[1]) > 0:
+        raise ConfigError(f"a duration is written as 30m, 2h or 90s, above 0, not {visible(text, 40)!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
 
 
 class Progress(NamedTuple):

@@ -28,7 +28,7 @@ from papers.frontier import (
 from papers.frontier_page import _seeds, row_cells, win_cells
 from papers.grid import summary
 from papers.runs import run_grids
-from papers.tables import read
+from papers.tables import FOLDER, read
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import to_table
@@ -199,3 +199,10 @@ def test_the_table_has_shares_and_failures():
     assert cells["wasteful"][7] == "no"
     drawing = frontier_chart(ROWS, "digits")
     assert [name for name in ("fedavg", "thin", "wasteful", "broken") if f">{name}</text>" in drawing][-1] == "wasteful"
+
+
+def test_the_table_of_rates_is_that_of_its_runs(papers):
+    docs = FOLDER.parent / "docs"
+    code, out, _ = papers("rates", "--no-run", "--json", str(docs / "frontier/rates.jsonl"))
+    assert code == 0
+    assert out.strip() in (docs / "frontier.md").read_text()
