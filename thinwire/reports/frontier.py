@@ -26,7 +26,7 @@ from thinwire.experiments.frontier import REFERENCE
 from thinwire.experiments.grid import Grid, Line, summary, training_failed
 from thinwire.experiments.records import Recorded, honest_bytes
 from thinwire.experiments.toml import Table
-from thinwire.experiments.validation_runs import mean_of_last
+from thinwire.search.validation import mean_of_last
 from thinwire.reports.seed_groups import MeanInterval
 from thinwire.reports.settings import without_seed
 

@@ -1,4 +1,4 @@
-"""Runs of candidates, judged on validation examples of the clients alone; for every search by successive halving.
+"""Runs of candidates, judged on validation examples of the clients alone; for every search.
 
     criterion   accuracy; the loss for tasks without class labels, or if the loss is the objective of the run
 
@@ -12,107 +12,103 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.chance import validation_chance
 from thinwire.experiments.collapse import BROKEN, Chance, judge
+from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
-from thinwire.experiments.successive_halving import Measured, Trial, TrialStatus
+from thinwire.experiments.records import Recorded, read_run
 from thinwire.experiments.toml import Table
-from thinwire.experiments.trials import Ran, Trials
+from thinwire.runtime.job import RoundRecord
+from thinwire.search.halving import Measured, Spent, Trial, TrialStatus
 
 Criterion = Literal["accuracy", "loss"]
 OnTrial = Callable[[Trial], None]
 
 
 class ValidationRuns:
-    """Measures candidates; a candidate that was measured with the same number of rounds is not run again.
+    """Runs candidates, each in its own directory; input that cannot be run is refused before the first of them.
+
+    Finished runs are used again, and a candidate that was measured with the same number of rounds is not run again.
 
     Args:
+        experiment: the experiment with its own settings.
         variant: the experiment of a candidate, with all its rounds.
-        trials: runs it.
+        rounds: of the shortest run.
         fraction: of each client's examples that is held out, unless the experiment has one.
-        chance: the chance accuracy on the validation examples; None if unknown.
-        by: the criterion.
-        constant_loss: the loss of the best constant prediction, for tasks without accuracy; None if unknown.
+        out: the folder of the run directories.
+        data_dir: the folder of datasets.
+        budget: bytes that all runs together may send; None for no limit.
         on_trial: is called with each run that ends.
     """
 
     def __init__(
         self,
+        experiment: Experiment,
         variant: Callable[[Any], Experiment],
-        trials: Trials,
+        rounds: int,
+        *,
         fraction: float,
-        chance: Chance | None,
-        by: Criterion,
-        constant_loss: float | None,
-        on_trial: OnTrial,
+        out: Path,
+        data_dir: Path | None = None,
+        budget: int | None = None,
+        on_trial: OnTrial = lambda trial: None,
     ) -> None:
-        self.variant, self.trials, self.fraction = variant, trials, fraction
-        self.chance, self.by, self.constant_loss, self.on_trial = chance, by, constant_loss, on_trial
+        held = held_out(experiment, fraction)
+        simulation = held.engine.prepare(build_job(over(held, rounds), data_dir))
+        task = simulation.job.task
+        labels = task.loss is bce or not task.train.targets.is_floating_point()
+        self.by: Criterion = "accuracy" if labels and simulation.job.ranked_by.name != "loss" else "loss"
+        self.chance, self.constant_loss = validation_chance(simulation), constant_loss(task)
+        self.variant, self.fraction, self.on_trial = variant, held.task.validation_fraction, on_trial
+        self.out, self.data_dir, self.budget, self.spent = out, data_dir, budget, 0
         self.known: dict[tuple[Any, int], Measured] = {}
 
     def measure(self, value: Any, rounds: int) -> Measured:
         """Accuracy and loss of a candidate after a number of rounds; raises `Spent` if the budget ends its run."""
         if (value, rounds) not in self.known:
-            experiment = over(held_out(self.variant(value), self.fraction), rounds)
-            found = measured(self.trials.run(experiment), self.chance, self.by, self.constant_loss)
-            self.known[value, rounds] = found
+            run = self._run(over(held_out(self.variant(value), self.fraction), rounds))
+            found = self.known[value, rounds] = measured(run, self.chance, self.by, self.constant_loss)
             self.on_trial(Trial(value, found))
         return self.known[value, rounds]
+
+    def _run(self, experiment: Experiment) -> Recorded:
+        sent = 0
+
+        def watch(record: RoundRecord) -> None:
+            nonlocal sent
+            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
+            self._within(sent, record.round)
+
+        path = default_folder(experiment, self.out)
+        with suppress(Diverged):  # its totals until then are written
+            execute(experiment, path, data_dir=self.data_dir, resume=True, on_round=watch)
+        run = read_run(path)
+        sent = _totals(run)["bytes_total_honest"]
+        self._within(sent, _totals(run)["rounds"])
+        self.spent += sent
+        return run
+
+    def _within(self, sent: int, rounds: int) -> None:
+        if self.budget is not None and self.spent + sent > self.budget:
+            raise Spent(sent, rounds)
 
     @property
     def chosen_by(self) -> str:
         """The criterion in words."""
         return f"{self.by} on the {100 * self.fraction:g} % of each client's examples that are held out"
-
-
-@contextmanager
-def validation_runs(
-    experiment: Experiment,
-    variant: Callable[[Any], Experiment],
-    rounds: int,
-    *,
-    fraction: float,
-    out: Path | None = None,
-    data_dir: Path | None = None,
-    budget: int | None = None,
-    on_trial: OnTrial = lambda trial: None,
-) -> Iterator[ValidationRuns]:
-    """Prepare the runs of a search; input that cannot be run is refused before the first of them.
-
-    Args:
-        experiment: the experiment with its own settings.
-        variant: the experiment of a candidate.
-        rounds: of the shortest run.
-        fraction: of each client's examples that is held out, unless the experiment has one.
-        out: a folder for the directories of all runs; None for a temporary one.
-        data_dir: the folder of datasets.
-        budget: bytes that all runs together may send; None for no limit.
-        on_trial: is called with each run that ends.
-    """
-    held = held_out(experiment, fraction)
-    simulation = held.engine.prepare(build_job(over(held, rounds), data_dir))
-    chance = validation_chance(simulation)
-    task = simulation.job.task
-    labels = task.loss is bce or not task.train.targets.is_floating_point()
-    by: Criterion = "accuracy" if labels and simulation.job.ranked_by.name != "loss" else "loss"
-    with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
-        trials = Trials(Path(folder), data_dir, budget)
-        part, constant = held.task.validation_fraction, constant_loss(task)
-        yield ValidationRuns(variant, trials, part, chance, by, constant, on_trial)
 
 
 def constant_loss(task: Task) -> float | None:
@@ -130,26 +126,31 @@ def constant_loss(task: Task) -> float | None:
 
 
 def measured(
-    ran: Ran, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
+    run: Recorded, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
 ) -> Measured:
     """Accuracy and loss on validation examples, cost and status of a run.
 
     Args:
-        ran: the run.
+        run: the run, finished or diverged.
         chance: the chance accuracy on the validation examples; None if unknown.
         by: the criterion; without accuracy it is the loss.
         constant_loss: the loss of a constant prediction on the validation examples; None if unknown.
     """
-    records = ran.records()
+    records, totals = run.records, _totals(run)
     accuracy, loss = (mean_of_last(records, name) for name in ("client_accuracy", "client_loss"))
-    status: TrialStatus = "diverged" if ran.summary.get("status") == "diverged" else judge(records, chance).status
-    if status not in BROKEN and accuracy is None and loss is None:
-        raise ConfigError(f"{ran.path} has no accuracy and no loss on validation examples to compare by")
-    if status not in BROKEN and chance is not None and accuracy is not None and accuracy <= chance.ceiling:
-        status = "at chance so far"
-    if status not in BROKEN and constant_loss is not None and loss is not None and loss >= constant_loss:
-        status = "at chance so far"
-    return Measured(accuracy, loss, ran.bytes, ran.rounds, status, "loss" if accuracy is None else by)
+    status: TrialStatus = "diverged" if totals.get("status") == "diverged" else judge(records, chance).status
+    if status not in BROKEN:
+        if accuracy is None and loss is None:
+            raise ConfigError(f"{run.path} has no accuracy and no loss on validation examples to compare by")
+        no_better = chance is not None and accuracy is not None and accuracy <= chance.ceiling
+        if no_better or (constant_loss is not None and loss is not None and loss >= constant_loss):
+            status = "at chance so far"
+    sent, rounds = totals["bytes_total_honest"], totals["rounds"]
+    return Measured(accuracy, loss, sent, rounds, status, "loss" if accuracy is None else by)
+
+
+def _totals(run: Recorded) -> dict[str, Any]:
+    return run.summary or {}
 
 
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -1,0 +1,351 @@
+"""Successive halving: a search that gives long runs to few candidates, and the run that confirms its result.
+
+    rung 1        n candidates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
+    rung i + 1    the better half of rung i, each with twice the rounds
+    rung L        one candidate, T rounds
+
+A candidate is any value: a learning rate, a tuple of settings, a method. Each rung trains from round 1 with a number of
+rounds of its own, so that schedules end with the run. A candidate whose run fails in a rung is out. The result is the
+best candidate of the longest rung that has one which never failed: usually that of the last rung. Paper: Non-stochastic
+Best Arm Identification and Hyperparameter Optimization (Jamieson and Talwalkar, AISTATS 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from thinwire.core.units import human_bytes, percent
+from thinwire.errors import ConfigError
+from thinwire.experiments.collapse import BROKEN, Status
+
+MAX_CANDIDATES = 64
+
+# `at chance so far`: after so few rounds that a longer run may learn; it may go on, but is never the result
+TrialStatus = Status | Literal["at chance so far"]
+
+
+class Spent(Exception):
+    """The byte budget is used up; `lost` and `rounds` are the bytes and the rounds of the run that was ended."""
+
+    def __init__(self, lost: int, rounds: int = 0) -> None:
+        super().__init__(lost, rounds)
+        self.lost, self.rounds = lost, rounds
+
+
+class Measured(NamedTuple):
+    """A run of the search.
+
+    Args:
+        accuracy: the criterion, larger is better; None if there is none.
+        loss: decides between equal accuracies, smaller is better; None if unknown.
+        bytes: bytes that were sent; decides between equal losses.
+        rounds: rounds that were trained.
+        status: whether training failed.
+        by: `loss` if that is the criterion; then accuracies are only shown.
+    """
+
+    accuracy: float | None
+    loss: float | None
+    bytes: int
+    rounds: int
+    status: TrialStatus = "finished"
+    by: Literal["accuracy", "loss"] = "accuracy"
+
+
+class Trial(NamedTuple):
+    """One candidate in a rung, and its run."""
+
+    value: Any
+    measured: Measured
+
+    @property
+    def failed(self) -> bool:
+        """Whether its run diverged, collapsed or ended at chance."""
+        return self.measured.status in BROKEN
+
+
+class Rung(NamedTuple):
+    """Runs of equal length, in the order of their candidates, and the candidates of the next rung, the best first."""
+
+    rounds: int
+    trials: tuple[Trial, ...]
+    kept: tuple[Any, ...] = ()
+
+
+class Halved(NamedTuple):
+    """The result of a search.
+
+    Args:
+        value: the best candidate; None if every one failed or is at chance.
+        rungs: all runs.
+        lost: bytes of a run that the budget ended.
+        lost_rounds: its rounds.
+    """
+
+    value: Any
+    rungs: tuple[Rung, ...]
+    lost: int = 0
+    lost_rounds: int = 0
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All runs."""
+        return [trial for rung in self.rungs for trial in rung.trials]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all runs."""
+        return self.lost + sum(trial.measured.bytes for trial in self.trials)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all runs."""
+        return self.lost_rounds + sum(trial.measured.rounds for trial in self.trials)
+
+    @property
+    def tried(self) -> tuple[Any, ...]:
+        """All candidates of the first rung; rates ascend."""
+        return tuple(trial.value for trial in self.rungs[0].trials)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the budget ended the search."""
+        return self.lost > 0
+
+
+Measure = Callable[[Any, int], Measured]  # of a candidate and a number of rounds; raises `Spent`
+OnRung = Callable[[Rung], None]
+
+
+def ladder(center: float, count: int) -> tuple[float, ...]:
+    """Rates a factor of 2 apart around one, with one more above it than below if their number is even.
+
+    >>> ladder(0.5, 8)
+    (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """
+    if not 2 <= count <= MAX_CANDIDATES:
+        raise ConfigError(f"a search takes from 2 to {MAX_CANDIDATES} rates, not {count}; write for example 8")
+    below = (count - 1) // 2
+    return tuple(math.ldexp(center, i - below) for i in range(count))
+
+
+def plan(count: int, rounds: int, what: str = "rates") -> tuple[tuple[int, int], ...]:
+    """The number of candidates and of rounds of each rung.
+
+    >>> plan(8, 60), plan(5, 100)
+    (((8, 7), (4, 15), (2, 30), (1, 60)), ((5, 12), (3, 25), (2, 50), (1, 100)))
+    """
+    counts = [count]
+    while counts[-1] > 1:
+        counts.append((counts[-1] + 1) // 2)
+    fewest = 1 << (len(counts) - 1)
+    if rounds < fewest:
+        raise ConfigError(
+            f"{count} {what} are searched in {len(counts)} rungs, each with twice the rounds of the one before it: the "
+            f"last needs {fewest} rounds or more, not {rounds}; write more rounds, or fewer {what}"
+        )
+    return tuple((number, rounds >> (len(counts) - 1 - i)) for i, number in enumerate(counts))
+
+
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials, the best first: by accuracy (or loss, if that is the criterion), loss, bytes; those that failed last.
+
+    Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
+
+    >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
+    >>> [trial.value for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
+    [0.2, 0.1]
+    """
+
+    def key(trial: Trial) -> tuple[bool, float, float, int]:
+        accuracy, loss, sent, _, status, by = trial.measured
+        worst = math.inf
+        error = worst if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
+        known = loss if loss is not None and not math.isnan(loss) else worst
+        return trial.failed, error, known, sent
+
+    return sorted(trials, key=key)
+
+
+def halve_rates(
+    measure: Measure, rates: Sequence[float], rounds: int, *, extend: int = 0, on_rung: OnRung = lambda rung: None
+) -> Halved:
+    """The search for a rate.
+
+    Args:
+        measure: runs a rate for a number of rounds.
+        rates: ascending, a constant factor apart, the likely best one in the middle.
+        rounds: of the last rung.
+        extend: if the best rate of the first rung is at an end, or all rates fail, up to so many more are tried there
+            (below the smallest, if all fail).
+        on_rung: is called with each rung when it ends.
+
+    >>> def measure(rate, rounds):
+    ...     return Measured(1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
+    >>> found = halve_rates(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
+    >>> found.value, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
+    (1.0, [(2, 4), (4, 2), (8, 1)], 24, 2400)
+    """
+    middle = (len(rates) - 1) // 2
+    ahead = [rates[i] for i in sorted(range(len(rates)), key=lambda i: abs(i - middle))]  # a budget ends the last ones
+    more = partial(_beyond, factor=rates[1] / rates[0])
+    return halving(measure, ahead, rounds, key=float, extend=extend, more=more, on_rung=on_rung)
+
+
+def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
+    """The next rate beyond the end that has the best one; None if the best one is not at an end."""
+    order = ranked(trials)
+    rates: list[float] = [trial.value for trial in order]
+    low, high = min(rates), max(rates)
+    best = low if order[0].failed else rates[0]
+    if best not in (low, high):
+        return None
+    return low / factor if best == low else high * factor
+
+
+def halving(
+    measure: Measure,
+    candidates: Sequence[Any],
+    rounds: int,
+    *,
+    key: Callable[[Any], Any],
+    rank: Callable[[Iterable[Trial]], list[Trial]] = ranked,
+    extend: int = 0,
+    more: Callable[[Iterable[Trial]], Any] = lambda trials: None,
+    on_rung: OnRung = lambda rung: None,
+) -> Halved:
+    """The search over candidates of any kind, in the order in which they are tried: a budget ends the last ones.
+
+    Args:
+        measure: runs a candidate for a number of rounds.
+        candidates: values that can be keys of a dictionary.
+        rounds: of the last rung.
+        key: the order of the candidates in a rung.
+        rank: sorts the trials of a rung, the best first.
+        extend: how many further candidates of `more` are tried in the first rung.
+        more: a further candidate after some trials; None for none.
+        on_rung: is called with each rung when it ends.
+
+    >>> def measure(point, rounds):
+    ...     return Measured(None, abs(point[0] - 0.3) + point[1], bytes=0, rounds=rounds, by="loss")
+    >>> halving(measure, [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)], rounds=8, key=tuple).value
+    (0.3, 1)
+    """
+    steps = plan(len(candidates), rounds)
+    ahead = list(candidates)
+    rungs: list[Rung] = []
+    spent = Spent(0)
+    for i, (_, length) in enumerate(steps):
+        trials: dict[Any, Trial] = {}
+        try:
+            for value in ahead:
+                trials[value] = Trial(value, measure(value, length))
+            for _ in range(extend if i == 0 else 0):
+                if (further := more(trials.values())) is None:
+                    break
+                trials[further] = Trial(further, measure(further, length))
+        except Spent as error:
+            spent = error
+        fit = [trial.value for trial in rank(trials.values()) if not trial.failed]
+        last = i + 1 == len(steps) or spent.lost > 0
+        ahead = [] if last else fit[: steps[i + 1][0]]
+        if trials:
+            rungs.append(Rung(length, tuple(trials[value] for value in sorted(trials, key=key)), tuple(ahead)))
+            on_rung(rungs[-1])
+        if not ahead:
+            break
+    return result(rungs, spent)
+
+
+def result(rungs: Sequence[Rung], spent: Spent) -> Halved:
+    """The best candidate of the longest rung that has one which never failed and is above chance."""
+    if not rungs:
+        raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")
+    out = {trial.value for rung in rungs for trial in rung.trials if trial.failed}
+    fit = (
+        trial.value
+        for rung in reversed(rungs)
+        for trial in ranked(rung.trials)
+        if trial.value not in out and trial.measured.status == "finished"
+    )
+    return Halved(next(fit, None), tuple(rungs), spent.lost, spent.rounds)
+
+
+class Confirmation(NamedTuple):
+    """The full runs after a search.
+
+    Args:
+        value: what is recommended; None if neither run trains.
+        rounds: of each run.
+        found: the run of the result of the search; None if the budget ended it.
+        start: the run of the start setting; None if the budget ended it, if both are the same, or if there is none.
+        is_start: whether the start setting is recommended.
+        text: the outcome in one sentence.
+    """
+
+    value: Any
+    rounds: int
+    found: Measured | None
+    start: Measured | None = None
+    is_start: bool = False
+    text: str = ""
+
+
+def outcome(measured: Measured) -> str:
+    """The criterion of a run and its bytes, or how it failed.
+
+    >>> outcome(Measured(0.9, 0.3, 10, 5)), outcome(Measured(None, 0.25, 10, 5, by="loss"))
+    ('90.00 % (10 B)', 'loss 0.25 (10 B)')
+    >>> outcome(Measured(0.1, 2.3, 10, 5, "at chance"))
+    'at chance'
+    """
+    if measured.status != "finished":
+        return measured.status.removesuffix(" so far")
+    value = f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
+    return f"{value} ({human_bytes(measured.bytes)})"
+
+
+def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmation:
+    """Run the result of a search and the start setting in full; the better one that does not fail is recommended.
+
+    Args:
+        measure: runs a candidate for a number of rounds.
+        found: the result of the search.
+        start: the start setting.
+        rounds: of the whole run.
+
+    >>> def measure(value, rounds):  # 2 was the best of shorter runs
+    ...     return Measured({1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
+    >>> print(confirm(measure, 2, 1, 60).text)
+    the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
+    """
+    over, same, before = f"over {rounds} rounds", found == start, None
+    try:
+        measured = measure(found, rounds)
+    except Spent:
+        text = f"not confirmed {over}: the budget was spent before"
+        return Confirmation(found, rounds, None, is_start=same, text=text)
+    works = measured.status == "finished"
+    other = "which is the start setting"
+    if not same:
+        try:
+            before = measure(start, rounds)
+            other = f"the start setting {outcome(before)}"
+        except Spent:
+            other = "the start setting was not run: no budget left"
+    text = f"{over}: {outcome(measured)}, {other}"
+    if before is None:
+        text = f"{'confirmed' if works else 'not confirmed'} {text}"
+        return Confirmation(found if works else None, rounds, measured, None, same, text)
+    trials = ranked([Trial(found, measured), Trial(start, before)])
+    best = next((trial.value for trial in trials if trial.measured.status == "finished"), None)
+    if best is None:
+        verb = "neither trains"
+    elif best == found:
+        verb = "confirmed"
+    else:
+        verb = "the result is worse than the start setting" if works else "the result fails"
+    return Confirmation(best, rounds, measured, before, best == start, f"{verb} {text}")
