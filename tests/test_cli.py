@@ -79,7 +79,7 @@ def test_compare_prints_one_row_per_method_and_reuses_runs(thinwire):
     assert [row["method"] for row in rows] == ["fedavg", "fedsgd"]
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
-    assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
+    assert rows[0]["final"].keys() == {"mean", "std", "half"}
     assert {row["accounting"] for row in rows} == {"honest"}
 
 

@@ -7,13 +7,13 @@ import json
 import math
 
 import pytest
+from thinwire.reports.recommend import Wish, from_pilot, is_comparable, measured, nearest
 
 from thinwire.errors import CheckpointError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import to_table
 from thinwire.reports.frontier import Row, SeedCurve, best_by_bytes, front, plain, read_rows, reference_of, winners
 from thinwire.reports.frontier_page import _seeds, chart, row_cells, win_cells
-from thinwire.reports.recommend import Wish, from_pilot, is_comparable, measured, nearest
 
 CONFIG = {key: value for key, value in to_table(resolve("fedavg", "digits")).items() if key != "seed"}
 

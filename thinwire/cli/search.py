@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -38,9 +38,7 @@ from thinwire.core.units import human_bytes, percent
 
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
-    from thinwire.experiments.execute import OnRound
     from thinwire.search.candidates import Knobs
-    from thinwire.search.compare import Watch
     from thinwire.search.halving import OnRung, Rung, Trial
     from thinwire.search.table import Table
     from thinwire.search.tune import OnSearch
@@ -109,7 +107,6 @@ def compare(
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
     from thinwire.experiments.overrides import parse_overrides
-    from thinwire.experiments.presets import presets
     from thinwire.reports.report import check_page
     from thinwire.search.compare import compare as run
     from thinwire.search.tune import NothingTrains
@@ -120,11 +117,9 @@ def compare(
     options |= {"objective": objective, "metrics": metric, "recipe": recipe, "overrides": parse_overrides(set_ or [])}
     options |= {"tune": tune, "tune_rates": tune_rates, "tune_share": tune_share, "tune_seed": tune_seed}
     options |= {"out": out, "data_dir": data_dir, "again": again, "targets": target or ()}
-    known = presets("methods")
-    names = methods or [name for name in TOUR if name in known]
-    hooks = {"progress": progress_of(quiet), "on_search": printers(quiet, show_rungs=not (quiet or as_json))}
+    options |= {"progress": not quiet, "on_search": printers(quiet, show_rungs=not (quiet or as_json))}
     try:
-        table = run(names, on, seeds=seeds, seed=seed or 0, **options, **hooks)
+        table = run(methods or TOUR, on, seeds=seeds, seed=seed or 0, **options)
     except NothingTrains as error:
         nothing_trains(error)
     _show(table, table.plain(), as_json, html or out / "compare.html", targets=target or ())
@@ -178,7 +173,7 @@ def sweep(
     check_page([html] if html else [], ())
     options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
     options |= {"recipe": recipe, "overrides": parse_overrides(set_ or []), "validation_fraction": validation_fraction}
-    options |= {"out": out, "data_dir": data_dir, "again": again, "progress": progress_of(quiet)}
+    options |= {"out": out, "data_dir": data_dir, "again": again, "progress": not quiet}
     table = run(what, parse_over(over or ()), on, seeds=seeds, seed=seed or 0, **options)
     _show(table, {"ranked_by": table.how, "rows": table.plain()}, as_json, html or out / "sweep.html")
     if table.best is None:
@@ -221,34 +216,25 @@ def report(
 
 def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **options: Any) -> None:
     """Print a table, or facts as JSON, and write its page if a run has a finished round."""
-    from thinwire.cli.tables import print_json, show_cells
+    from thinwire.cli.tables import print_json
     from thinwire.cli.terminal import out, print_written
+    from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
+    from thinwire.search.table import Cells
 
     if as_json:
         print_json(facts)
     else:
-        show_cells(table.cells(out.width), table.title)
-        for text in table.notes(out.width):
-            out.print(visible(text, 1000), soft_wrap=bool(table.ranked_by))
-        _show_searches(table)
+        out.print(table.cells(out.width).rich(table.title))
+        texts = table.notes(out.width)
+        if found := [(row, row.search) for row in table.rows if row.search]:
+            cells = [search_cells(row.method, search, row.bytes) for row, search in found]
+            out.print(Cells(HEADS, cells, 2).rich("search before the comparison"))
+            texts += how_searched([search for _, search in found])
+        for text in texts:
+            out.print(visible(text, 1000), soft_wrap=True)
     if page and any(run.records for run in table.runs):
         table.report(page, **options)
         print_written(page)
-
-
-def _show_searches(table: Table) -> None:
-    """Print what was searched for each method of a comparison, and what it cost beside one of its runs."""
-    from thinwire.cli.tables import show_cells
-    from thinwire.cli.terminal import out
-    from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
-    from thinwire.search.table import Cells
-
-    found = [(row, row.search) for row in table.rows if row.search]
-    if found:
-        cells = [search_cells(row.method, search, row.bytes) for row, search in found]
-        show_cells(Cells(HEADS, cells, 2), "search before the comparison")
-        for sentence in how_searched([search for _, search in found]):
-            out.print(visible(sentence, 1000), soft_wrap=True)
 
 
 def nothing_trains(error: Exception | str) -> NoReturn:
@@ -257,51 +243,34 @@ def nothing_trains(error: Exception | str) -> NoReturn:
     sys.exit(NOTHING_FOUND)
 
 
-def progress_of(quiet: bool) -> Watch:
-    """Progress of the runs of a comparison or a sweep."""
-    from thinwire.cli.terminal import progress
-
-    def watch(one: Experiment) -> AbstractContextManager[OnRound]:
-        return progress(f"{one.name} seed {one.seed}", one.rounds, quiet, one.accounting)
-
-    return watch
-
-
 def printers(quiet: bool, show_rungs: bool) -> OnSearch:
     """Output of a search: a line for each run unless `quiet`, and with `show_rungs` a table for each rung."""
 
     def on_search(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
-        from thinwire.cli.tables import show_cells
-        from thinwire.cli.terminal import err
+        from thinwire.cli.terminal import err, out
         from thinwire.search.candidates import point_text, value_text
         from thinwire.search.table import Cells
         from thinwire.search.tune import as_point
 
-        one = len(knobs) == 1
-        name = ", ".join(knob.paths[0].removeprefix("method.") if one else knob.label for knob in knobs)
-        heads = ["rate" if one and not knob.name else knob.label for knob in knobs]
-        heads += ["validation", "loss", "rounds", "bytes", "status", ""]
-        number = 0
+        heads = [*(knob.label for knob in knobs), "validation", "loss", "rounds", "bytes", "status", ""]
+        numbers = itertools.count(1)
 
         def on_trial(trial: Trial) -> None:
-            point = as_point(trial.value)
-            chosen = f"{name} {value_text(point[0])}" if one else point_text(knobs, point)
             accuracy, loss, rounds, sent, status = _trial_cells(trial)
             text = f"validation {accuracy}  loss {loss}  {rounds} rounds  {sent}  {status}".rstrip()
             if not quiet:
-                err.print(visible(f"{experiment.name} {chosen}  {text}", 400), soft_wrap=True)
+                point = point_text(knobs, as_point(trial.value))
+                err.print(visible(f"{experiment.name} {point}  {text}", 400), soft_wrap=True)
 
         def on_rung(rung: Rung) -> None:
-            nonlocal number
-            number += 1
-            runs = f"{len(rung.trials)} run{'s' if len(rung.trials) > 1 else ''} of {rung.rounds} rounds"
+            runs = f"{len(rung.trials)} run{'s' * (len(rung.trials) > 1)} of {rung.rounds} rounds"
+            title = f"rung {next(numbers)}: {experiment.name} on {experiment.task.label}: {runs}"
             rows = [
                 [*map(value_text, as_point(trial.value)), *_trial_cells(trial), "goes on" * (trial.value in rung.kept)]
                 for trial in rung.trials
             ]
-            title = f"rung {number}: {experiment.name} on {experiment.task.label}, {name}: {runs}"
             if show_rungs:
-                show_cells(Cells(heads, rows, 0), title)
+                out.print(Cells(heads, rows, 0).rich(title))
 
         return on_trial, on_rung
 

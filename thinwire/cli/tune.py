@@ -146,42 +146,36 @@ def _show(tuned: Tuned, command: str, as_json: bool) -> None:
     from thinwire.search.candidates import point_text
     from thinwire.search.tune import as_point
 
-    found, full, knobs = tuned.found, tuned.confirmation, tuned.knobs
-    one_rate = not isinstance(found.value, tuple)
-    best = point_text(knobs, as_point(found.value))
-    names = [] if one_rate else [knob.label for knob in knobs]
-    facts: dict[str, Any] = {"searched": ", ".join(path for knob in knobs for path in knob.paths)}
-    facts |= {"value": full.value} if one_rate else dict(zip(names, full.value, strict=True))
-    facts |= {"best_of_the_search": best, "full_run": full.text}
-    at_end = full.value in (found.tried[0], found.tried[-1])
-    facts |= {"at_an_end": at_end} if isinstance(full.value, float) else {}
-    facts |= {"chosen_by": tuned.chosen_by, "seed": tuned.seed}
-    facts |= {"rates_tried" if isinstance(full.value, float) else "settings_tried": len(found.tried)}
-    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes, "stopped": found.stopped}
+    found, full = tuned.found, tuned.confirmation
+    is_rate = isinstance(found.value, float)
+
+    def plain(value: Any) -> dict[str, Any]:
+        return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
+
+    facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
+    facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
+    facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
+    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes}
+    at_end = is_rate and full.value in (found.tried[0], found.tried[-1])
     start_is_better = full.is_start and full.start is not None
     if as_json:
-
-        def plain(value: Any) -> Any:
-            return dict(zip(names, value, strict=True)) if names else value
-
-        key = "settings" if names else "rate"
         rungs = [
             {
                 "rounds": rung.rounds,
-                "trials": [{key: plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
                 "kept": [plain(value) for value in rung.kept],
             }
             for rung in found.rungs
         ]
         runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
-        facts |= {"settings": tuned.settings, "command": command}
+        facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
         facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
         print_json(facts)
         return
-    if "at_an_end" in facts:
-        facts["at_an_end"] = "yes; a better rate may lie beyond" if at_end else "no"
+    facts |= {"at_an_end": "yes; a better rate may lie beyond" if at_end else "no"} if is_rate else {}
     facts["stopped"] = "by the budget; the best so far" if found.stopped else "search complete"
     show_facts(facts, "search")
     if start_is_better:
-        err.print(visible(f"thinwire: note: {full.text}; {best} is not recommended", 500), soft_wrap=True)
+        text = f"thinwire: note: {full.text}; {facts['best_of_the_search']} is not recommended"
+        err.print(visible(text, 500), soft_wrap=True)
     console.print(command, soft_wrap=True)

@@ -20,11 +20,11 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.grid import Grid, Line
-from thinwire.search.candidates import setting
 from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.presets import preset
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
+from thinwire.search.candidates import setting
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION, rate_key
 from thinwire.spaces import MAPO
 

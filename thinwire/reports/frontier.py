@@ -26,9 +26,9 @@ from thinwire.experiments.frontier import REFERENCE
 from thinwire.experiments.grid import Grid, Line, summary, training_failed
 from thinwire.experiments.records import Recorded, honest_bytes
 from thinwire.experiments.toml import Table
-from thinwire.search.validation import mean_of_last
 from thinwire.reports.seed_groups import MeanInterval
 from thinwire.reports.settings import without_seed
+from thinwire.search.validation import mean_of_last
 
 SHARES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # budgets: the reference's bytes divided by these
 _LARGEST = 1 << 63

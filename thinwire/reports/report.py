@@ -14,7 +14,7 @@ from typing import Any
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import write_atomically
-from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
+from thinwire.experiments.link_time import JOULES_PER_BYTE
 from thinwire.experiments.records import find_runs, read_run
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.chapter_overview import overview_chapter
@@ -24,10 +24,9 @@ from thinwire.reports.chapter_settings import commands_chapter, definitions_chap
 from thinwire.reports.chapter_sites import sites_chapter
 from thinwire.reports.chapter_sweep import sweep_chapters
 from thinwire.reports.chapter_targets import bytes_chapter, time_chapter
-from thinwire.reports.evaluation import final_clients_eval, final_metrics
 from thinwire.reports.objectives import ACCURACY
 from thinwire.reports.page import Chapter, as_html, as_markdown
-from thinwire.reports.sections import Section, page_name, ranked_values, sections
+from thinwire.reports.sections import Section, page_name, sections
 from thinwire.reports.seed_groups import SeedGroup, group
 from thinwire.reports.targets import Costs, choose_targets
 from thinwire.reports.yardstick import baseline_of
@@ -144,23 +143,3 @@ def check_files(files: Sequence[Path | str]) -> None:
         if not path.parent.is_dir() or path.is_dir():
             reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
             raise ConfigError(f"{path} cannot be written: {reason}; name a file such as page.html")
-
-
-def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list[dict[str, Any]]:
-    """The totals of every run under the label of its group, as input of `compare.table`."""
-    several = len({one.task for one in groups}) > 1
-    return [
-        {
-            **run.totals,
-            "status": run.verdict.status,
-            "method": f"{run.task}: {one.label}" if several else one.label,
-            "name": run.name,
-            "task": run.task,
-            "objective": ranked_values(one, run),
-            "seconds_by_link": seconds_by_link(run.records, compute),
-            "final_metrics": final_metrics(run.records),
-            "final_clients_eval": final_clients_eval(run.records),
-        }
-        for one in groups
-        for run in one.runs
-    ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from thinwire.experiments.records import Recorded
 from thinwire.metrics.objective import Objective
 from thinwire.reports.objectives import objective_name
 from thinwire.reports.seed_groups import SeedGroup
@@ -36,10 +35,3 @@ def page_name(parts: Sequence[Section]) -> str:
     names = dict.fromkeys(objective_name(part.groups[0].objective).removeprefix("test ") for part in parts)
     text = " and ".join(names)
     return f"{text[:1].upper()}{text[1:]}"
-
-
-def ranked_values(group: SeedGroup, run: Recorded) -> dict[str, Any]:
-    """The objective of a run with its best and last value, as in `summary.json`."""
-    values, one = group.values(run), group.objective
-    ends = {"best": group.best_of(run), "final": values[-1] if values else None}
-    return {"name": one.name, "higher_is_better": one.higher_is_better, **ends}

@@ -230,7 +230,7 @@ def _typed(before: Any, value: Any, path: str) -> Any:
     if isinstance(value, bool) or isinstance(before, bool) or not isinstance(value, int | float):
         return value
     if isinstance(before, int):
-        if value != int(value):
+        if not float(value).is_integer():
             raise ConfigError(f"{path} is a whole number, so {value} cannot be tried; write whole numbers")
         return int(value)
     return float(value) if isinstance(before, float) else value

@@ -12,72 +12,39 @@ that diverged stays a row of the table.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, percent
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
-from thinwire.experiments.execute import OnRound, default_folder, execute
+from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.progress import shown, style_of
 from thinwire.experiments.records import Accounting, read_run, read_totals
 from thinwire.experiments.search_record import SearchRecord, write_search
 from thinwire.protocol.method import Method
 from thinwire.reports.objectives import objectives
 from thinwire.reports.report import check_page
 from thinwire.reports.seed_groups import SeedGroup
-from thinwire.runtime.job import RoundRecord
+from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
 from thinwire.search.table import Table, ranked_settings, table_of
-from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch, search_settings, silent
-
-Watch = Callable[[Experiment], AbstractContextManager[OnRound]]  # shows the progress of one run
+from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch, silent
 
 
-@contextmanager
-def print_line(experiment: Experiment) -> Iterator[OnRound]:
-    """Print one line on stderr when a run ends."""
-    last: RoundRecord | None = None
-    sent = 0
-
-    def on_round(record: RoundRecord) -> None:
-        nonlocal last, sent
-        last, sent = record, sent + record.bytes_up + record.bytes_down + record.bytes_catchup
-
-    yield on_round
-    if last is not None:
-        result = f"loss {last.loss:.4f}" if last.accuracy is None else f"accuracy {percent(last.accuracy)}"
-        text = f"{experiment.name} seed {experiment.seed}: {last.round} rounds, {result}, {human_bytes(sent)}"
-        print(visible(text, 300), file=sys.stderr)
-
-
-@contextmanager
-def _print_nothing(experiment: Experiment) -> Iterator[OnRound]:
-    yield lambda record: None
-
-
-def run_all(
-    experiments: Sequence[Experiment], out: Path, progress: Watch | bool | None, data_dir: Path | None, again: bool
+def _run_all(
+    experiments: Sequence[Experiment], out: Path, progress: bool | None, data_dir: Path | str | None, again: bool
 ) -> None:
-    """Run experiments one after another.
-
-    Args:
-        experiments: the experiments.
-        out: the folder of the run directories.
-        progress: shows the progress of a run; True prints a line for each, None does so in a terminal.
-        data_dir: the folder of datasets.
-        again: run even if a directory holds the finished run.
-    """
-    shown = sys.stderr.isatty() if progress is None else progress
-    watch = shown if callable(shown) else print_line if shown else _print_nothing
-    for experiment in experiments:
-        with watch(experiment) as on_round, suppress(Diverged):  # a row of the table; the other experiments still run
-            path = default_folder(experiment, out)
-            execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
+    for one in experiments:
+        label, path = f"{one.name} seed {one.seed}", default_folder(one, out)
+        with (
+            shown(label, one.rounds, style_of(progress), one.accounting) as on_round,
+            suppress(Diverged),  # a row of the table; the other experiments still run
+        ):
+            folder = data_dir and Path(data_dir)
+            execute(one, path, data_dir=folder or None, resume=True, again=again, on_round=on_round)
 
 
 def _group(label: str, paths: Sequence[Path]) -> SeedGroup:
@@ -100,7 +67,7 @@ def compare(
     targets: Sequence[float] = (),
     data_dir: Path | str | None = None,
     again: bool = False,
-    progress: Watch | bool | None = None,
+    progress: bool | None = None,
     on_search: OnSearch = silent,
     **options: Any,
 ) -> Table:
@@ -121,7 +88,7 @@ def compare(
         targets: values of the objective whose cost the page compares.
         data_dir: the folder of datasets.
         again: run even if a run is finished.
-        progress: print a line for each run; by default in a terminal.
+        progress: a progress bar for each run: True, False, or None for terminals and notebooks.
         on_search: returns functions that are called with each run and each rung of a search.
         **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
     """
@@ -134,7 +101,6 @@ def compare(
     makes = [maker(one, on, name=name, **options) for name, one in pairs]
     check_page([], targets, makes[0]({}).eval.objective)
     every, folder = range(seed, seed + seeds), Path(out)
-    where = None if data_dir is None else Path(data_dir)
     experiments: dict[str, dict[Path, Experiment]] = {}  # by label and run directory
     searches: dict[str, SearchRecord] = {}
     if tune and tune_seed in every:
@@ -148,14 +114,14 @@ def compare(
         name, found = make({}).name, {}
         if tune:
             if name not in searches:
-                how: dict[str, Any] = {"rates": tune_rates, "share": tune_share, "seed": tune_seed, "confirmed": False}
-                how |= {"out": folder / "search", "data_dir": where, "on_search": on_search}
-                searches[name] = search_settings(make, **how).record
+                how: dict[str, Any] = {"rates": tune_rates, "share": tune_share, "seed": tune_seed, "full_run": False}
+                where = {"out": folder / "search", "data_dir": data_dir, "on_search": on_search}
+                searches[name] = tuner.tune(make, **how, **where).record
             found = {searches[name].setting: searches[name].value}
         runs = [make({**found, "seed": one}) for one in every]
         experiments.setdefault(name, {}).update({default_folder(one, folder): one for one in runs})
     every_run = [one for same in experiments.values() for one in same.values()]
-    run_all(every_run, folder, progress, where, again)
+    _run_all(every_run, folder, progress, data_dir, again)
     groups = [_group(name, list(same)) for name, same in experiments.items()]
     for group in groups:
         for run in group.runs:
@@ -182,7 +148,7 @@ def sweep(
     html: Path | str | None = None,
     data_dir: Path | str | None = None,
     again: bool = False,
-    progress: Watch | bool | None = None,
+    progress: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Table:
@@ -202,7 +168,7 @@ def sweep(
         html: the file of a page.
         data_dir: the folder of datasets.
         again: run even if a run is finished.
-        progress: print a line for each run; by default in a terminal.
+        progress: a progress bar for each run: True, False, or None for terminals and notebooks.
         overrides: settings by dotted path.
         **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, ... (`candidates.maker`).
     """
@@ -211,16 +177,17 @@ def sweep(
         raise ConfigError(f"seeds must be 1 or more, not {seeds}")
     held = {} if validation_fraction is None else {"task.validation_fraction": validation_fraction}
     make = maker(method, on, overrides={**(overrides or {}), **held}, **options)
-    folder, where = Path(out), None if data_dir is None else Path(data_dir)
+    folder = Path(out)
     own = make({})
     knobs = knobs_of(own, over)
     settings = [changes(own, knobs, point) for point in points(knobs)]
     experiments = [[make({**one, "seed": number}) for number in range(seed, seed + seeds)] for one in settings]
     for first, *_ in experiments:
         if read_totals(default_folder(first, folder)) is None:
-            build_job(first, where)
+            build_job(first, None if data_dir is None else Path(data_dir))
     # seed by seed: an interrupted sweep has all settings on its first seeds
-    run_all([one for same in zip(*experiments, strict=True) for one in same], folder, progress, where, again)
+    ordered = [one for same in zip(*experiments, strict=True) for one in same]
+    _run_all(ordered, folder, progress, data_dir, again)
     groups = [_group(own.name, [default_folder(one, folder) for one in same]) for same in experiments]
     title = f"{own.name} on {groups[0].task}: {len(groups)} settings, {seeds} seed{'s' * (seeds > 1)}"
     values = [dict(zip((knob.label for knob in knobs), point, strict=True)) for point in points(knobs)]

@@ -1,4 +1,4 @@
-"""Successive halving: a search that gives long runs to few candidates, and the run that confirms its result.
+"""Searches over any measure: successive halving gives long runs to few candidates, FLASC-S few runs to pairs.
 
     rung 1        n candidates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
     rung i + 1    the better half of rung i, each with twice the rounds
@@ -8,6 +8,13 @@ A candidate is any value: a learning rate, a tuple of settings, a method. Each r
 rounds of its own, so that schedules end with the run. A candidate whose run fails in a rung is out. The result is the
 best candidate of the longest rung that has one which never failed: usually that of the last rung. Paper: Non-stochastic
 Best Arm Identification and Hyperparameter Optimization (Jamieson and Talwalkar, AISTATS 2016).
+
+FLASC-S searches a size r, such as a rank, and a share d, such as a density, with runs of all rounds (FLASC, 2024; as in
+its text: the printed algorithm uses the index of the density as the index of a rank):
+
+    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(d_max, d r2 / r1))
+    stage 2   (r, d) for all other sizes r
+    result    the best of all runs
 """
 
 from __future__ import annotations
@@ -17,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from thinwire.core.units import human_bytes, percent
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN, Status
 
@@ -257,10 +263,43 @@ def halving(
             on_rung(rungs[-1])
         if not ahead:
             break
-    return result(rungs, spent)
+    return _result(rungs, spent)
 
 
-def result(rungs: Sequence[Rung], spent: Spent) -> Halved:
+def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], rounds: int) -> Halved:
+    """FLASC-S over pairs of a size and a share, both ascending; no pair is measured twice.
+
+    >>> def measure(pair, rounds):
+    ...     return Measured(min(pair[0] * pair[1], 2.0) / 4 + pair[0] / 100, 0.0, int(100 * pair[0] * pair[1]), rounds)
+    >>> found = flasc_s(measure, (1, 2, 4), (0.25, 0.5, 1.0), rounds=40)
+    >>> found.value, found.bytes, len(found.trials)
+    ((4, 0.25), 200, 3)
+    """
+    trials: dict[Any, Trial] = {}
+    (small, large), top, spent = sizes[:2], shares[-1], Spent(0)
+
+    def run(size: Any, share: Any) -> Trial:
+        pair = size, share
+        if pair not in trials:
+            trials[pair] = Trial(pair, measure(pair, rounds))
+        return trials[pair]
+
+    try:
+        share = top
+        for d in shares:
+            equal = d * large / small  # about as many values as (large, d) sends
+            low, high = run(small, min(top, math.floor(equal) if isinstance(top, int) else equal)), run(large, d)
+            if not high.failed and ranked([low, high])[0] is high:
+                share = d
+                break
+        for size in sizes[1:]:
+            run(size, share)
+    except Spent as error:
+        spent = error
+    return _result([Rung(rounds, tuple(trials.values()))] if trials else [], spent)
+
+
+def _result(rungs: Sequence[Rung], spent: Spent) -> Halved:
     """The best candidate of the longest rung that has one which never failed and is above chance."""
     if not rungs:
         raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")
@@ -272,80 +311,3 @@ def result(rungs: Sequence[Rung], spent: Spent) -> Halved:
         if trial.value not in out and trial.measured.status == "finished"
     )
     return Halved(next(fit, None), tuple(rungs), spent.lost, spent.rounds)
-
-
-class Confirmation(NamedTuple):
-    """The full runs after a search.
-
-    Args:
-        value: what is recommended; None if neither run trains.
-        rounds: of each run.
-        found: the run of the result of the search; None if the budget ended it.
-        start: the run of the start setting; None if the budget ended it, if both are the same, or if there is none.
-        is_start: whether the start setting is recommended.
-        text: the outcome in one sentence.
-    """
-
-    value: Any
-    rounds: int
-    found: Measured | None
-    start: Measured | None = None
-    is_start: bool = False
-    text: str = ""
-
-
-def outcome(measured: Measured) -> str:
-    """The criterion of a run and its bytes, or how it failed.
-
-    >>> outcome(Measured(0.9, 0.3, 10, 5)), outcome(Measured(None, 0.25, 10, 5, by="loss"))
-    ('90.00 % (10 B)', 'loss 0.25 (10 B)')
-    >>> outcome(Measured(0.1, 2.3, 10, 5, "at chance"))
-    'at chance'
-    """
-    if measured.status != "finished":
-        return measured.status.removesuffix(" so far")
-    value = f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
-    return f"{value} ({human_bytes(measured.bytes)})"
-
-
-def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmation:
-    """Run the result of a search and the start setting in full; the better one that does not fail is recommended.
-
-    Args:
-        measure: runs a candidate for a number of rounds.
-        found: the result of the search.
-        start: the start setting.
-        rounds: of the whole run.
-
-    >>> def measure(value, rounds):  # 2 was the best of shorter runs
-    ...     return Measured({1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
-    >>> print(confirm(measure, 2, 1, 60).text)
-    the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
-    """
-    over, same, before = f"over {rounds} rounds", found == start, None
-    try:
-        measured = measure(found, rounds)
-    except Spent:
-        text = f"not confirmed {over}: the budget was spent before"
-        return Confirmation(found, rounds, None, is_start=same, text=text)
-    works = measured.status == "finished"
-    other = "which is the start setting"
-    if not same:
-        try:
-            before = measure(start, rounds)
-            other = f"the start setting {outcome(before)}"
-        except Spent:
-            other = "the start setting was not run: no budget left"
-    text = f"{over}: {outcome(measured)}, {other}"
-    if before is None:
-        text = f"{'confirmed' if works else 'not confirmed'} {text}"
-        return Confirmation(found if works else None, rounds, measured, None, same, text)
-    trials = ranked([Trial(found, measured), Trial(start, before)])
-    best = next((trial.value for trial in trials if trial.measured.status == "finished"), None)
-    if best is None:
-        verb = "neither trains"
-    elif best == found:
-        verb = "confirmed"
-    else:
-        verb = "the result is worse than the start setting" if works else "the result fails"
-    return Confirmation(best, rounds, measured, before, best == start, f"{verb} {text}")

@@ -3,8 +3,8 @@
     ratio        bytes of FedAvg (of the first row, without one) on the same task divided by those of the row
     difference   mean over seeds of (value - value of the best row with the same seed), with its 95 % interval
 
-`tw.compare`, `tw.sweep` and `thinwire report` return or print it. The rows of a sweep are settings, ranked by the mean of
-the final objective on the test set or, with `task.validation_fraction`, of the clients' accuracy (or loss) on the examples
+`tw.compare` and `tw.sweep` return it, and verbs print it. The rows of a sweep are settings, ranked by the mean of the
+final objective on the test set or, with `task.validation_fraction`, of the clients' accuracy (or loss) on the examples
 that they hold out. A setting of which a run diverged, collapsed or is at chance is listed after the others and is never
 the best.
 """
@@ -22,6 +22,7 @@ from thinwire.core.text import html_text, visible
 from thinwire.core.units import human_bytes, human_seconds
 from thinwire.experiments.collapse import BROKEN, count_broken
 from thinwire.experiments.link_time import seconds_by_link
+from thinwire.experiments.progress import console_of
 from thinwire.experiments.records import Accounting, Recorded
 from thinwire.experiments.search_record import SearchRecord
 from thinwire.experiments.toml import Table as TomlTable
@@ -42,42 +43,32 @@ TOTALS = (
 
 
 class Cells(NamedTuple):
-    """Heads and rows of a table as text; the first `left` columns are aligned to the left.
-
-    >>> print(Cells(("method", "total"), [("fedavg", "4 MB"), ("mapo", "370 kB")]).text())
-    method   total
-    fedavg    4 MB
-    mapo    370 kB
-    """
+    """Heads and rows of a table as text; the first `left` columns are aligned to the left."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
 
-    def text(self) -> str:
-        """The table as lines of text."""
-        lines = [self.heads, *([visible(cell, 200) for cell in row] for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i < self.left else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+    def rich(self, title: str = "") -> Any:
+        """The table for a rich console; the columns on the left are never shortened."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        table = Table(title=visible(title, 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.collapse_padding = True
+        rows = [[visible(cell, 200) for cell in row] for row in self.rows]
+        for i, head in enumerate(self.heads):
+            own = max(len(row[i]) for row in rows) if i < self.left else None
+            table.add_column(visible(head, 60), justify="right" if own is None else "left", no_wrap=True, min_width=own)
+        for row in rows:
+            table.add_row(*row)
+        return table
 
     def html(self) -> str:
         """The table as HTML without a style."""
-        heads = "".join(f"<th>{html_text(head)}</th>" for head in self.heads)
-        rows = ("".join(f"<td>{html_text(cell)}</td>" for cell in row) for row in self.rows)
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        rule = ["---" if i < self.left else "---:" for i in range(len(self.heads))]
-        lines = [self.heads, rule, *([visible(cell, 200).replace("|", "\\|") for cell in row] for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        lines = [("th", self.heads), *(("td", row) for row in self.rows)]
+        rows = ("".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in row) for tag, row in lines)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 class Row(NamedTuple):
@@ -107,7 +98,7 @@ class Row(NamedTuple):
     seconds_by_link: dict[str, float]
     search: SearchRecord | None = None
     values: Mapping[str, Any] = {}
-    settings: TomlTable = {}
+    settings: Mapping[str, Any] = {}
     validation: MeanInterval | None = None
     difference: MeanInterval | None = None
 
@@ -135,15 +126,17 @@ class Row(NamedTuple):
         """One of the totals of a run (`TOTALS`)."""
         return statistics.fmean(run.totals[key] for run in self.group.runs)
 
+    @property
     def metrics(self) -> dict[str, MeanInterval]:
         """Metrics after the last round, apart from accuracy."""
-        found = {name: self.group.final_metric(name) for name in self.group.metric_names}
-        return {name: value for name, value in found.items() if value}
+        group = self.group
+        return {name: value for name in group.metric_names if (value := group.final_metric(name))}
 
+    @property
     def clients(self) -> dict[str, MeanInterval]:
         """The distribution of accuracy over clients after the last round."""
-        found = {name: self.group.final_client_quantile(name) for name in ("count", *CLIENT_QUANTILES)}
-        return {name: value for name, value in found.items() if value}
+        names = ("count", *CLIENT_QUANTILES)
+        return {name: value for name in names if (value := self.group.final_client_quantile(name))}
 
     def plain(self) -> dict[str, Any]:
         """The row as plain values, for JSON; the values of a sweep are keys."""
@@ -156,8 +149,8 @@ class Row(NamedTuple):
             "objective": {"name": objective.name, "higher_is_better": objective.higher_is_better},
             **{name: value and value._asdict() for name, value in means.items()},
             "failed": self.failed,
-            "final_metrics": {name: value._asdict() for name, value in self.metrics().items()},
-            "final_clients_eval": {name: value._asdict() for name, value in self.clients().items()},
+            "final_metrics": {name: value._asdict() for name, value in self.metrics.items()},
+            "final_clients_eval": {name: value._asdict() for name, value in self.clients.items()},
             **{key: self.total(key) for key in TOTALS},
             "accounting": self.accounting,
             "bytes_total": self.total(f"bytes_total_{self.accounting}"),
@@ -204,7 +197,7 @@ class Table:
         return f"final {self.rows[0].group.objective.label}"
 
     def cells(self, width: int = 80) -> Cells:
-        """The table as text; if it may be 100 or 112 characters wide, there are columns for times."""
+        """The table as text; in 100 and in 112 characters there is room for columns with times."""
         rows, by = self.rows, self.ranked_by
         columns = {name: [candidates.value_text(row.values[name]) for row in rows] for name in rows[0].values}
         columns = columns or {"method": [visible(row.method, 200) for row in rows]}
@@ -214,11 +207,11 @@ class Table:
             unit = "%" if one == ACCURACY else objective_name(one)
             columns[f"final {unit}"] = [value_text(one, row and row.final) for row in own]
             columns[f"best {unit}"] = [value_text(one, row and row.best) for row in own]
-        metrics = [row.metrics() for row in rows]
+        metrics = [row.metrics for row in rows]
         for name in dict.fromkeys(name for found in metrics for name in found):
             if name not in [row.group.objective.name for row in rows]:
                 columns[visible(name, 40)] = [metric_text(found.get(name)) for found in metrics]
-        worst = [row.clients().get("worst_10") for row in rows]
+        worst = [row.clients.get("worst_10") for row in rows]
         if any(worst):
             columns[WORST_CLIENTS] = [accuracy_text(value) for value in worst]
         if by and self.by_validation:
@@ -245,27 +238,25 @@ class Table:
         """What the columns mean, in sentences."""
         if self.ranked_by:
             points = ", in percentage points" if self.ranked_by == ACCURACY else ""
-            texts = [
-                f"mean ± standard deviation over seeds; ranked by {self.how}; to the best: mean difference to the best "
-                f"setting on the same seeds ± half its 95 % interval{points}"
-            ]
-            if not self.by_validation:
-                texts.append("the test set ranks: choose settings by --validation-fraction 0.1, or by `thinwire tune`")
-            return texts
+            text = (
+                f"mean ± standard deviation over seeds; ranked by {self.how}; to the best: mean difference to the best"
+            )
+            test = "the test set ranks: choose settings by --validation-fraction 0.1, or by `thinwire tune`"
+            texts = [f"{text} setting on the same seeds ± half its 95 % interval{points}"]
+            return texts if self.by_validation else [*texts, test]
         names = list(dict.fromkeys(objective_name(row.group.objective).removeprefix("test ") for row in self.rows))
-        texts = [f"the rows have different objectives, which cannot be compared: {', '.join(names)}"] * (len(names) > 1)
         lost = " and abandoned rounds" if any(row.total("bytes_abandoned") for row in self.rows) else ""
         baseline = visible(" or ".join(dict.fromkeys(row.compared_with for row in self.rows)), 200)
         accounting = self.rows[0].accounting
-        texts.append(
+        by = f"by {'total' if accounting == 'honest' else 'ideal'} ({accounting} accounting)"
+        texts = [
             f"final and best {' or '.join(names)}; bytes of all messages (total), and without catch-up{lost} (ideal); "
-            f"ratio: bytes of {baseline} divided by these, by {'total' if accounting == 'honest' else accounting} "
-            f"({accounting} accounting)"
-        )
-        if width >= 100:
-            slow = ", and with uploads 16x slower (slow up)" if width >= 112 else ""
-            texts.append(f"seconds on this machine, and modeled time over links of 2 Mbps{slow}")
-        return texts
+            f"ratio: bytes of {baseline} divided by these, {by}"
+        ]
+        if len(names) > 1:
+            texts.insert(0, f"the rows have different objectives, which cannot be compared: {', '.join(names)}")
+        seconds = "seconds on this machine, and modeled time over links of 2 Mbps (slow up: with uploads 16x slower)"
+        return [*texts, seconds] if width >= 100 else texts
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as plain values, for JSON."""
@@ -282,7 +273,10 @@ class Table:
         report([run.path for run in self.runs], html, md, **options)
 
     def __repr__(self) -> str:
-        return f"{self.title}\n{self.cells().text()}"
+        console = console_of()
+        with console.capture() as text:
+            console.print(self.cells().rich(self.title))
+        return "\n".join(line.rstrip() for line in text.get().splitlines())
 
     def _repr_html_(self) -> str:
         return self.cells().html()
@@ -348,44 +342,37 @@ def _baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup:
 def ranked_settings(table: Table, points: Sequence[Mapping[str, Any]], settings: Sequence[TomlTable]) -> Table:
     """The table of a sweep: rows with values by name and settings by path, ranked, with differences to the best."""
     groups = [row.group for row in table.rows]
-    by = _validation(groups)
-    ranked_by = by or groups[0].objective
-    finals: list[list[float | None]] = [[next(iter(g.values(run)[::-1]), None) for run in g.runs] for g in groups]
-    held = [[mean_of_last(run.records, f"client_{ranked_by.name}") for run in g.runs] for g in groups] if by else finals
+    held = _validation(groups)
+    by = held or groups[0].objective
+
+    def score(group: SeedGroup, run: Recorded) -> Any:
+        return mean_of_last(run.records, f"client_{by.name}") if held else next(iter(group.values(run)[::-1]), None)
+
+    scores = [[score(group, run) for run in group.runs] for group in groups]
     failed = [count_broken(_status(run) for run in group.runs) for group in groups]
-    known = [None if bad != "-" else _complete(own) for own, bad in zip(held, failed, strict=True)]
-    sign = -1.0 if ranked_by.higher_is_better else 1.0
-    means = [math.inf if own is None else sign * statistics.fmean(own) for own in known]
-    order = sorted(range(len(groups)), key=means.__getitem__)
-    rows, top = [], known[order[0]]
+    known = [
+        own if bad == "-" and all(one is not None and math.isfinite(one) for one in own) else []
+        for own, bad in zip(scores, failed, strict=True)
+    ]
+    sign = -1.0 if by.higher_is_better else 1.0
+    means = [sign * statistics.fmean(own) if own else math.inf for own in known]
+    rows, order = [], sorted(range(len(groups)), key=means.__getitem__)
     for i in order:
-        own = known[i]
-        paired = [] if own is None or top is None else [a - b for a, b in zip(own, top, strict=True)]
-        rows.append(
-            table.rows[i]._replace(
-                values=points[i],
-                settings=settings[i],
-                failed=failed[i],
-                validation=MeanInterval.of(held[i]) if by else None,
-                difference=MeanInterval.of(paired),
-            )
-        )
-    return Table(table.title, rows, ranked_by, by is not None)
+        changed = {"values": points[i], "settings": settings[i], "failed": failed[i]}
+        changed |= {"validation": MeanInterval.of(scores[i])} if held else {}
+        paired = MeanInterval.of(a - b for a, b in zip(known[i], known[order[0]], strict=False))
+        rows.append(table.rows[i]._replace(difference=paired, **changed))
+    return Table(table.title, rows, by, held is not None)
 
 
 def _validation(groups: Sequence[SeedGroup]) -> Objective | None:
     """The clients' accuracy, or else loss, on held-out examples; None if there are none."""
+    records = [record for group in groups for run in group.runs for record in run.records]
     loss = Objective("loss", higher_is_better=False)
     for by in (loss,) if groups[0].objective == loss else (ACCURACY, loss):
-        if any(record.get(f"client_{by.name}") is not None for g in groups for run in g.runs for record in run.records):
+        if any(record.get(f"client_{by.name}") is not None for record in records):
             return by
     return None
-
-
-def _complete(values: Sequence[float | None]) -> list[float] | None:
-    """The values; None if one is missing or not finite."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return known if len(known) == len(values) else None
 
 
 def _status(run: Recorded) -> str:

@@ -4,33 +4,28 @@ Without `over` the learning rate is searched on a ladder around the method's own
 are candidates; with `bytes` or `accuracy` several methods are. All are searched by successive halving (`halving.py`) on
 examples that the clients hold out (`validation.py`). A result is run in full, beside the setting that the search
 started from. The search has a seed of its own, which must not be one of the seeds of a final comparison.
-
-FLASC-S searches a size r, such as a rank, and a share d, such as a density, with few full runs (FLASC, 2024; as in its
-text: the printed algorithm uses the index of the density as the index of a rank):
-
-    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(d_max, d r2 / r1))
-    stage 2   (r, d) for all other sizes r
-    result    the best of all runs
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.text import html_text
 from thinwire.core.units import human_bytes, percent, read_bytes
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.forecast import forecast
 from thinwire.experiments.search_record import SearchRecord
 from thinwire.experiments.toml import Table, value_words
 from thinwire.protocol.method import Method
+from thinwire.search import halving
 from thinwire.search.candidates import (
     Knob,
     Knobs,
@@ -46,23 +41,17 @@ from thinwire.search.candidates import (
 )
 from thinwire.search.halving import (
     MAX_CANDIDATES,
-    Confirmation,
     Halved,
-    Measure,
+    Measured,
     OnRung,
     Rung,
-    Spent,
     Trial,
-    confirm,
     halve_rates,
-    halving,
     ladder,
-    outcome,
     plan,
     ranked,
-    result,
 )
-from thinwire.search.validation import OnTrial, ValidationRuns
+from thinwire.search.validation import Confirmation, OnTrial, ValidationRuns, confirm, outcome
 
 SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0
 RATES = 8
@@ -120,11 +109,6 @@ class Tuned:
         return self.found.bytes
 
     @property
-    def rounds(self) -> int:
-        """Rounds of the search, without those of the full runs."""
-        return self.found.rounds
-
-    @property
     def words(self) -> list[str]:
         """The options of a command that uses the settings."""
         return [word for key, value in self.settings.items() for word in ("--set", f"{key}={value_words(value)}")]
@@ -133,15 +117,14 @@ class Tuned:
     def record(self) -> SearchRecord:
         """What a run that uses a rate that was found states about it."""
         rungs = tuple((len(rung.trials), rung.rounds) for rung in self.rungs)
-        cost = self.rounds, self.bytes
-        return SearchRecord(
-            self.knobs[0].paths[0], self.found.value, self.found.tried, rungs, self.seed, self.chosen_by, *cost
-        )
+        found, key = self.found, self.knobs[0].paths[0]
+        cost = found.rounds, found.bytes
+        return SearchRecord(key, found.value, found.tried, rungs, self.seed, self.chosen_by, *cost)
 
     def __repr__(self) -> str:
         name = f"{self.experiment.name} on {self.experiment.task.label}"
         best = point_text(self.knobs, as_point(self.confirmation.value))
-        cost = f"{len(self.found.tried)} candidates, {self.rounds:,} rounds, {human_bytes(self.bytes)}"
+        cost = f"{len(self.found.tried)} candidates, {self.found.rounds:,} rounds, {human_bytes(self.bytes)}"
         lines = (f"Tuned {name}: {best}", f"  {self.confirmation.text}", f"  by {self.chosen_by}", f"  search: {cost}")
         return "\n".join(lines)
 
@@ -150,7 +133,7 @@ class Tuned:
 
 
 def tune(
-    method: str | Method | Sequence[str] | Mapping[str, str | Method] | None,
+    method: str | Method | Make | Sequence[str] | Mapping[str, str | Method] | None = None,
     on: Any = None,
     *,
     over: Mapping[str, Sequence[Any]] | None = None,
@@ -163,84 +146,50 @@ def tune(
     seed: int = SEARCH_SEED,
     budget: int | str | None = None,
     validation_fraction: float = VALIDATION_FRACTION,
+    full_run: bool = True,
     out: Path | str = "runs/search",
     data_dir: Path | str | None = None,
     on_search: OnSearch = silent,
     **options: Any,
 ) -> Tuned:
-    """Search the learning rate of a method, other settings, or a method, on validation examples of the clients.
+    """Search the learning rate of a method, other settings, or a method; raises `NothingTrains` if nothing is found.
 
     Args:
-        method: names of methods, an experiment file, or a Method; with `bytes` or `accuracy` also a list of names, or a
-            label for each; None for a selection.
+        method: names of methods, an experiment file, a Method, or a function of further settings that returns an
+            experiment; with `bytes` or `accuracy` also a list of names, a label for each, or None for a selection.
         on: a task by name or reference, a Task, or a function of a seed that returns one.
         over: values to try by short key or dotted path, `{"lr": [0.1, 0.3], "k": [64, 128]}`, in all combinations;
             None for a ladder of learning rates.
         rate: the rate to search, if not `method.client_opt.lr` or `method.server_opt.lr`.
-        rates: how many rates the first rung has.
-        flasc_s: search the two keys of `over`, a size and a share, with few full runs.
+        rates: how many rates the first rung has; half as many more may be tried if the best one is at an end.
+        flasc_s: search the two keys of `over`, a size and a share, with few runs of all rounds.
         bytes: find the method that is the most accurate with so many bytes, such as `"5MB"`.
         accuracy: find the method that reaches this accuracy with the fewest bytes.
         share: rounds of the last rung, as a fraction of those of the run.
         seed: the seed of the search; keep it out of the seeds of a comparison.
         budget: bytes that the runs of the search may send, such as `"50MB"`.
         validation_fraction: fraction of each client's examples that is held out.
+        full_run: run the result in full, beside the start setting; without, no further rates are tried at the ends.
         out: the folder of the runs; finished ones are used again.
         data_dir: the folder of datasets.
         on_search: returns functions that are called with each run and each rung that ends.
         **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
     """
-    how: dict[str, Any] = {"share": share, "seed": seed, "fraction": validation_fraction, "on_search": on_search}
-    how |= {"budget": read_bytes(budget) if isinstance(budget, str) else budget}
-    how |= {"out": Path(out), "data_dir": None if data_dir is None else Path(data_dir)}
+    where: dict[str, Any] = {"fraction": validation_fraction, "out": Path(out), "data_dir": data_dir and Path(data_dir)}
+    where["budget"] = read_bytes(budget) if isinstance(budget, str) else budget
     if bytes is not None or accuracy is not None:
         if (bytes is not None and accuracy is not None) or over or rate or flasc_s:
             raise ConfigError("a method is searched for --bytes or --accuracy alone; leave the other options out")
-        if isinstance(method, str | Method):
-            method = [method] if isinstance(method, str) else {"method": method}
-        named = dict(method) if isinstance(method, Mapping) else {name: name for name in method or METHODS}
+        several = {"method": method} if isinstance(method, Method) else [method] if isinstance(method, str) else method
+        named = dict(several) if isinstance(several, Mapping) else {name: name for name in several or METHODS}
         makes = {name: maker(one, on, name=name, **options) for name, one in named.items()}
         limit = read_bytes(bytes) if isinstance(bytes, str) else bytes
-        return search_methods(makes, limit, accuracy, skip=method is None, **how)
-    if not isinstance(method, str | Method):
-        raise ConfigError("one method is tuned, or several for a number of bytes or an accuracy; write --bytes 5MB")
+        return _search_methods(makes, limit, accuracy, share, seed, on_search, where)
     if over and (rate is not None or rates != RATES):
         raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
-    make = maker(method, on, **options)
-    return search_settings(make, over, rate=rate, rates=rates, extend=rates // 2, flasc_s=flasc_s, **how)
-
-
-def search_settings(
-    make: Make,
-    over: Mapping[str, Sequence[Any]] | None = None,
-    *,
-    rate: str | None = None,
-    rates: int = RATES,
-    extend: int = 0,
-    share: float = 1.0,
-    flasc_s: bool = False,
-    confirmed: bool = True,
-    seed: int = SEARCH_SEED,
-    fraction: float = VALIDATION_FRACTION,
-    on_search: OnSearch = silent,
-    **where: Any,
-) -> Tuned:
-    """The search over the experiments that `make` returns; raises `NothingTrains` if no candidate does.
-
-    Args:
-        make: the experiment with further settings.
-        over: values to try by key; None for a ladder of learning rates.
-        rate: the rate of the ladder; None for `rate_key`.
-        rates: how many rates the first rung has.
-        extend: how many more rates may be tried if the best one is at an end.
-        share: rounds of the last rung, as a fraction of those of the experiment.
-        flasc_s: search two settings by FLASC-S.
-        confirmed: run the result in full.
-        seed: the seed of the search.
-        fraction: of each client's examples that is held out.
-        on_search: returns functions that are called with each run and each rung that ends.
-        **where: `out`, `data_dir` and `budget` of `ValidationRuns`.
-    """
+    if method is None or (isinstance(method, Sequence | Mapping) and not isinstance(method, str)):
+        raise ConfigError("one method is tuned, or several for a number of bytes or an accuracy; write --bytes 5MB")
+    make = method if callable(method) else maker(method, on, **options)
     experiment = make({"seed": seed})
     rounds = _rounds_of(experiment, share)
     if over is None:
@@ -250,9 +199,7 @@ def search_settings(
             raise ConfigError(f"{key} must be a number above 0 to be searched as a rate, not {own!r}")
         knobs: tuple[Knob, ...] = (Knob((key,), ladder(own, rates)),)
     else:
-        knobs = _searchable(experiment, over)
-    if flasc_s:
-        _check_sizes(knobs)
+        knobs = _searchable(experiment, over, flasc_s)
     candidates, start = points(knobs), start_of(experiment, knobs)
 
     def variant(value: Any) -> Experiment:
@@ -262,27 +209,28 @@ def search_settings(
         variant(point)  # raises for impossible values before the first run
     shortest = rounds if flasc_s else plan(len(candidates), rounds, "settings" if over else "rates")[0][1]
     on_trial, on_rung = on_search(experiment, knobs)
-    runs = ValidationRuns(experiment, variant, shortest, fraction=fraction, on_trial=on_trial, **where)
-    if flasc_s:
-        halved = flasc_s_search(runs.measure, knobs[0].values, knobs[1].values, rounds)
-        on_rung(halved.rungs[0])
-    elif over is None:
-        halved = halve_rates(runs.measure, knobs[0].values, rounds, extend=extend, on_rung=on_rung)
+    runs = ValidationRuns(experiment, variant, shortest, on_trial=on_trial, **where)
+    if over is None:
+        extend = rates // 2 if full_run else 0
+        found = halve_rates(runs.measure, knobs[0].values, rounds, extend=extend, on_rung=on_rung)
+    elif flasc_s:
+        found = halving.flasc_s(runs.measure, knobs[0].values, knobs[1].values, rounds)
+        on_rung(found.rungs[0])
     else:  # the start setting first, if it is a candidate
         ahead = sorted(candidates, key=lambda point: point != start)
-        halved = halving(runs.measure, ahead, rounds, key=candidates.index, on_rung=on_rung)
-    if halved.value is None:
-        raise NothingTrains(_why_nothing(experiment, knobs, halved))
+        found = halving.halving(runs.measure, ahead, rounds, key=candidates.index, on_rung=on_rung)
+    if found.value is None:
+        raise NothingTrains(_why_nothing(experiment, knobs, found))
     first = start[0] if over is None else start
-    if not confirmed or halved.stopped:  # with a budget that is spent there is no full run
+    if full_run and not found.stopped:
+        confirmation = confirm(runs.measure, found.value, first, experiment.rounds)
+    else:  # if the budget is spent there is no full run
         text = f"not confirmed over {experiment.rounds} rounds: the budget was spent before"
-        confirmation = Confirmation(halved.value, experiment.rounds, None, is_start=halved.value == first, text=text)
-    else:
-        confirmation = confirm(runs.measure, halved.value, first, experiment.rounds)
+        confirmation = Confirmation(found.value, experiment.rounds, None, is_start=found.value == first, text=text)
     if confirmation.value is None:
         raise NothingTrains(f"{experiment.name} on {experiment.task.label}: {confirmation.text}; {_ADVICE}")
     settings = changes(experiment, knobs, as_point(confirmation.value))
-    return Tuned(settings, make(settings), knobs, halved, confirmation, runs.chosen_by, seed)
+    return Tuned(settings, make(settings), knobs, found, confirmation, runs.chosen_by, seed)
 
 
 def rate_key(experiment: Experiment) -> str:
@@ -313,7 +261,7 @@ def _rounds_of(experiment: Experiment, share: float) -> int:
     return max(1, round(share * experiment.rounds))
 
 
-def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
+def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]], flasc_s: bool) -> tuple[Knob, ...]:
     """The knobs of a search; raises a ConfigError for what cannot be searched by runs of different lengths."""
     knobs = knobs_of(experiment, over)
     for knob in knobs:
@@ -325,6 +273,11 @@ def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]]) -> tu
             )
     if (count := len(points(knobs))) > MAX_CANDIDATES:
         raise ConfigError(f"a search takes at most {MAX_CANDIDATES} settings, not {count}; write fewer values")
+    ordered = all(list(knob.values) == sorted(knob.values) and knob.values[0] > 0 for knob in knobs)
+    if flasc_s and (len(knobs) != 2 or len(knobs[0].values) < 2 or not ordered):
+        raise ConfigError(
+            "--flasc-s searches two settings with ascending values: --over rank=1,4,8 --over density=1/16,1/4,1"
+        )
     return knobs
 
 
@@ -342,157 +295,70 @@ def _why_nothing(experiment: Experiment, knobs: Knobs, found: Halved) -> str:
     )
 
 
-# -- FLASC-S -----------------------------------------------------------------------------------------------------------
-
-
-def _check_sizes(knobs: Knobs) -> None:
-    if len(knobs) != 2 or any(list(knob.values) != sorted(knob.values) or knob.values[0] <= 0 for knob in knobs):
-        raise ConfigError(
-            "--flasc-s searches two settings with ascending values above 0: --over rank=1,4,8 --over density=1/16,1/4,1"
-        )
-    if len(knobs[0].values) < 2:
-        raise ConfigError(f"{knobs[0].label} must have two or more values; write for example 1,4,8")
-
-
-def flasc_s_search(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], rounds: int) -> Halved:
-    """FLASC-S over pairs of a size and a share, both ascending; no pair is measured twice.
-
-    >>> from thinwire.search.halving import Measured
-    >>> def measure(pair, rounds):
-    ...     return Measured(min(pair[0] * pair[1], 2.0) / 4 + pair[0] / 100, 0.0, int(100 * pair[0] * pair[1]), rounds)
-    >>> found = flasc_s_search(measure, (1, 2, 4), (0.25, 0.5, 1.0), rounds=40)
-    >>> found.value, found.bytes, len(found.trials)
-    ((4, 0.25), 200, 3)
-    """
-    trials: dict[Point, Trial] = {}
-    (small, large), top, spent = sizes[:2], shares[-1], Spent(0)
-
-    def run(size: Any, share: Any) -> Trial:
-        pair = size, share
-        if pair not in trials:
-            trials[pair] = Trial(pair, measure(pair, rounds))
-        return trials[pair]
-
-    try:
-        share = top
-        for d in shares:
-            equal = d * large / small  # about as many values as (large, d) sends
-            low, high = run(small, min(top, math.floor(equal) if isinstance(top, int) else equal)), run(large, d)
-            if not high.failed and ranked([low, high])[0] is high:
-                share = d
-                break
-        for size in sizes[1:]:
-            run(size, share)
-    except Spent as error:
-        spent = error
-    return result([Rung(rounds, tuple(trials.values()))] if trials else [], spent)
-
-
-# -- methods -----------------------------------------------------------------------------------------------------------
-
-
-def search_methods(
+def _search_methods(
     makes: Mapping[str, Make],
     limit: int | None,
     accuracy: float | None,
-    *,
-    skip: bool = False,
-    share: float = 1.0,
-    seed: int = SEARCH_SEED,
-    fraction: float = VALIDATION_FRACTION,
-    on_search: OnSearch = silent,
-    data_dir: Path | None = None,
-    **where: Any,
+    share: float,
+    seed: int,
+    on_search: OnSearch,
+    where: Mapping[str, Any],
 ) -> Tuned:
-    """Find the method that is the most accurate within some bytes, or that reaches an accuracy with the fewest.
+    """The method that is the most accurate within `limit` bytes, or that reaches an accuracy with the fewest.
 
     Within `limit` bytes a method trains as many rounds as its forecast allows, and a method of which no round fits is
     out. For an accuracy a rung keeps the cheapest of the methods that are expected to reach it in all their rounds N,
     1 - (1 - accuracy(n)) sqrt(n / N). The result is the best of all runs, each of which is a whole run.
-
-    Args:
-        makes: the experiments of each method.
-        limit: bytes of a run.
-        accuracy: the accuracy to reach.
-        skip: leave out methods that do not fit the task.
-        share: of the rounds.
-        seed: the seed of the search.
-        fraction: of each client's examples that is held out.
-        on_search: returns functions that are called with each run and each rung that ends.
-        data_dir: the folder of datasets.
-        **where: `out` and `budget` of `ValidationRuns`.
     """
-    if accuracy is not None and not 0 < accuracy < 1:
-        raise ConfigError(f"accuracy must be between 0 and 1, not {accuracy:g}; write for example 0.84")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"bytes must be 1 or more, not {limit}; write for example 5MB")
+    if (accuracy is not None and not 0 < accuracy < 1) or (limit is not None and limit < 1):
+        raise ConfigError(
+            "an accuracy is between 0 and 1, such as --accuracy 0.84, bytes are 1 or more, as --bytes 5MB"
+        )
     rounds: dict[str, int] = {}  # of each method, those that fit
     for name, make in makes.items():
-        try:
-            experiment = make({"seed": seed})
-            simulation = experiment.engine.prepare(build_job(experiment, data_dir))
-        except ThinwireError:
-            if skip:
-                continue
-            raise
+        experiment = make({"seed": seed})
+        simulation = experiment.engine.prepare(build_job(experiment, where["data_dir"]))
         rounds[name] = _rounds_of(experiment, share)
         if limit is not None:
             rounds[name] = min(rounds[name], experiment.rounds * limit // max(1, forecast(simulation).total))
-    wish = f"{human_bytes(limit)}" if limit is not None else f"an accuracy of {percent(accuracy)}"
-    names = [name for name, number in rounds.items() if number]
+    wish = f"an accuracy of {percent(accuracy)}" if limit is None else human_bytes(limit)
+    names, most = [name for name, count in rounds.items() if count], max(rounds.values())
     if not names:
         raise NothingTrains(f"one round of each of {len(makes)} methods sends more than {wish}; allow more bytes")
-    most = max(rounds.values())
     shortest = plan(len(names), most, "methods")[0][1]
-    first = makes[names[0]]({"seed": seed})
-    knobs = (Knob(("method",), tuple(names)),)
+    first, knobs = makes[names[0]]({"seed": seed}), (Knob(("method",), tuple(names), "method"),)
     on_trial, on_rung = on_search(first, knobs)
-
-    def variant(value: tuple[str, int]) -> Experiment:
-        return makes[value[0]]({"seed": seed, "rounds": value[1]})
-
     runs = ValidationRuns(
         first,
-        variant,
+        lambda value: makes[value[0]]({"seed": seed, "rounds": value[1]}),
         shortest,
-        fraction=fraction,
-        data_dir=data_dir,
         on_trial=lambda trial: on_trial(Trial(trial.value[0], trial.measured)),
         **where,
     )
     if accuracy is not None and runs.by == "loss":
         raise ConfigError(f"runs on {first.task.label} are ranked by loss, not by accuracy; write --bytes 5MB")
 
-    def rank(trials: Iterable[Trial]) -> list[Trial]:
-        order = ranked(trials)
-        if accuracy is None:
-            return order
+    def measure(name: str, length: int) -> Measured:
+        count = max(1, length * rounds[name] // most)
+        return runs.measure((name, count), count)
 
-        def key(trial: Trial) -> tuple[bool, float, int]:
-            found = trial.measured
-            error = (1 - (found.accuracy or 0.0)) * math.sqrt(found.rounds / rounds[trial.value])
-            return trial.failed, max(error, 1 - accuracy), found.bytes
+    def by_bytes(trial: Trial) -> tuple[bool, float, int]:
+        error = (1 - (trial.measured.accuracy or 0.0)) * math.sqrt(trial.measured.rounds / rounds[trial.value])
+        return trial.failed, max(error, 1 - (accuracy or 0.0)), trial.measured.bytes
 
-        return sorted(order, key=key)
-
-    def measure(name: str, length: int) -> Any:
-        number = max(1, length * rounds[name] // most)
-        return runs.measure((name, number), number)
-
-    halved = halving(measure, names, most, key=names.index, rank=rank, on_rung=on_rung)
-    trained = [trial for trial in halved.trials if trial.measured.status == "finished"]
-    if limit is not None:
-        fit = ranked(trial for trial in trained if trial.measured.bytes <= limit)
+    rank = ranked if accuracy is None else partial(sorted, key=by_bytes)
+    found = halving.halving(measure, names, most, key=names.index, rank=rank, on_rung=on_rung)
+    trained = [trial for trial in ranked(found.trials) if trial.measured.status == "finished"]
+    if limit is None:
+        trained.sort(key=lambda trial: trial.measured.bytes)
+        fit = [trial for trial in trained if (trial.measured.accuracy or 0.0) >= (accuracy or 0.0)]
     else:
-        reached = [trial for trial in trained if (trial.measured.accuracy or 0.0) >= (accuracy or 1.0)]
-        fit = sorted(reached, key=lambda trial: trial.measured.bytes)
+        fit = [trial for trial in trained if trial.measured.bytes <= limit]
     if not fit:
         best = [f"; {one.value} ended at {outcome(one.measured)}" for one in ranked(trained)[:1]]
         raise NothingTrains(f"none of {len(names)} methods does {wish} in {most} rounds{''.join(best)}; allow more")
-    name, found = fit[0]
-    text = f"expect {outcome(found)} after {found.rounds} rounds"
-    settings = {"rounds": found.rounds}
-    confirmation = Confirmation(name, found.rounds, found, text=text)
-    return Tuned(
-        settings, makes[name](settings), knobs, halved._replace(value=name), confirmation, runs.chosen_by, seed
-    )
+    name, measured = fit[0]
+    settings = {"rounds": measured.rounds}
+    text = f"expect {outcome(measured)} after {measured.rounds} rounds"
+    confirmation = Confirmation(name, measured.rounds, measured, text=text)
+    return Tuned(settings, makes[name](settings), knobs, found._replace(value=name), confirmation, runs.chosen_by, seed)

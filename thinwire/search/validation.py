@@ -1,4 +1,4 @@
-"""Runs of candidates, judged on validation examples of the clients alone; for every search.
+"""Runs of candidates, judged on validation examples of the clients alone, and the runs that confirm a result.
 
     criterion   accuracy; the loss for tasks without class labels, or if the loss is the objective of the run
 
@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from thinwire.core.units import human_bytes, percent
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged
@@ -32,7 +33,7 @@ from thinwire.experiments.load import from_table
 from thinwire.experiments.records import Recorded, read_run
 from thinwire.experiments.toml import Table
 from thinwire.runtime.job import RoundRecord
-from thinwire.search.halving import Measured, Spent, Trial, TrialStatus
+from thinwire.search.halving import Measure, Measured, Spent, Trial, TrialStatus, ranked
 
 Criterion = Literal["accuracy", "loss"]
 OnTrial = Callable[[Trial], None]
@@ -96,9 +97,9 @@ class ValidationRuns:
         with suppress(Diverged):  # its totals until then are written
             execute(experiment, path, data_dir=self.data_dir, resume=True, on_round=watch)
         run = read_run(path)
-        sent = _totals(run)["bytes_total_honest"]
-        self._within(sent, _totals(run)["rounds"])
-        self.spent += sent
+        found = run.summary or {}
+        self._within(found["bytes_total_honest"], found["rounds"])
+        self.spent += found["bytes_total_honest"]
         return run
 
     def _within(self, sent: int, rounds: int) -> None:
@@ -136,7 +137,7 @@ def measured(
         by: the criterion; without accuracy it is the loss.
         constant_loss: the loss of a constant prediction on the validation examples; None if unknown.
     """
-    records, totals = run.records, _totals(run)
+    records, totals = run.records, run.summary or {}
     accuracy, loss = (mean_of_last(records, name) for name in ("client_accuracy", "client_loss"))
     status: TrialStatus = "diverged" if totals.get("status") == "diverged" else judge(records, chance).status
     if status not in BROKEN:
@@ -147,10 +148,6 @@ def measured(
             status = "at chance so far"
     sent, rounds = totals["bytes_total_honest"], totals["rounds"]
     return Measured(accuracy, loss, sent, rounds, status, "loss" if accuracy is None else by)
-
-
-def _totals(run: Recorded) -> dict[str, Any]:
-    return run.summary or {}
 
 
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -207,3 +204,80 @@ def _scaled(schedule: Table, share: float) -> Table:
     if isinstance(inner := out.get("inner"), dict):
         out["inner"] = _scaled(inner, share)
     return out
+
+
+class Confirmation(NamedTuple):
+    """The full runs after a search.
+
+    Args:
+        value: what is recommended; None if neither run trains.
+        rounds: of each run.
+        found: the run of the result of the search; None if the budget ended it.
+        start: the run of the start setting; None if the budget ended it, if both are the same, or if there is none.
+        is_start: whether the start setting is recommended.
+        text: the outcome in one sentence.
+    """
+
+    value: Any
+    rounds: int
+    found: Measured | None
+    start: Measured | None = None
+    is_start: bool = False
+    text: str = ""
+
+
+def outcome(measured: Measured) -> str:
+    """The criterion of a run and its bytes, or how it failed.
+
+    >>> outcome(Measured(0.9, 0.3, 10, 5)), outcome(Measured(None, 0.25, 10, 5, by="loss"))
+    ('90.00 % (10 B)', 'loss 0.25 (10 B)')
+    >>> outcome(Measured(0.1, 2.3, 10, 5, "at chance"))
+    'at chance'
+    """
+    if measured.status != "finished":
+        return measured.status.removesuffix(" so far")
+    value = f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
+    return f"{value} ({human_bytes(measured.bytes)})"
+
+
+def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmation:
+    """Run the result of a search and the start setting in full; the better one that does not fail is recommended.
+
+    Args:
+        measure: runs a candidate for a number of rounds.
+        found: the result of the search.
+        start: the start setting.
+        rounds: of the whole run.
+
+    >>> def measure(value, rounds):  # 2 was the best of shorter runs
+    ...     return Measured({1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
+    >>> print(confirm(measure, 2, 1, 60).text)
+    the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
+    """
+    over, same, before = f"over {rounds} rounds", found == start, None
+    try:
+        measured = measure(found, rounds)
+    except Spent:
+        text = f"not confirmed {over}: the budget was spent before"
+        return Confirmation(found, rounds, None, is_start=same, text=text)
+    works = measured.status == "finished"
+    other = "which is the start setting"
+    if not same:
+        try:
+            before = measure(start, rounds)
+            other = f"the start setting {outcome(before)}"
+        except Spent:
+            other = "the start setting was not run: no budget left"
+    text = f"{over}: {outcome(measured)}, {other}"
+    if before is None:
+        text = f"{'confirmed' if works else 'not confirmed'} {text}"
+        return Confirmation(found if works else None, rounds, measured, None, same, text)
+    trials = ranked([Trial(found, measured), Trial(start, before)])
+    best = next((trial.value for trial in trials if trial.measured.status == "finished"), None)
+    if best is None:
+        verb = "neither trains"
+    elif best == found:
+        verb = "confirmed"
+    else:
+        verb = "the result is worse than the start setting" if works else "the result fails"
+    return Confirmation(best, rounds, measured, before, best == start, f"{verb} {text}")
