@@ -320,7 +320,7 @@ def test_report_prints_metrics_and_client_quantiles(thinwire, write_run, tmp_pat
     assert row.split()[3:5] == ["0.75", "31.00"]
     assert next(line for line in out.splitlines() if line.split()[:1] == ["plain"]).split()[3:5] == ["-", "-"]
     rows = json.loads(thinwire("report", str(tmp_path / "runs"), "--json")[1])
-    assert rows[0]["final_metrics"] == {"macro_f1": {"mean": 0.75, "std": 0.0}}
+    assert rows[0]["final_metrics"]["macro_f1"]["mean"] == 0.75
     assert rows[1]["final_clients_eval"] == {}
 
 

@@ -15,7 +15,8 @@ from thinwire.experiments.collapse import Chance
 from thinwire.experiments.config import resolve
 from thinwire.experiments.records import read_run
 from thinwire.experiments.search_record import SearchRecord, read_search, write_search
-from thinwire.search.tune import NothingTrains, rate_key
+from thinwire.search.candidates import rate_key
+from thinwire.search.tune import NothingTrains
 from thinwire.search.validation import ValidationRuns, held_out, measured, over
 
 SMALL = {"rounds": 8, "clients": 10, "cohort": 2}

@@ -216,7 +216,7 @@ def report(
 
 def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **options: Any) -> None:
     """Print a table, or facts as JSON, and write its page if a run has a finished round."""
-    from thinwire.cli.tables import print_json
+    from thinwire.cli.tables import print_json, show_cells
     from thinwire.cli.terminal import out, print_written
     from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
     from thinwire.search.table import Cells
@@ -224,11 +224,11 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **o
     if as_json:
         print_json(facts)
     else:
-        out.print(table.cells(out.width).rich(table.title))
+        show_cells(table.cells(out.width), table.title)
         texts = table.notes(out.width)
         if found := [(row, row.search) for row in table.rows if row.search]:
             cells = [search_cells(row.method, search, row.bytes) for row, search in found]
-            out.print(Cells(HEADS, cells, 2).rich("search before the comparison"))
+            show_cells(Cells(HEADS, cells, 2), "search before the comparison")
             texts += how_searched([search for _, search in found])
         for text in texts:
             out.print(visible(text, 1000), soft_wrap=True)
@@ -247,10 +247,10 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
     """Output of a search: a line for each run unless `quiet`, and with `show_rungs` a table for each rung."""
 
     def on_search(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
-        from thinwire.cli.terminal import err, out
-        from thinwire.search.candidates import point_text, value_text
+        from thinwire.cli.tables import show_cells
+        from thinwire.cli.terminal import err
+        from thinwire.search.candidates import as_point, point_text, value_text
         from thinwire.search.table import Cells
-        from thinwire.search.tune import as_point
 
         heads = [*(knob.label for knob in knobs), "validation", "loss", "rounds", "bytes", "status", ""]
         numbers = itertools.count(1)
@@ -270,7 +270,7 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
                 for trial in rung.trials
             ]
             if show_rungs:
-                out.print(Cells(heads, rows, 0).rich(title))
+                show_cells(Cells(heads, rows, 0), title)
 
         return on_trial, on_rung
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -13,6 +13,9 @@ from rich.text import Text
 from thinwire.cli.terminal import out
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, human_seconds, percent
+
+if TYPE_CHECKING:
+    from thinwire.search.table import Cells
 
 
 def print_json(value: Any) -> None:
@@ -86,6 +89,19 @@ def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
     out.print(table)
     if any(row["bytes_up"] is None for row in layers):
         out.print("the upload codec encodes all blocks together, so bytes cannot be attributed to layers")
+
+
+def show_cells(cells: Cells, title: str) -> None:
+    """Print a table of text; the columns on the left are never shortened."""
+    table = Table(title=visible(title, 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.collapse_padding = True
+    rows = [[visible(cell, 200) for cell in row] for row in cells.rows]
+    for i, head in enumerate(cells.heads):
+        own = max(len(row[i]) for row in rows) if i < cells.left else None
+        table.add_column(visible(head, 60), justify="right" if own is None else "left", no_wrap=True, min_width=own)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:

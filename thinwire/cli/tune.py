@@ -143,8 +143,7 @@ def _show(tuned: Tuned, command: str, as_json: bool) -> None:
     from thinwire.cli.tables import print_json, show_facts
     from thinwire.cli.terminal import err
     from thinwire.cli.terminal import out as console
-    from thinwire.search.candidates import point_text
-    from thinwire.search.tune import as_point
+    from thinwire.search.candidates import as_point, point_text
 
     found, full = tuned.found, tuned.confirmation
     is_rate = isinstance(found.value, float)

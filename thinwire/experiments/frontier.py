@@ -24,8 +24,8 @@ from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.presets import preset
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
-from thinwire.search.candidates import setting
-from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION, rate_key
+from thinwire.search.candidates import rate_key, setting
+from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 from thinwire.spaces import MAPO
 
 DEFAULT_SET = "default"

@@ -269,6 +269,24 @@ def changes(experiment: Experiment, knobs: Knobs, point: Point) -> Table:
     return out
 
 
+def rate_key(experiment: Experiment) -> str:
+    """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
+
+    Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
+    clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
+
+    >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
+    ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
+    """
+    normalized = to_table(experiment)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
+    return f"method.{'server' if normalized or not experiment.method.sketch.is_identity else 'client'}_opt.lr"
+
+
+def as_point(value: Any) -> Point:
+    """A candidate as one value for each knob: a rate is the only one."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def setting(table: Table, path: str) -> Any:
     """The value of a setting by its dotted path; raises a ConfigError if the experiment has none."""
     here: Any = table

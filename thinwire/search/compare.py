@@ -12,6 +12,8 @@ that diverged stays a row of the table.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,19 +21,22 @@ from typing import Any
 
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
+from thinwire.experiments.collapse import BROKEN, count_broken
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.progress import shown, style_of
-from thinwire.experiments.records import Accounting, read_run, read_totals
+from thinwire.experiments.records import Accounting, Recorded, read_run, read_totals
 from thinwire.experiments.search_record import SearchRecord, write_search
+from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
-from thinwire.reports.objectives import objectives
+from thinwire.reports.objectives import ACCURACY, objectives
 from thinwire.reports.report import check_page
-from thinwire.reports.seed_groups import SeedGroup
+from thinwire.reports.seed_groups import MeanInterval, SeedGroup
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
-from thinwire.search.table import Table, ranked_settings, table_of
+from thinwire.search.table import Table, table_of
 from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch, silent
+from thinwire.search.validation import mean_of_last
 
 
 def _run_all(
@@ -191,7 +196,52 @@ def sweep(
     groups = [_group(own.name, [default_folder(one, folder) for one in same]) for same in experiments]
     title = f"{own.name} on {groups[0].task}: {len(groups)} settings, {seeds} seed{'s' * (seeds > 1)}"
     values = [dict(zip((knob.label for knob in knobs), point, strict=True)) for point in points(knobs)]
-    result = ranked_settings(table_of(groups, title), values, settings)
+    result = _ranked(table_of(groups, title), values, settings)
     if html:
         result.report(html)
     return result
+
+
+def _ranked(table: Table, points: Sequence[Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of a sweep: rows with values by name and settings by path, ranked, with differences to the best."""
+    groups = [row.group for row in table.rows]
+    held = _validation(groups)
+    by = held or groups[0].objective
+
+    def score(group: SeedGroup, run: Recorded) -> Any:
+        return mean_of_last(run.records, f"client_{by.name}") if held else next(iter(group.values(run)[::-1]), None)
+
+    scores = [[score(group, run) for run in group.runs] for group in groups]
+    failed = [count_broken(_status(run) for run in group.runs) for group in groups]
+    known = [
+        own if bad == "-" and all(one is not None and math.isfinite(one) for one in own) else []
+        for own, bad in zip(scores, failed, strict=True)
+    ]
+    sign = -1.0 if by.higher_is_better else 1.0
+    means = [sign * statistics.fmean(own) if own else math.inf for own in known]
+    rows, order = [], sorted(range(len(groups)), key=means.__getitem__)
+    for i in order:
+        changed = {"values": points[i], "settings": settings[i], "failed": failed[i]}
+        changed |= {"validation": MeanInterval.of(scores[i])} if held else {}
+        paired = MeanInterval.of(a - b for a, b in zip(known[i], known[order[0]], strict=False))
+        rows.append(table.rows[i]._replace(difference=paired, **changed))
+    return Table(table.title, rows, by, held is not None)
+
+
+def _validation(groups: Sequence[SeedGroup]) -> Objective | None:
+    """The clients' accuracy, or else loss, on held-out examples; None if there are none."""
+    records = [record for group in groups for run in group.runs for record in run.records]
+    loss = Objective("loss", higher_is_better=False)
+    for by in (loss,) if groups[0].objective == loss else (ACCURACY, loss):
+        if any(record.get(f"client_{by.name}") is not None for record in records):
+            return by
+    return None
+
+
+def _status(run: Recorded) -> str:
+    """The status of a run; one that is at chance is so after few rounds too."""
+    status, chance = run.verdict.status, run.chance
+    if status in BROKEN or chance is None:
+        return status
+    last = [record[chance.metric] for record in run.records if record.get(chance.metric) is not None][-1:]
+    return "at chance" if last and last[0] <= chance.ceiling else status

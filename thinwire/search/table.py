@@ -11,21 +11,18 @@ the best.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import html_text, visible
+from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, human_seconds
-from thinwire.experiments.collapse import BROKEN, count_broken
+from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import seconds_by_link
-from thinwire.experiments.progress import console_of
 from thinwire.experiments.records import Accounting, Recorded
 from thinwire.experiments.search_record import SearchRecord
-from thinwire.experiments.toml import Table as TomlTable
 from thinwire.metrics.objective import Objective
 from thinwire.reports.evaluation import CLIENT_QUANTILES, WORST_CLIENTS
 from thinwire.reports.formatting import accuracy_text, metric_text, value_text
@@ -33,7 +30,6 @@ from thinwire.reports.objectives import ACCURACY, objective_name
 from thinwire.reports.report import report
 from thinwire.reports.seed_groups import MeanInterval, SeedGroup
 from thinwire.search import candidates
-from thinwire.search.validation import mean_of_last
 
 SLOW_UPLOADS = "2 Mbps (uploads 16x slower)"
 TOTALS = (
@@ -49,26 +45,11 @@ class Cells(NamedTuple):
     rows: Sequence[Sequence[str]]
     left: int = 1
 
-    def rich(self, title: str = "") -> Any:
-        """The table for a rich console; the columns on the left are never shortened."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
+    def frame(self) -> Any:
+        """The texts as a pandas DataFrame."""
+        import pandas
 
-        table = Table(title=visible(title, 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.collapse_padding = True
-        rows = [[visible(cell, 200) for cell in row] for row in self.rows]
-        for i, head in enumerate(self.heads):
-            own = max(len(row[i]) for row in rows) if i < self.left else None
-            table.add_column(visible(head, 60), justify="right" if own is None else "left", no_wrap=True, min_width=own)
-        for row in rows:
-            table.add_row(*row)
-        return table
-
-    def html(self) -> str:
-        """The table as HTML without a style."""
-        lines = [("th", self.heads), *(("td", row) for row in self.rows)]
-        rows = ("".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in row) for tag, row in lines)
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        return pandas.DataFrame([[visible(cell, 200) for cell in row] for row in self.rows], columns=list(self.heads))
 
 
 class Row(NamedTuple):
@@ -273,13 +254,10 @@ class Table:
         report([run.path for run in self.runs], html, md, **options)
 
     def __repr__(self) -> str:
-        console = console_of()
-        with console.capture() as text:
-            console.print(self.cells().rich(self.title))
-        return "\n".join(line.rstrip() for line in text.get().splitlines())
+        return f"{self.title}\n{self.cells().frame().to_string(index=False)}"
 
     def _repr_html_(self) -> str:
-        return self.cells().html()
+        return str(self.cells().frame().to_html(index=False))
 
 
 def _difference(value: MeanInterval | None, by: Objective) -> str:
@@ -334,51 +312,3 @@ def _baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup:
         if objective.better(one.best and one.best.mean, found.best and found.best.mean):
             found = one
     return found
-
-
-# -- sweeps ------------------------------------------------------------------------------------------------------------
-
-
-def ranked_settings(table: Table, points: Sequence[Mapping[str, Any]], settings: Sequence[TomlTable]) -> Table:
-    """The table of a sweep: rows with values by name and settings by path, ranked, with differences to the best."""
-    groups = [row.group for row in table.rows]
-    held = _validation(groups)
-    by = held or groups[0].objective
-
-    def score(group: SeedGroup, run: Recorded) -> Any:
-        return mean_of_last(run.records, f"client_{by.name}") if held else next(iter(group.values(run)[::-1]), None)
-
-    scores = [[score(group, run) for run in group.runs] for group in groups]
-    failed = [count_broken(_status(run) for run in group.runs) for group in groups]
-    known = [
-        own if bad == "-" and all(one is not None and math.isfinite(one) for one in own) else []
-        for own, bad in zip(scores, failed, strict=True)
-    ]
-    sign = -1.0 if by.higher_is_better else 1.0
-    means = [sign * statistics.fmean(own) if own else math.inf for own in known]
-    rows, order = [], sorted(range(len(groups)), key=means.__getitem__)
-    for i in order:
-        changed = {"values": points[i], "settings": settings[i], "failed": failed[i]}
-        changed |= {"validation": MeanInterval.of(scores[i])} if held else {}
-        paired = MeanInterval.of(a - b for a, b in zip(known[i], known[order[0]], strict=False))
-        rows.append(table.rows[i]._replace(difference=paired, **changed))
-    return Table(table.title, rows, by, held is not None)
-
-
-def _validation(groups: Sequence[SeedGroup]) -> Objective | None:
-    """The clients' accuracy, or else loss, on held-out examples; None if there are none."""
-    records = [record for group in groups for run in group.runs for record in run.records]
-    loss = Objective("loss", higher_is_better=False)
-    for by in (loss,) if groups[0].objective == loss else (ACCURACY, loss):
-        if any(record.get(f"client_{by.name}") is not None for record in records):
-            return by
-    return None
-
-
-def _status(run: Recorded) -> str:
-    """The status of a run; one that is at chance is so after few rounds too."""
-    status, chance = run.verdict.status, run.chance
-    if status in BROKEN or chance is None:
-        return status
-    last = [record[chance.metric] for record in run.records if record.get(chance.metric) is not None][-1:]
-    return "at chance" if last and last[0] <= chance.ceiling else status

@@ -30,12 +30,13 @@ from thinwire.search.candidates import (
     Knob,
     Knobs,
     Make,
-    Point,
+    as_point,
     changes,
     knobs_of,
     maker,
     point_text,
     points,
+    rate_key,
     setting,
     start_of,
 )
@@ -176,14 +177,14 @@ def tune(
         **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
     """
     where: dict[str, Any] = {"fraction": validation_fraction, "out": Path(out), "data_dir": data_dir and Path(data_dir)}
-    where["budget"] = read_bytes(budget) if isinstance(budget, str) else budget
+    where["budget"] = None if budget is None else read_bytes(str(budget))
     if bytes is not None or accuracy is not None:
         if (bytes is not None and accuracy is not None) or over or rate or flasc_s:
             raise ConfigError("a method is searched for --bytes or --accuracy alone; leave the other options out")
         several = {"method": method} if isinstance(method, Method) else [method] if isinstance(method, str) else method
         named = dict(several) if isinstance(several, Mapping) else {name: name for name in several or METHODS}
         makes = {name: maker(one, on, name=name, **options) for name, one in named.items()}
-        limit = read_bytes(bytes) if isinstance(bytes, str) else bytes
+        limit = None if bytes is None else read_bytes(str(bytes))
         return _search_methods(makes, limit, accuracy, share, seed, on_search, where)
     if over and (rate is not None or rates != RATES):
         raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
@@ -231,25 +232,6 @@ def tune(
         raise NothingTrains(f"{experiment.name} on {experiment.task.label}: {confirmation.text}; {_ADVICE}")
     settings = changes(experiment, knobs, as_point(confirmation.value))
     return Tuned(settings, make(settings), knobs, found, confirmation, runs.chosen_by, seed)
-
-
-def rate_key(experiment: Experiment) -> str:
-    """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
-
-    Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
-    clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
-
-    >>> from thinwire.experiments.resolve import resolve
-    >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
-    ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
-    """
-    normalized = to_table(experiment)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
-    return f"method.{'server' if normalized or not experiment.method.sketch.is_identity else 'client'}_opt.lr"
-
-
-def as_point(value: Any) -> Point:
-    """A candidate as one value for each knob: a rate is the only one."""
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _rounds_of(experiment: Experiment, share: float) -> int:
