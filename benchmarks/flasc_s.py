@@ -20,15 +20,16 @@ from thinwire.cli.terminal import human_bytes
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.grid import markdown, metrics, summary
 from thinwire.experiments.run_grids import run_one
-from thinwire.experiments.tune import Knob, flasc_knobs, search, set_knob
 from thinwire.reports.finals import widened
+from thinwire.search.candidates import changes, knobs_of, points
+from thinwire.search.halving import Measured, flasc_s
 
 RANKS, DENSITIES = (1, 4, 16, 64), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 ALPHAS = (0.01, 1.0)
 
 
-def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
-    """FLASC on 20 Newsgroups with all settings that are not searched."""
+def experiment(alpha: float, options: argparse.Namespace, more: dict[str, Any] | None = None) -> Experiment:
+    """FLASC on 20 Newsgroups with all settings that are not searched, and further ones."""
     settings: dict[str, Any] = {
         "task.clients": 350,
         "task.partition": {"kind": "dirichlet-flasc", "alpha": alpha},
@@ -47,32 +48,36 @@ def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
         "method.server_opt": {"kind": "adam", "lr": 0.01},
         "seed": options.seed,
     }
-    return resolve("flasc", on="text-classification", overrides=settings, recipe="paper")
+    return resolve("flasc", on="text-classification", overrides={**settings, **(more or {})}, recipe="paper")
 
 
-def pairs(base: Experiment, rank: Knob, density: Knob) -> dict[tuple[float, float], Experiment]:
+def pairs(alpha: float, options: argparse.Namespace) -> dict[tuple[float, float], Experiment]:
     """The experiment of each pair of the grid."""
-    both = [(r, d) for r in rank.values for d in density.values]
-    return {(r, d): set_knob(set_knob(base, rank, r), density, d) for r, d in both}
+    base = experiment(alpha, options)
+    knobs = knobs_of(base, {"rank": RANKS, "density": DENSITIES})
+    return {pair: experiment(alpha, options, changes(base, knobs, pair)) for pair in points(knobs)}
 
 
 def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The section of one partition, and the values of its runs."""
-    rank, density = flasc_knobs(RANKS, DENSITIES)
-    base = experiment(alpha, options)
-    done = {pair: s for pair, e in pairs(base, rank, density).items() if (s := summary(e, options.out))}
+    grid = pairs(alpha, options)
+    done = {pair: s for pair, e in grid.items() if (s := summary(e, options.out))}
     if len(done) < len(RANKS) * len(DENSITIES):
         return f"## alpha {alpha:g}\n\n{len(done)} of {len(RANKS) * len(DENSITIES)} runs finished.\n", {}
-    found = search(lambda r, d: (done[r, d]["final_accuracy"], done[r, d]["bytes_total_honest"]), RANKS, DENSITIES)
-    chosen = done[found.size, found.share]
+
+    def measure(pair: tuple[float, float], rounds: int) -> Measured:
+        return Measured(done[pair]["final_accuracy"], None, done[pair]["bytes_total_honest"], rounds)
+
+    found = flasc_s(measure, RANKS, DENSITIES, options.rounds)
+    chosen = done[found.value]
     best = max(done, key=lambda pair: done[pair]["final_accuracy"])
     whole = sum(s["bytes_total_honest"] for s in done.values())
-    tried = {(one.size, one.share) for one in found.tried}
-    names = {pair: e.digest()[:6] for pair, e in pairs(base, rank, density).items()}
+    tried = set(found.tried)
+    names = {pair: e.digest()[:6] for pair, e in grid.items()}
     rows, runs = [], []
     for r, d in done:
         runs.append([done[r, d]])
-        what = "chosen" if (r, d) == (found.size, found.share) else "tried" if (r, d) in tried else ""
+        what = "chosen" if (r, d) == found.value else "tried" if (r, d) in tried else ""
         cells = [f"rank {r}, density {d:g}", f"{100 * done[r, d]['final_accuracy']:.2f}"]
         rows.append([*cells, human_bytes(done[r, d]["bytes_total_honest"]), what, names[r, d]])
     head, rows = widened(["method", "final accuracy %", "total", "search", "runs"], rows, runs)
@@ -80,7 +85,7 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
     gap = 100 * (done[best]["final_accuracy"] - chosen["final_accuracy"])
     text += (
         f"\nThe best of the grid is rank {best[0]} with density {best[1]:g}, "
-        f"{100 * done[best]['final_accuracy']:.2f} %. The search chose rank {found.size} with density {found.share:g}, "
+        f"{100 * done[best]['final_accuracy']:.2f} %. The search chose rank {found.value[0]} with density {found.value[1]:g}, "
         f"{100 * chosen['final_accuracy']:.2f} %: {gap:.2f} points lower. It tried {len(found.tried)} of "
         f"{len(done)} pairs and sent {human_bytes(found.bytes)}; the grid sent {human_bytes(whole)}: "
         f"{100 * found.bytes / whole:.1f} %.\n"
@@ -100,7 +105,7 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
             "tried": pair in tried,
             **{key: done[pair].get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
         }
-        for pair, e in pairs(base, rank, density).items()
+        for pair, e in grid.items()
     }
     return text, values
 
@@ -115,8 +120,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     parser.add_argument("--table-only", action="store_true", help="do not run, only write the table")
     options = parser.parse_args()
-    knobs = flasc_knobs(RANKS, DENSITIES)
-    todo = [e for alpha in ALPHAS for e in pairs(experiment(alpha, options), *knobs).values()]
+    todo = [e for alpha in ALPHAS for e in pairs(alpha, options).values()]
     todo = [e for e in todo if not summary(e, options.out)]
     if todo and not options.table_only:
         todo.sort(key=lambda e: -e.method.space.rank)  # type: ignore[attr-defined] # the slowest first

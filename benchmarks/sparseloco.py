@@ -25,7 +25,7 @@ from thinwire.core.selection import kept
 from thinwire.core.units import human_bytes
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
-from thinwire.reports.sweep import sweep
+from thinwire.search.compare import sweep
 
 COMMAND = "python benchmarks/sparseloco.py --docs docs"
 SEARCHED = {"lr": [0.003, 0.01, 0.02], "server_lr": [1, 2, 4, 8], "decay": [0.95]}

@@ -120,8 +120,8 @@ def compare(
         if tune:
             if name not in searches:
                 how: dict[str, Any] = {"rates": tune_rates, "share": tune_share, "seed": tune_seed, "full_run": False}
-                where = {"out": folder / "search", "data_dir": data_dir, "on_search": on_search}
-                searches[name] = tuner.tune(make, **how, **where).record
+                how |= {"out": folder / "search", "data_dir": data_dir, "on_search": on_search}
+                searches[name] = tuner.tune(make, **how).record
             found = {searches[name].setting: searches[name].value}
         runs = [make({**found, "seed": one}) for one in every]
         experiments.setdefault(name, {}).update({default_folder(one, folder): one for one in runs})
@@ -221,7 +221,7 @@ def _ranked(table: Table, points: Sequence[Mapping[str, Any]], settings: Sequenc
     means = [sign * statistics.fmean(own) if own else math.inf for own in known]
     rows, order = [], sorted(range(len(groups)), key=means.__getitem__)
     for i in order:
-        changed = {"values": points[i], "settings": settings[i], "failed": failed[i]}
+        changed: dict[str, Any] = {"values": points[i], "settings": settings[i], "failed": failed[i]}
         changed |= {"validation": MeanInterval.of(scores[i])} if held else {}
         paired = MeanInterval.of(a - b for a, b in zip(known[i], known[order[0]], strict=False))
         rows.append(table.rows[i]._replace(difference=paired, **changed))

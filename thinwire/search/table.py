@@ -47,7 +47,7 @@ class Cells(NamedTuple):
 
     def frame(self) -> Any:
         """The texts as a pandas DataFrame."""
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         return pandas.DataFrame([[visible(cell, 200) for cell in row] for row in self.rows], columns=list(self.heads))
 
@@ -245,7 +245,7 @@ class Table:
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame; means and standard deviations are columns of their own: `final_mean`."""
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         return pandas.json_normalize(self.plain(), sep="_")
 

@@ -181,8 +181,9 @@ def tune(
     if bytes is not None or accuracy is not None:
         if (bytes is not None and accuracy is not None) or over or rate or flasc_s:
             raise ConfigError("a method is searched for --bytes or --accuracy alone; leave the other options out")
-        several = {"method": method} if isinstance(method, Method) else [method] if isinstance(method, str) else method
-        named = dict(several) if isinstance(several, Mapping) else {name: name for name in several or METHODS}
+        several: Any = {"method": method} if isinstance(method, Method) else method or METHODS
+        several = [several] if isinstance(several, str) else several
+        named = dict(several) if isinstance(several, Mapping) else {name: name for name in several}
         makes = {name: maker(one, on, name=name, **options) for name, one in named.items()}
         limit = None if bytes is None else read_bytes(str(bytes))
         return _search_methods(makes, limit, accuracy, share, seed, on_search, where)
