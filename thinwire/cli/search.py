@@ -218,7 +218,7 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **o
     """Print a table, or facts as JSON, and write its page if a run has a finished round."""
     from thinwire.cli.tables import print_json, show_cells
     from thinwire.cli.terminal import out, print_written
-    from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
+    from thinwire.reports.chapters import SEARCH_HEADS, how_searched, search_cells
     from thinwire.search.table import Cells
 
     if as_json:
@@ -226,10 +226,10 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **o
     else:
         show_cells(table.cells(out.width), table.title)
         texts = table.notes(out.width)
-        if found := [(row, row.search) for row in table.rows if row.search]:
-            cells = [search_cells(row.method, search, row.bytes) for row, search in found]
-            show_cells(Cells(HEADS, cells, 2), "search before the comparison")
-            texts += how_searched([search for _, search in found])
+        if found := {row.method: row.search for row in table.rows if row.search}:
+            cells = [search_cells(method, search) for method, search in found.items()]
+            show_cells(Cells(SEARCH_HEADS, cells, 2), "search before the comparison")
+            texts += how_searched(list(found.values()))
         for text in texts:
             out.print(visible(text, 1000), soft_wrap=True)
     if page and any(run.records for run in table.runs):

@@ -25,7 +25,7 @@ def print_json(value: Any) -> None:
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
     """Print a table with one row per fact; values that are lists are left out, apart from retries."""
-    from thinwire.reports.formatting import retry_text
+    from thinwire.reports.chapters import retry_text
 
     table = Table(title=visible(title), show_header=False, title_justify="left")
     for key, value in facts.items():
@@ -115,8 +115,3 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
         # Text: brackets, as in thinwire[hf], are not markup
         table.add_row(*(Text("" if c is None else f"{c:,}" if isinstance(c, int) else visible(str(c))) for c in cells))
     out.print(table)
-
-
-def show_markdown(text: str) -> None:
-    """Print Markdown unchanged: tables are wide, and scripts may read them."""
-    out.print(Text("\n".join(visible(line, len(line)) for line in text.split("\n"))), soft_wrap=True)

@@ -107,7 +107,12 @@ def tune(
 
     overrides = parse_overrides(list(set_ or ()))
     options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    where: dict[str, Any] = {"out": out, "data_dir": data_dir, "budget": budget, "validation_fraction": validation_fraction}
+    where: dict[str, Any] = {
+        "out": out,
+        "data_dir": data_dir,
+        "budget": budget,
+        "validation_fraction": validation_fraction,
+    }
     where |= {"seed": overrides.get("seed", SEARCH_SEED) if seed is None else seed, "recipe": recipe}
     one = methods[0] if methods and len(methods) == 1 else methods
     over_values = parse_over(over) if over else None
@@ -122,6 +127,7 @@ def tune(
             bytes=limit,
             accuracy=accuracy,
             share=share,
+            validation_fraction=validation_fraction,
             overrides=overrides,
             on_search=printers(quiet, show_rungs=not as_json),
             **options,

@@ -29,9 +29,8 @@ from thinwire.experiments.records import Accounting, Recorded, read_run, read_to
 from thinwire.experiments.search_record import SearchRecord, write_search
 from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
-from thinwire.reports.objectives import ACCURACY, objectives
 from thinwire.reports.report import check_page
-from thinwire.reports.seed_groups import MeanInterval, SeedGroup
+from thinwire.reports.seed_groups import ACCURACY, MeanInterval, SeedGroup, objectives
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
 from thinwire.search.table import Table, table_of

@@ -24,11 +24,17 @@ from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, Recorded
 from thinwire.experiments.search_record import SearchRecord
 from thinwire.metrics.objective import Objective
-from thinwire.reports.evaluation import CLIENT_QUANTILES, WORST_CLIENTS
-from thinwire.reports.formatting import accuracy_text, metric_text, value_text
-from thinwire.reports.objectives import ACCURACY, objective_name
-from thinwire.reports.report import report
-from thinwire.reports.seed_groups import MeanInterval, SeedGroup
+from thinwire.reports.baseline import baseline_of
+from thinwire.reports.chapters import value_text
+from thinwire.reports.report import plot, report
+from thinwire.reports.seed_groups import (
+    ACCURACY,
+    CLIENT_QUANTILES,
+    WORST_CLIENTS,
+    MeanInterval,
+    SeedGroup,
+    objective_name,
+)
 from thinwire.search import candidates
 
 SLOW_UPLOADS = "2 Mbps (uploads 16x slower)"
@@ -105,7 +111,7 @@ class Row(NamedTuple):
 
     def total(self, key: str) -> float:
         """One of the totals of a run (`TOTALS`)."""
-        return statistics.fmean(run.totals[key] for run in self.group.runs)
+        return self.group.total(key)
 
     @property
     def metrics(self) -> dict[str, MeanInterval]:
@@ -191,10 +197,10 @@ class Table:
         metrics = [row.metrics for row in rows]
         for name in dict.fromkeys(name for found in metrics for name in found):
             if name not in [row.group.objective.name for row in rows]:
-                columns[visible(name, 40)] = [metric_text(found.get(name)) for found in metrics]
+                columns[visible(name, 40)] = [value_text(None, found.get(name)) for found in metrics]
         worst = [row.clients.get("worst_10") for row in rows]
         if any(worst):
-            columns[WORST_CLIENTS] = [accuracy_text(value) for value in worst]
+            columns[WORST_CLIENTS] = [value_text(ACCURACY, value) for value in worst]
         if by and self.by_validation:
             columns[f"validation {by.name}"] = [value_text(by, row.validation) for row in rows]
         if by:
@@ -253,6 +259,10 @@ class Table:
         """Write the page of `tw.report` about all runs."""
         report([run.path for run in self.runs], html, md, **options)
 
+    def plot(self) -> Any:
+        """The objective against bytes, as a matplotlib Figure."""
+        return plot([run.path for run in self.runs])
+
     def __repr__(self) -> str:
         return f"{self.title}\n{self.cells().frame().to_string(index=False)}"
 
@@ -289,10 +299,8 @@ def table_of(
     several = len({group.task for group in groups}) > 1
     rows = []
     for group in groups:
-        other = _baseline(group, groups)
-        own, theirs = (
-            statistics.fmean(run.totals[f"bytes_total_{accounting}"] for run in one.runs) for one in (group, other)
-        )
+        other = baseline_of([one for one in groups if (one.task, one.objective) == (group.task, group.objective)])
+        own, theirs = (one.total(f"bytes_total_{accounting}") for one in (group, other))
         label, compared_with = (f"{one.task}: {one.label}" if several else one.label for one in (group, other))
         times = [seconds_by_link(run.records, compute) for run in group.runs]
         by_link = {name: statistics.fmean(time[name] for time in times) for name in times[0]}
@@ -301,14 +309,3 @@ def table_of(
         search = (searches or {}).get(group.label)
         rows.append(Row(label, group, failed, accounting, ratio, compared_with, by_link, search))
     return Table(title, rows)
-
-
-def _baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup:
-    """The best FedAvg runs on the task of a group by the same objective, or else the first runs of that task."""
-    same, objective = [one for one in groups if one.task == group.task], group.objective
-    tested = [one for one in same if one.runs[0].name == "fedavg" and one.objective == objective]
-    found = (tested or same)[0]
-    for one in tested[1:]:
-        if objective.better(one.best and one.best.mean, found.best and found.best.mean):
-            found = one
-    return found
