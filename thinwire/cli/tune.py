@@ -107,32 +107,13 @@ def tune(
 
     overrides = parse_overrides(list(set_ or ()))
     options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    where: dict[str, Any] = {
-        "out": out,
-        "data_dir": data_dir,
-        "budget": budget,
-        "validation_fraction": validation_fraction,
-    }
-    where |= {"seed": overrides.get("seed", SEARCH_SEED) if seed is None else seed, "recipe": recipe}
+    how: dict[str, Any] = {"over": parse_over(over) if over else None, "rate": rate, "rates": rates, "share": share}
+    how |= {"flasc_s": flasc_s, "bytes": limit, "accuracy": accuracy, "validation_fraction": validation_fraction}
+    how |= {"out": out, "data_dir": data_dir, "budget": budget, "recipe": recipe, "overrides": overrides}
+    how |= {"seed": overrides.get("seed", SEARCH_SEED) if seed is None else seed}
     one = methods[0] if methods and len(methods) == 1 else methods
-    over_values = parse_over(over) if over else None
     try:
-        found = search(
-            one,
-            on,
-            over=over_values,
-            rate=rate,
-            rates=rates,
-            flasc_s=flasc_s,
-            bytes=limit,
-            accuracy=accuracy,
-            share=share,
-            validation_fraction=validation_fraction,
-            overrides=overrides,
-            on_search=printers(quiet, show_rungs=not as_json),
-            **options,
-            **where,
-        )
+        found = search(one, on, on_search=printers(quiet, show_rungs=not as_json), **how, **options)
     except NothingTrains as error:
         nothing_trains(error)
     several = "method" in found.knobs[0].paths
