@@ -47,14 +47,16 @@ _SHORT: dict[str, str | tuple[str, ...]] = {
     "steps": "local.steps",
     "batch": "local.batch",
 }
-# options of the verbs, and of `tw.compare`, `tw.sweep` and `tw.tune`
+# options of the verbs, of `tw.compare`, `tw.sweep` and `tw.tune`
 _OPTIONS = {
     "rounds": "rounds",
     "clients": "task.clients",
     "cohort": "cohort.size",
+    "seed": "seed",
     "device": "engine.device",
     "accounting": "accounting",
     "on_divergence": "checkpoint.on_divergence",
+    "keep_best": "checkpoint.best",
     "patience": "eval.patience",
     "objective": "eval.objective",
 }
@@ -81,8 +83,8 @@ def maker(
         recipe: the name of a recipe, for a method by name or file.
         overrides: settings by dotted path.
         metrics: names of metrics, besides those of the experiment.
-        **options: `rounds`, `clients`, `cohort`, `device`, `accounting`, `on_divergence`, `patience`, `objective`, as
-            on the command line; None leaves one as it is.
+        **options: `rounds`, `clients`, `cohort`, `seed`, `device`, `accounting`, `on_divergence`, `keep_best`,
+            `patience`, `objective`, as on the command line; None leaves one as it is.
 
     >>> maker("mapo", "digits", rounds=5)({"method.space.k": 64}).method.space.k
     64
