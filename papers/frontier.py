@@ -32,14 +32,14 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.knobs import setting
 from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.records import Recorded, honest_bytes
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
-from thinwire.experiments.tune_rate import SEARCH_SEED, VALIDATION_FRACTION, rate_key
-from thinwire.experiments.validation_runs import mean_of_last
 from thinwire.reports.seed_groups import MeanInterval, without_seed
+from thinwire.search.candidates import rate_key, setting
+from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
+from thinwire.search.validation import mean_of_last
 from thinwire.spaces import MAPO
 
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round

@@ -34,7 +34,7 @@ from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.experiments.files import write_all
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
-from thinwire.experiments.tune_rate import SEARCH_SEED, VALIDATION_FRACTION
+from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 
 VALUE = "accuracy %"
 WIN_HEADS = ("bytes at most", "share", "best", VALUE, "next", "ahead by, points", "seeds of both", "clear")

@@ -33,10 +33,10 @@ _COMMON = {
     "thinwire.experiments.run_task": ("run_task",),
     "thinwire.experiments.load_run": ("load_run",),
     "thinwire.experiments.config": ("Experiment", "resolve"),
-    "thinwire.experiments.tune_settings": ("Tuned", "tune"),
-    "thinwire.reports.comparison": ("Comparison", "compare"),
     "thinwire.reports.report": ("report",),
-    "thinwire.reports.sweep": ("Sweep", "sweep"),
+    "thinwire.search.compare": ("compare", "sweep"),
+    "thinwire.search.table": ("Table",),
+    "thinwire.search.tune": ("Tuned", "tune"),
     "thinwire.runtime": ("Job", "RoundRecord", "Speed"),
     "thinwire.simulation.engine": ("LocalEngine",),
     "thinwire.core.registry": ("register",),
@@ -203,8 +203,6 @@ if TYPE_CHECKING:
     from thinwire.experiments.run_task import run_task as run_task
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
-    from thinwire.experiments.tune_settings import Tuned as Tuned
-    from thinwire.experiments.tune_settings import tune as tune
     from thinwire.masks import Mask as Mask
     from thinwire.masks import NoMask as NoMask
     from thinwire.masks import PruneMask as PruneMask
@@ -245,11 +243,7 @@ if TYPE_CHECKING:
     from thinwire.protocol import Method as Method
     from thinwire.protocol import Stage as Stage
     from thinwire.protocol import Tier as Tier
-    from thinwire.reports.comparison import Comparison as Comparison
-    from thinwire.reports.comparison import compare as compare
     from thinwire.reports.report import report as report
-    from thinwire.reports.sweep import Sweep as Sweep
-    from thinwire.reports.sweep import sweep as sweep
     from thinwire.runtime import Job as Job
     from thinwire.runtime import RoundRecord as RoundRecord
     from thinwire.runtime import Speed as Speed
@@ -257,6 +251,11 @@ if TYPE_CHECKING:
     from thinwire.schedules import FedLAMA as FedLAMA
     from thinwire.schedules import Plan as Plan
     from thinwire.schedules import Schedule as Schedule
+    from thinwire.search.compare import compare as compare
+    from thinwire.search.compare import sweep as sweep
+    from thinwire.search.table import Table as Table
+    from thinwire.search.tune import Tuned as Tuned
+    from thinwire.search.tune import tune as tune
     from thinwire.simulation.engine import LocalEngine as LocalEngine
     from thinwire.sketches import CountSketch as CountSketch
     from thinwire.sketches import EvoFed as EvoFed

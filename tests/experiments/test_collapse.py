@@ -145,7 +145,7 @@ def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
     assert "<td>1 of 1 at chance</td>" in page
     assert "Fewest bytes to reach" not in page, "a failed run reached no target"
     rows = json.loads(thinwire(*words, "--json")[1])
-    assert [row["broken"] for row in rows] == ["1 of 1 at chance", "1 of 1 diverged"]
+    assert [row["failed"] for row in rows] == ["1 of 1 at chance", "1 of 1 diverged"]
 
 
 def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):

@@ -57,7 +57,7 @@ def test_sweep_tune_and_page(thinwire, tmp_path):
     assert found["ranked_by"] == "final test accuracy"
     best, *_, failed = found["rows"]
     assert best["is_best"]
-    assert (failed["lr"], failed["failed"], failed["difference_mean"]) == (1e30, "2 of 2 diverged", None)
+    assert (failed["lr"], failed["failed"], failed["difference"]) == (1e30, "2 of 2 diverged", None)
     assert thinwire("run", "fedavg", *SMALL, "--rounds", "2", "--set", f"method.client_opt.lr={best['lr']}")[0] == 0
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6, "the run of the best setting was there"
     assert thinwire("compare", "fedavg", *SMALL, "--rounds", "2", "--seeds", "2")[0] == 0
@@ -70,7 +70,7 @@ def test_sweep_tune_and_page(thinwire, tmp_path):
     code, out, err = thinwire(*tune, "--json")
     facts = json.loads(out)
     own = facts["confirmation"]
-    assert (own["rounds"], facts["settings_tried"], facts["seed"]) == (4, 4, 100)
+    assert (own["rounds"], facts["tried"], facts["seed"]) == (4, 4, 100)
     values = {one["batch"]: one for one in (trial["settings"] for trial in facts["rungs"][0]["trials"])}
     assert set(values) == {16, 32}
     if own["start_is_better"]:

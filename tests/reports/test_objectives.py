@@ -9,15 +9,13 @@ import re
 import pytest
 
 import thinwire as tw
-from thinwire.cli.tables import show_comparison
 from thinwire.experiments.records import read_run
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import Saving, baseline_of, choose_targets
 from thinwire.reports.chapters import sweeps
-from thinwire.reports.compare import as_json, table
 from thinwire.reports.figures import DARK, LIGHT, Curve, scale_limits
-from thinwire.reports.report import summaries
 from thinwire.reports.seed_groups import group
+from thinwire.search.table import table_of
 
 R2, LOSS, PERPLEXITY = Objective("r2"), Objective("loss", False), Objective("perplexity", False)
 
@@ -63,9 +61,7 @@ def page_of(tmp_path, **options):
     ],
     ids=["r2", "loss", "perplexity"],
 )
-def test_pages_have_the_words_and_numbers_of_the_objective(
-    ranked_run, tmp_path, capsys, objective, first, last, side, unit
-):
+def test_pages_have_the_words_and_numbers_of_the_objective(ranked_run, tmp_path, objective, first, last, side, unit):
     for seed in (0, 1):
         ranked_run("fedavg", objective, first, last + seed * 0.01, seed=seed, up=4000)
         ranked_run("thin", objective, first, last + seed * 0.01, seed=seed, up=1000)
@@ -80,12 +76,11 @@ def test_pages_have_the_words_and_numbers_of_the_objective(
     assert f"{unit[:1].upper()}{unit[1:]} against bytes" in html
     for word in ("accuracy", "final %", "Accuracy"):
         assert word not in re.sub(r"FedPara.*|<style>.*?</style>", "", html, flags=re.S)
-    capsys.readouterr()
-    show_comparison(table(summaries(groups)), "own")
-    shown = capsys.readouterr().out
+    table = table_of(groups, "own")
+    shown = repr(table)
     assert f"final {unit}" in shown
     assert "%" not in shown
-    assert as_json(table(summaries(groups)))[0]["objective"]["name"] == objective.name
+    assert table.plain()[0]["objective"]["name"] == objective.name
 
 
 def test_targets_of_a_loss_are_reached_from_above(ranked_run, tmp_path):
@@ -129,7 +124,7 @@ def test_savings_are_against_the_best_fedavg_and_say_if_it_was_not_tuned(write_r
     assert baseline_of(tw.report(folders)).label == "fedavg (lr 0.3)"
     assert "10 times fewer than fedavg (lr 0.3)" in text
     assert "one setting only" not in text
-    assert {row.compared_with for row in table(summaries(tw.report(folders)))} == {"fedavg (lr 0.3)"}
+    assert {row.compared_with for row in table_of(tw.report(folders)).rows} == {"fedavg (lr 0.3)"}
     tw.report(folders[1::2], md=tmp_path / "page.md")
     untuned = "fedavg ran with one setting only and without a search, so a tuned fedavg may need fewer bytes."
     assert untuned in (tmp_path / "page.md").read_text()

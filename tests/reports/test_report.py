@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 import thinwire as tw
-from thinwire.reports.compare import as_json, table
 from thinwire.reports.figures import Bar, Curve, bars, curves, svg
-from thinwire.reports.report import plot, summaries
+from thinwire.reports.report import plot
+from thinwire.search.table import table_of
 
 VOID = {"meta", "link"}
 
@@ -136,7 +136,7 @@ def test_two_tasks_have_separate_chapters(write_run, real_runs, tmp_path):
     text = (tmp_path / "page.md").read_text()
     assert "## letters: Accuracy and bytes" in text
     assert "## digits: Accuracy and bytes" in text
-    assert {row["method"] for row in summaries(groups)} == {"letters: fedavg", "digits: fedavg", "digits: mapo"}
+    assert {row.method for row in table_of(groups).rows} == {"letters: fedavg", "digits: fedavg", "digits: mapo"}
 
 
 def test_bad_input_is_refused(write_run, tmp_path):
@@ -237,14 +237,14 @@ def test_comparisons_have_metrics_and_client_quantiles(write_run, tmp_path):
         write_run("fedavg", seed=seed, metrics={"accuracy": 0.9, "macro_f1": 0.7 + 0.1 * seed}, clients_eval=CLIENTS)
     write_run("plain")
     groups = tw.report([tmp_path / "runs"])
-    first, second = table(summaries(groups))
-    assert first.final_metrics.keys() == {"macro_f1"}
-    assert first.final_metrics["macro_f1"].mean == pytest.approx(0.75)
-    assert first.worst_clients == (0.31, 0.0)
-    assert (second.final_metrics, second.worst_clients) == ({}, None)
-    plain = as_json([first])[0]
+    first, second = table_of(groups).rows
+    assert first.metrics.keys() == {"macro_f1"}
+    assert first.metrics["macro_f1"].mean == pytest.approx(0.75)
+    assert first.clients["worst_10"].mean == 0.31
+    assert (second.metrics, second.clients) == ({}, {})
+    plain = first.plain()
     assert plain["final_metrics"]["macro_f1"]["mean"] == pytest.approx(0.75)
-    assert plain["final_clients_eval"]["p50"] == {"mean": 0.85, "std": 0.0}
+    assert plain["final_clients_eval"]["p50"]["mean"] == 0.85
 
 
 @pytest.mark.parametrize("damaged", [None, 7, [], {"macro_f1": "high"}, {"macro_f1": None}, {"macro_f1": 10**400}])

@@ -14,8 +14,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from thinwire.cli.compare import TOUR as TOUR
-from thinwire.cli.compare import compare, report
 from thinwire.cli.deploy import deploy, flower_app, node
 from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
@@ -24,10 +22,11 @@ from thinwire.cli.partition import partition
 from thinwire.cli.replay import replay
 from thinwire.cli.rollback import rollback
 from thinwire.cli.run import resume, run
+from thinwire.cli.search import TOUR as TOUR
+from thinwire.cli.search import compare, report, sweep
 from thinwire.cli.show import check, list_names, show
 from thinwire.cli.site import site
 from thinwire.cli.supervise import supervise
-from thinwire.cli.sweep import sweep
 from thinwire.cli.tune import tune
 from thinwire.cli.watch import watch
 from thinwire.errors import ConfigError, Diverged, ThinwireError

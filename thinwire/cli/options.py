@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,22 +120,7 @@ Again = Annotated[bool, typer.Option("--again", help="Run again, even if this ru
 
 
 def resolve_experiment(
-    method: str,
-    task: str | None,
-    overrides: Sequence[str] | None,
-    *,
-    rounds: int | None = None,
-    clients: int | None = None,
-    cohort: int | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    accounting: str | None = None,
-    on_divergence: str | None = None,
-    recipe: str | None = None,
-    patience: int | None = None,
-    objective: str | None = None,
-    metrics: Sequence[str] | None = None,
-    keep_best: bool = False,
+    method: str, task: str | None, overrides: Sequence[str] | None, *, keep_best: bool = False, **options: Any
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -144,36 +128,11 @@ def resolve_experiment(
         method: name of a method, several joined by +, or a .toml file.
         task: name of a task; None for the default task.
         overrides: `KEY=VALUE` texts of `--set`; they take precedence over the other options.
-        rounds: number of rounds.
-        clients: number of clients.
-        cohort: number of clients sampled per round.
-        seed: random seed.
-        device: `cpu` or `cuda`.
-        accounting: `honest` or `ideal`.
-        on_divergence: `stop` or `retry`.
-        recipe: name of a recipe; None for that of the file, or the default one.
-        patience: number of evaluations without a new best one after which a run ends.
-        objective: what rounds and runs are ranked by.
-        metrics: names of metrics, besides those of the file.
         keep_best: whether the model of the best round is kept.
+        **options: those of `candidates.maker`.
     """
-    from thinwire.experiments.config import parse_overrides, resolve
+    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.search.candidates import maker
 
-    options = {
-        "rounds": rounds,
-        "task.clients": clients,
-        "cohort.size": cohort,
-        "seed": seed,
-        "engine.device": device,
-        "accounting": accounting,
-        "checkpoint.on_divergence": on_divergence,
-        "checkpoint.best": keep_best or None,
-        "eval.patience": patience,
-        "eval.objective": objective,
-    }
-    given = {key: value for key, value in options.items() if value is not None}
-    experiment = resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)
-    if not metrics:
-        return experiment
-    names = dict.fromkeys((*experiment.eval.metrics, *metrics))
-    return replace(experiment, eval=replace(experiment.eval, metrics=tuple(names)))
+    given = parse_overrides(list(overrides or ()))
+    return maker(method, task, overrides=given, keep_best=keep_best or None, **options)({})

@@ -1,9 +1,8 @@
-"""`thinwire tune`: search the learning rate, any settings, or two hyperparameters with few runs (FLASC-S)."""
+"""`thinwire tune`: search the learning rate, any settings, or a method."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,32 +15,22 @@ from thinwire.cli.options import (
     DataDir,
     Device,
     Imports,
-    Method,
     Overrides,
     Quiet,
     Recipe,
     Rounds,
     RunsOut,
     Task,
-    resolve_experiment,
 )
-from thinwire.cli.sweep import Over
+from thinwire.cli.search import Methods, Over, nothing_trains, printers
 from thinwire.core.text import visible
-from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
-    from thinwire.experiments.request import Make
-    from thinwire.experiments.tune import Found, Knob
-    from thinwire.experiments.tune_rate import RateSearch
-    from thinwire.experiments.tune_settings import Tuned
-
-FLASC_S = "search of two hyperparameters (FLASC-S)"
-RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
+    from thinwire.search.tune import Tuned
 
 
 def tune(
-    what: Method,
+    methods: Methods = None,
     on: Task = None,
     recipe: Recipe = None,
     rate: Annotated[
@@ -55,34 +44,28 @@ def tune(
     rates: Annotated[
         int, typer.Option(metavar="N", help="Number of rates in the first rung, a factor of 2 apart.")
     ] = 8,
+    over: Over = None,
+    flasc_s: Annotated[
+        bool,
+        typer.Option(
+            "--flasc-s", help="Search two settings of --over, a size and a density, with few full runs (FLASC-S)."
+        ),
+    ] = False,
+    limit: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="BYTES", help="Find the most accurate method that sends at most this, as 5MB."),
+    ] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Find the method that reaches this accuracy with the fewest bytes, as 0.84.")
+    ] = None,
     share: Annotated[
         float, typer.Option(metavar="FRACTION", help="Rounds of the last rung, as a fraction of the run's.")
     ] = 1.0,
-    ranks: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help=f"FLASC-S: ranks to try, ascending, such as {RANKS}.")
-    ] = None,
-    densities: Annotated[
-        str | None,
-        typer.Option(metavar="D,D,...", help=f"FLASC-S: densities to try, ascending, such as {DENSITIES}."),
-    ] = None,
-    knob: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY[+KEY]=V,V,...",
-            help="FLASC-S over other hyperparameters: give it twice, a size and a density; uploads grow with their "
-            "product.",
-        ),
-    ] = None,
-    over: Over = None,
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Stop after this many bytes sent, such as 500MB.")
     ] = None,
     validation_fraction: Annotated[
-        float,
-        typer.Option(
-            metavar="FRACTION",
-            help="Fraction of each client's examples for validation; FLASC-S takes 0 to select on the test set.",
-        ),
+        float, typer.Option(metavar="FRACTION", help="Fraction of each client's examples for validation.")
     ] = 0.1,
     out: RunsOut = Path("runs/search"),
     rounds: Rounds = None,
@@ -90,10 +73,7 @@ def tune(
     cohort: CohortSize = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Random seed of the search; keep it out of the seeds of a comparison. Default: 100; FLASC-S: the "
-            "experiment's."
-        ),
+        typer.Option(help="Random seed of the search; keep it out of the seeds of a comparison. Default: 100."),
     ] = None,
     device: Device = None,
     set_: Overrides = None,
@@ -102,13 +82,13 @@ def tune(
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
-    """Find the learning rate, or other settings, on held-out examples of the clients; the test set is not used.
+    """Find the learning rate, other settings, or a method, on held-out examples of the clients, not on the test set.
 
     The search is successive halving. What it recommends is then run in full, beside the setting that it started from.
 
     With --over: all combinations of the given values instead of a ladder of learning rates.
 
-    With --ranks, --densities or --knob: search two hyperparameters with few runs (FLASC-S).
+    With --bytes or --accuracy: several methods, by default a selection, instead of the settings of one.
 
     Example: thinwire tune mapo --on digits
 
@@ -116,156 +96,72 @@ def tune(
 
     Example: thinwire tune fedadam --on digits --rate method.server_opt.lr --rates 4 --share 0.5 --budget 50MB
 
-    Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 1/16,1/4,1 --budget 50MB
-    """
-    from thinwire.cli.searches import maker_of
-    from thinwire.core.units import read_bytes
-    from thinwire.experiments.knobs import parse_over
-    from thinwire.experiments.overrides import parse_overrides
-    from thinwire.experiments.tune_rate import SEARCH_SEED, RateSearch
+    Example: thinwire tune flasc --on digits --over rank=1,4,8 --over density=1/16,1/4,1 --flasc-s
 
-    two = ranks is not None or densities is not None or bool(knob)
-    if two and (rate is not None or rates != 8 or share != 1.0 or over):
-        raise ConfigError(f"--rate, --rates, --share and --over do not apply to the {FLASC_S}; leave them out")
-    if over and (rate is not None or rates != 8):
-        raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
-    limit = None if budget is None else read_bytes(budget)
-    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    if two:
-        experiment = resolve_experiment(what, on, set_, seed=seed, recipe=recipe, **options)  # type: ignore[arg-type]
-        size, density = _hyperparameters(knob, ranks or RANKS, densities or DENSITIES)
-        _search_two(experiment, size, density, limit, out, data_dir, validation_fraction, as_json)
-        return
-    again = ["thinwire", "run", what, *(["--on", on] if on else [])]
+    Example: thinwire tune fedavg mapo topk+int8 --on digits --bytes 200kB
+    """
+    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.search.candidates import parse_over
+    from thinwire.search.tune import SEARCH_SEED, NothingTrains
+    from thinwire.search.tune import tune as search
+
+    overrides = parse_overrides(list(set_ or ()))
+    options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
+    how: dict[str, Any] = {"over": parse_over(over) if over else None, "rate": rate, "rates": rates, "share": share}
+    how |= {"flasc_s": flasc_s, "bytes": limit, "accuracy": accuracy, "validation_fraction": validation_fraction}
+    how |= {"out": out, "data_dir": data_dir, "budget": budget, "recipe": recipe, "overrides": overrides}
+    how |= {"seed": overrides.get("seed", SEARCH_SEED) if seed is None else seed}
+    one = methods[0] if methods and len(methods) == 1 else methods
+    try:
+        found = search(one, on, on_search=printers(quiet, show_rungs=not as_json), **how, **options)
+    except NothingTrains as error:
+        nothing_trains(error)
+    several = "method" in found.knobs[0].paths
+    again = ["thinwire", "run", str(found.confirmation.value) if several else str(one), *(["--on", on] if on else [])]
     again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     again += ["--recipe", recipe] if recipe else []
     again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
     again += [word for module in imports or () for word in ("--import", module)]
-    own_seed = parse_overrides(list(set_ or ())).get("seed", SEARCH_SEED)
-    _search(
-        maker_of(what, on, set_, recipe=recipe, **options),
-        parse_over(over) if over else None,
-        RateSearch(rate, rates, share, extend=rates // 2, validation_fraction=validation_fraction),
-        {"seed": own_seed if seed is None else seed, "budget": limit, "out": out, "data_dir": data_dir},
-        again,
-        as_json,
-        quiet,
-    )
+    _show(found, shlex.join([*again, *found.words]), as_json)
 
 
-def _search(
-    make: Make,
-    over: Mapping[str, Sequence[Any]] | None,
-    search: RateSearch,
-    options: dict[str, Any],
-    again: Sequence[str],
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Search, and print the rungs, the full runs, the cost, and the command that uses the result."""
-    from thinwire.cli.searches import nothing_trains, printers
-    from thinwire.cli.terminal import err
-    from thinwire.experiments.knobs import Knob, knobs_of
-    from thinwire.experiments.tune_rate import rate_key
-    from thinwire.experiments.tune_settings import NothingTrains, tune_settings
-
-    experiment = make({"seed": options["seed"]})
-    method = experiment.method
-    if over is None and not quiet and hasattr(method.space, "rank") and hasattr(method.up, "density"):
-        err.print("thinwire: note: this searches the learning rate; --ranks and --densities search rank and density")
-    knobs = (Knob((search.key or rate_key(experiment),), ()),) if over is None else knobs_of(experiment, over)
-    on_trial, on_rung = printers(experiment, knobs, quiet, show_rungs=not as_json)
-    try:
-        found = tune_settings(make, over, search, on_trial=on_trial, on_rung=on_rung, **options)
-    except NothingTrains as error:
-        nothing_trains(error)
-    _show_tuned(found, shlex.join([*again, *found.words]), over is None, as_json)
-
-
-def _show_tuned(tuned: Tuned, command: str, one_rate: bool, as_json: bool) -> None:
+def _show(tuned: Tuned, command: str, as_json: bool) -> None:
     """Print the result of a search."""
-    from thinwire.cli.searches import rung_facts
     from thinwire.cli.tables import print_json, show_facts
     from thinwire.cli.terminal import err
     from thinwire.cli.terminal import out as console
-    from thinwire.experiments.knobs import point_text
-    from thinwire.experiments.tune_settings import as_point
+    from thinwire.search.candidates import as_point, point_text
 
-    found, full, knobs = tuned.found, tuned.confirmation, tuned.knobs
-    best = point_text(knobs, as_point(found.value))
-    names = [] if one_rate else [knob.label for knob in knobs]
-    facts: dict[str, Any] = {"searched": ", ".join(path for knob in knobs for path in knob.paths)}
-    facts |= {"value": full.value} if one_rate else dict(zip(names, full.value, strict=True))
-    facts |= {"best_of_the_search": best, "full_run": full.text}
-    facts |= {"at_an_end": full.value in (found.tried[0], found.tried[-1])} if one_rate else {}
-    facts |= {"chosen_by": tuned.chosen_by, "seed": tuned.seed}
-    facts |= {"rates_tried" if one_rate else "settings_tried": len(found.tried)}
-    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes, "stopped": found.stopped}
+    found, full = tuned.found, tuned.confirmation
+    is_rate = isinstance(found.value, float)
+
+    def plain(value: Any) -> dict[str, Any]:
+        return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
+
+    facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
+    facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
+    facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
+    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes}
+    at_end = is_rate and full.value in (found.tried[0], found.tried[-1])
     start_is_better = full.is_start and full.start is not None
     if as_json:
-        runs = {key: one and one._asdict() for key, one in (("result", full.found), ("start", full.start))}
-        facts |= {"settings": tuned.settings, "command": command}
-        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}}
-        print_json({**facts, "rungs": rung_facts(found.rungs, names)})
+        rungs = [
+            {
+                "rounds": rung.rounds,
+                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "kept": [plain(value) for value in rung.kept],
+            }
+            for rung in found.rungs
+        ]
+        runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
+        facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
+        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
+        print_json(facts)
         return
-    if one_rate:
-        facts["at_an_end"] = "yes; a better rate may lie beyond" if facts["at_an_end"] else "no"
+    facts |= {"at_an_end": "yes; a better rate may lie beyond" if at_end else "no"} if is_rate else {}
     facts["stopped"] = "by the budget; the best so far" if found.stopped else "search complete"
     show_facts(facts, "search")
     if start_is_better:
-        err.print(visible(f"thinwire: note: {full.text}; {best} is not recommended", 500), soft_wrap=True)
+        text = f"thinwire: note: {full.text}; {facts['best_of_the_search']} is not recommended"
+        err.print(visible(text, 500), soft_wrap=True)
     console.print(command, soft_wrap=True)
-
-
-def _search_two(
-    experiment: Experiment,
-    size: Knob,
-    density: Knob,
-    budget: int | None,
-    out: Path,
-    data_dir: Path | None,
-    validation_fraction: float,
-    as_json: bool,
-) -> None:
-    """Search two hyperparameters, and print the bytes of the search and of a full grid."""
-    from thinwire.cli.searches import nothing_trains
-    from thinwire.cli.tables import print_json, show_facts
-    from thinwire.experiments.tune import tune as search
-
-    found = search(
-        experiment, size, density, budget=budget, out=out, data_dir=data_dir, validation_fraction=validation_fraction
-    )
-    if not any(trial.accuracy for trial in found.tried):
-        nothing_trains(f"none of {len(found.tried)} settings trains {experiment.name} on {experiment.task.label}")
-    facts: dict[str, Any] = {size.label: found.size, density.label: found.share, "chosen_by": found.chosen_by}
-    facts |= {"bytes_total": found.bytes, "bytes_of_a_grid": found.grid, "stopped": found.stopped}
-    if as_json:
-        pairs = [[trial._asdict() for trial in pair] for pair in found.compared]
-        print_json({**facts, "tried": [trial._asdict() for trial in found.tried], "compared": pairs})
-        return
-    show_facts(facts | _trial_texts(found, size.label, density.label), "search")
-
-
-def _hyperparameters(knobs: list[str] | None, ranks: str, densities: str) -> tuple[Knob, Knob]:
-    """The two hyperparameters and their values: those of `--knob`, or rank and density."""
-    from thinwire.experiments.tune import Knob, flasc_knobs, numbers
-
-    if not knobs:
-        return flasc_knobs(numbers(ranks, "ranks"), numbers(densities, "densities"))
-    if len(knobs) != 2:
-        raise ConfigError(f"--knob must be given twice, a size and a density, not {len(knobs)} time(s)")
-    return Knob.parse(knobs[0]), Knob.parse(knobs[1])
-
-
-def _trial_texts(found: Found, size: str, density: str) -> dict[str, str]:
-    """One text for each trial, one for each pair that was compared at equal uploads, and why the search ended."""
-    texts = {}
-    for trial in found.tried:
-        test = "" if trial.test_accuracy is None else f", test accuracy {trial.test_accuracy:.4f}"
-        result = f"accuracy {trial.accuracy:.4f}{test}, {trial.bytes:,} bytes"
-        texts[f"{size} {trial.size:g}, {density} {trial.share:g}"] = result
-    for low, high in found.compared:
-        pair = f"{size} {high.size:g}, {density} {high.share:g} against {low.size:g}, {low.share:g}"
-        texts[pair] = f"{high.bytes / low.bytes:.2f} times its bytes" if low.bytes else "-"
-    texts["stopped"] = "by the budget; the best trial so far" if found.stopped else "search complete"
-    return texts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_json, write_atomically
@@ -55,25 +55,12 @@ def read_search(run: Path) -> SearchRecord | None:
     if not (run / FILE).is_file():
         return None
     try:
-        found = read_json(run / FILE)
-    except CheckpointError:
+        found = SearchRecord(**read_json(run / FILE))
+        numbers = (found.value, *found.tried, found.seed, found.rounds, found.bytes)
+        rungs = tuple((int(count), int(rounds)) for count, rounds in found.rungs)
+        usable = found.tried and all(type(one) in (int, float) and 0 <= one < 1e308 for one in numbers)
+    except (CheckpointError, TypeError, ValueError, OverflowError):
         return None
-    setting, value, tried, rungs, seed, chosen_by, rounds, sent = (found.get(key) for key in SearchRecord._fields)
-    if not isinstance(setting, str) or not isinstance(chosen_by, str) or not _is_number(value):
+    if not usable or not isinstance(found.setting, str) or not isinstance(found.chosen_by, str):
         return None
-    if not all(type(count) is int and 0 <= count < 1 << 64 for count in (seed, rounds, sent)):
-        return None
-    if not isinstance(tried, list) or not tried or not all(map(_is_number, tried)):
-        return None
-    if not isinstance(rungs, list) or not all(_is_rung(rung) for rung in rungs):
-        return None
-    lengths = tuple((count, length) for count, length in rungs)
-    return SearchRecord(setting, value, tuple(tried), lengths, seed, chosen_by, rounds, sent)  # type: ignore[arg-type]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e308
-
-
-def _is_rung(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and 0 < one < 1 << 63 for one in value)
+    return found._replace(tried=tuple(found.tried), rungs=rungs)

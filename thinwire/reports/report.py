@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import write_atomically
-from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
+from thinwire.experiments.link_time import JOULES_PER_BYTE
 from thinwire.experiments.records import Recorded, find_runs, read_run
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import Costs, baseline_of, choose_targets
@@ -23,8 +23,6 @@ from thinwire.reports.page import Chapter, as_html, as_markdown
 from thinwire.reports.seed_groups import (
     ACCURACY,
     SeedGroup,
-    final_clients_eval,
-    final_metrics,
     group,
     objective_key,
     objective_name,
@@ -147,28 +145,3 @@ def check_page(files: Sequence[Path | str], targets: Sequence[float] = (), objec
             raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
         if not math.isfinite(target):
             raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
-
-
-def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list[dict[str, Any]]:
-    """The totals of every run under the label of its group, as input of `compare.table`."""
-    several = len({one.task for one in groups}) > 1
-    return [
-        {
-            **run.totals,
-            "status": run.verdict.status,
-            "method": f"{run.task}: {one.label}" if several else one.label,
-            "name": run.name,
-            "task": run.task,
-            "objective": {
-                "name": one.objective.name,
-                "higher_is_better": one.objective.higher_is_better,
-                "best": one.best_of(run),
-                "final": next(iter(one.values(run)[::-1]), None),
-            },
-            "seconds_by_link": seconds_by_link(run.records, compute),
-            "final_metrics": final_metrics(run.records),
-            "final_clients_eval": final_clients_eval(run.records),
-        }
-        for one in groups
-        for run in one.runs
-    ]

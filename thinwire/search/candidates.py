@@ -1,4 +1,4 @@
-"""Settings to vary, and the values to try: `lr=0.1,0.3`, `method.up.density+method.down.density=1/4,1`.
+"""Candidates of sweeps and searches: experiments with other settings, `lr=0.1,0.3`, `density=1/4,1`.
 
 A short key stands for the settings of that name that an experiment has, in the places below; any other name, such as
 `mu`, for the only setting of the method that ends with it. A dotted path names one setting, as in `--set`.
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
@@ -24,9 +26,10 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
 from thinwire.experiments.overrides import flat, put
+from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table, parse_value
+from thinwire.protocol.method import Method
 
-Number = int | float
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
 # short key -> one setting, or the parts of a method in which settings of that name are looked for
@@ -44,6 +47,84 @@ _SHORT: dict[str, str | tuple[str, ...]] = {
     "steps": "local.steps",
     "batch": "local.batch",
 }
+# options of the verbs, of `tw.compare`, `tw.sweep` and `tw.tune`
+_OPTIONS = {
+    "rounds": "rounds",
+    "clients": "task.clients",
+    "cohort": "cohort.size",
+    "seed": "seed",
+    "device": "engine.device",
+    "accounting": "accounting",
+    "on_divergence": "checkpoint.on_divergence",
+    "keep_best": "checkpoint.best",
+    "patience": "eval.patience",
+    "objective": "eval.objective",
+}
+
+Make = Callable[[Table], Experiment]  # the experiment with further settings by dotted path
+
+
+def maker(
+    method: str | Method,
+    on: Any = None,
+    *,
+    name: str = "",
+    recipe: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] | None = None,
+    **options: Any,
+) -> Make:
+    """The experiments of a method on a task, as a function of further settings.
+
+    Args:
+        method: names joined by `+`, the path of an experiment file, or a Method, which is used as it is.
+        on: the name of a task, a reference, a Task, or a function of a seed that returns one.
+        name: the label in tables; by default that of the method or file, `method` for a Method.
+        recipe: the name of a recipe, for a method by name or file.
+        overrides: settings by dotted path.
+        metrics: names of metrics, besides those of the experiment.
+        **options: `rounds`, `clients`, `cohort`, `seed`, `device`, `accounting`, `on_divergence`, `keep_best`,
+            `patience`, `objective`, as on the command line; None leaves one as it is.
+
+    >>> maker("mapo", "digits", rounds=5)({"method.space.k": 64}).method.space.k
+    64
+    """
+    if unknown := set(options) - set(_OPTIONS):
+        known = ", ".join((*_OPTIONS, "recipe", "overrides", "metrics"))
+        raise ConfigError(f"unknown option {min(unknown)}; write one of {known}")
+    if not isinstance(method, str | Method):
+        raise ConfigError(
+            f"method must be the name of a method, a file (.toml) or a Method, not {type(method).__name__}; "
+            "write for example 'mapo'"
+        )
+    task = _task_name(on)
+    given = {_OPTIONS[key]: value for key, value in options.items() if value is not None}
+    base = {**given, **(overrides or {}), **({"name": name} if name else {})}
+
+    def make(changes: Table) -> Experiment:
+        settings = {**base, **changes}
+        if isinstance(method, str):
+            experiment = resolve(method, task, settings, recipe)
+        else:
+            table = to_table(replace(resolve("fedavg", task), method=method))
+            for key, value in {"name": "method", **settings}.items():
+                put(table, key, value)
+            experiment = from_table(table)
+        if not metrics:
+            return experiment
+        names = dict.fromkeys((*experiment.eval.metrics, *metrics))
+        return replace(experiment, eval=replace(experiment.eval, metrics=tuple(names)))
+
+    return make
+
+
+def _task_name(on: Any) -> str | None:
+    """The name of a task; a Task or a function gets one for this process (`own_task.py`)."""
+    if on is None or isinstance(on, str | Path):
+        return None if on is None else str(on)
+    from thinwire.experiments.own_task import task_name
+
+    return str(task_name(on))
 
 
 class Knob(NamedTuple):
@@ -58,43 +139,9 @@ class Knob(NamedTuple):
         """Its name in tables: as given, or the last part of its path."""
         return self.name or self.paths[0].rpartition(".")[2]
 
-    @classmethod
-    def parse(cls, text: str) -> Knob:
-        """A knob with numbers as values, from the text of a command line.
-
-        >>> Knob.parse("method.up.density+method.down.density=1/4,1").values
-        (0.25, 1)
-        """
-        paths, sign, values = text.partition("=")
-        if not sign or not all(paths.split("+")):
-            raise ConfigError(f"--knob takes key=value,value,..., such as method.space.rank=1,4,16, not {text!r}")
-        return cls(tuple(paths.split("+")), numbers(values, paths))
-
 
 Knobs = Sequence[Knob]
 Point = tuple[Any, ...]  # one value for each knob; None leaves its settings as they are
-
-
-def numbers(text: str, what: str) -> tuple[Number, ...]:
-    """Numbers separated by commas; fractions are allowed.
-
-    >>> numbers("1,4", "ranks"), numbers("1/16,0.25,1", "densities")
-    ((1, 4), (0.0625, 0.25, 1))
-    """
-    try:
-        return tuple(_number(one.strip()) for one in text.split(","))
-    except (ValueError, ZeroDivisionError) as error:
-        given = visible(text, 80)
-        raise ConfigError(
-            f"{what} must be numbers separated by commas, such as 1,4 or 1/16,1/4, not {given!r}"
-        ) from error
-
-
-def _number(word: str) -> Number:
-    if not _NUMBER.fullmatch(word):
-        raise ValueError(word)
-    exact = Fraction(word)
-    return int(exact) if exact.denominator == 1 else float(exact)
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -112,26 +159,25 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
             )
         if key in out:
             raise ConfigError(f"--over {key} is given twice; write all its values in one, separated by commas")
-        out[key] = [_value(word.strip()) for word in _words(values)]
+        # at commas that are not within brackets or quotes
+        words = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^,])+", values)
+        out[key] = [_value(word.strip()) for word in words if word.strip()]
     return out
 
 
-def _words(text: str) -> list[str]:
-    """The text at commas that are not within brackets or quotes."""
-    return [word for word in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^,])+", text) if word.strip()]
-
-
 def _value(word: str) -> Any:
-    try:
-        return _number(word)
-    except (ValueError, ZeroDivisionError):
+    if not _NUMBER.fullmatch(word):
         return parse_value(word)
+    try:
+        exact = Fraction(word)
+    except ZeroDivisionError:
+        return parse_value(word)
+    return int(exact) if exact.denominator == 1 else float(exact)
 
 
 def knobs_of(experiment: Experiment, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
     """The settings that some keys stand for in an experiment, with their values.
 
-    >>> from thinwire.experiments.resolve import resolve
     >>> knobs_of(resolve("flasc"), {"lr": [0.1], "density": [0.5]})[1].paths
     ('method.up.density', 'method.down.density')
     """
@@ -161,14 +207,9 @@ def _paths(key: str, table: Table, known: Mapping[str, Any], name: str) -> tuple
     if "." in key:
         setting(table, key)
         return (key,)
-    place = _SHORT.get(key)
-    if isinstance(place, str):
-        found = [place] if place in known else []
-    else:
-        ends = [path for path in known if path.startswith("method.") and path.rpartition(".")[2] == key]
-        found = [path for path in ends if path.split(".")[1] in (place or path.split("."))]
-    if not found or (place is None and len(found) > 1):
-        there = [short for short in _SHORT if short != key and _has(short, known)]
+    found = _short(key, known)
+    if not found or (key not in _SHORT and len(found) > 1):
+        there = [short for short in _SHORT if short != key and _short(short, known)]
         several = f"; it may be {' or '.join(found)}" if found else ""
         raise ConfigError(
             f"{name} has no setting {visible(repr(key), 80)}{several}; write one of {', '.join(there)}, or a dotted "
@@ -177,11 +218,13 @@ def _paths(key: str, table: Table, known: Mapping[str, Any], name: str) -> tuple
     return tuple(found)
 
 
-def _has(key: str, known: Mapping[str, Any]) -> bool:
-    place = _SHORT[key]
+def _short(key: str, known: Mapping[str, Any]) -> list[str]:
+    """The settings that a short key may stand for."""
+    place = _SHORT.get(key)
     if isinstance(place, str):
-        return place in known
-    return any(path.endswith(f".{key}") and path.split(".")[1] in place for path in known if path.startswith("method."))
+        return [place] if place in known else []
+    ends = [path for path in known if path.startswith("method.") and path.endswith(f".{key}")]
+    return [path for path in ends if place is None or path.split(".")[1] in place]
 
 
 def _typed(before: Any, value: Any, path: str) -> Any:
@@ -189,7 +232,7 @@ def _typed(before: Any, value: Any, path: str) -> Any:
     if isinstance(value, bool) or isinstance(before, bool) or not isinstance(value, int | float):
         return value
     if isinstance(before, int):
-        if value != int(value):
+        if not float(value).is_integer():
             raise ConfigError(f"{path} is a whole number, so {value} cannot be tried; write whole numbers")
         return int(value)
     return float(value) if isinstance(before, float) else value
@@ -214,7 +257,6 @@ def start_of(experiment: Experiment, knobs: Knobs) -> Point:
 def changes(experiment: Experiment, knobs: Knobs, point: Point) -> Table:
     """The settings of a point by dotted path, as overrides; alpha / rank of an adapter stays constant.
 
-    >>> from thinwire.experiments.resolve import resolve
     >>> flasc = resolve("flasc")
     >>> changes(flasc, knobs_of(flasc, {"rank": [4]}), (4,))
     {'method.space.alpha': 8.0, 'method.space.rank': 4}
@@ -229,14 +271,22 @@ def changes(experiment: Experiment, knobs: Knobs, point: Point) -> Table:
     return out
 
 
-def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
-    """The experiment with a knob set to a value."""
-    table = to_table(experiment)
-    setting_now = setting(table, knob.paths[0])
-    for path, now in changes(experiment, [knob], (_typed(setting_now, value, knob.paths[0]),)).items():
-        setting(table, path)
-        put(table, path, now)
-    return from_table(table)
+def rate_key(experiment: Experiment) -> str:
+    """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
+
+    Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
+    clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
+
+    >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
+    ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
+    """
+    normalized = to_table(experiment)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
+    return f"method.{'server' if normalized or not experiment.method.sketch.is_identity else 'client'}_opt.lr"
+
+
+def as_point(value: Any) -> Point:
+    """A candidate as one value for each knob: a rate is the only one."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def setting(table: Table, path: str) -> Any:

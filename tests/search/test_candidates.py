@@ -4,8 +4,8 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
-from thinwire.experiments.knobs import changes, knobs_of, parse_over, points, start_of
 from thinwire.experiments.overrides import flat, put
+from thinwire.search.candidates import changes, knobs_of, parse_over, points, start_of
 
 
 @pytest.mark.parametrize(

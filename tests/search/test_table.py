@@ -1,4 +1,4 @@
-"""Sweeps on real runs, and their tables: paired seeds, failed settings, objectives without accuracy."""
+"""Tables of comparisons and sweeps on real runs: paired seeds, failed settings, objectives without accuracy."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_all_settings_have_the_same_seeds_and_the_directories_of_run(tmp_path):
     ]
     for row in found.rows:
         totals = [json.loads((path / "summary.json").read_text()) for path in row.runs]
-        assert [total["seed"] for total in totals] == [0, 1] == list(found.seeds)
+        assert [total["seed"] for total in totals] == [0, 1]
         assert row.final.mean == pytest.approx(sum(total["final_accuracy"] for total in totals) / 2)
         assert row.bytes == sum(total["bytes_total_honest"] for total in totals) / 2
     best, *others = found.rows
@@ -64,9 +64,9 @@ def test_all_settings_have_the_same_seeds_and_the_directories_of_run(tmp_path):
         assert row.difference.mean == pytest.approx(row.final.mean - best.final.mean)
         assert row.difference.mean <= 0 < row.difference.half
     text = repr(found)
-    assert text.startswith("Sweep fedavg on digits: 4 settings, 2 seeds, ranked by final test accuracy\n  best: lr ")
-    assert text.count("\n") < 4
-    assert found._repr_html_().count("<tr>") == 5
+    assert text.startswith("fedavg on digits: 4 settings, 2 seeds\n")
+    assert found.how == "final test accuracy"
+    assert found._repr_html_().count("<td>") == 4 * 6
     assert [row["is_best"] for row in found.plain()] == [True, False, False, False]
 
 
@@ -77,16 +77,15 @@ def test_settings_that_fail_are_listed_and_never_the_best(tmp_path):
     failed = {row.values["lr"]: row.failed for row in found.rows}
     assert failed == {0.3: "-", 1e30: "1 of 1 diverged", 1e-9: "1 of 1 at chance"}
     assert [row.difference is None for row in found.rows] == [False, True, True]
-    assert "1 of 1 diverged" in found.cells().text()
+    assert "1 of 1 diverged" in repr(found)
     assert "fedavg (lr 0.3)" in (tmp_path / "page.html").read_text()
     none = tw.sweep("fedavg", {"lr": rates[:2]}, "digits", seeds=1, out=tmp_path, **TINY)
     assert none.best is None
-    assert "no setting trains" in repr(none)
 
 
 def test_regression_is_ranked_by_r2(tmp_path, line):
     found = tw.sweep("fedavg", {"lr": [0.001, 0.1]}, line, seeds=2, rounds=3, out=tmp_path, recipe="paper")
-    assert found.objective.name == "r2"
+    assert found.ranked_by.name == "r2"
     assert found.best.values == {"lr": 0.1}
     assert found.best.final.mean > found.rows[1].final.mean
     assert "final r2" in found.cells().heads
@@ -136,4 +135,4 @@ def test_a_frame_has_the_values_and_means(tmp_path):
     assert isinstance(found.frame(), pandas.DataFrame)
     assert found.frame()["lr"].tolist() == [0.1]
     compared = tw.compare(["fedavg"], "digits", seeds=1, out=tmp_path, **TINY)
-    assert compared.frame()["final_accuracy_mean"].tolist() == [compared.rows[0].final_accuracy.mean]
+    assert compared.frame()["final_mean"].tolist() == [compared.rows[0].final.mean]

@@ -1,13 +1,20 @@
-"""Successive halving: a search for one setting or several that gives long runs to few candidates.
+"""Searches over any measure: successive halving gives long runs to few candidates, FLASC-S few runs to pairs.
 
     rung 1        n candidates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
     rung i + 1    the better half of rung i, each with twice the rounds
     rung L        one candidate, T rounds
 
-A candidate is any value: a learning rate, or a tuple of settings. Each rung trains from round 1 with a number of rounds
-of its own, so that schedules end with the run. A candidate whose run fails in a rung is out. The result is the best
-candidate of the longest rung that has one which never failed: usually that of the last rung. Paper: Non-stochastic Best
-Arm Identification and Hyperparameter Optimization (Jamieson and Talwalkar, AISTATS 2016).
+A candidate is any value: a learning rate, a tuple of settings, a method. Each rung trains from round 1 with a number of
+rounds of its own, so that schedules end with the run. A candidate whose run fails in a rung is out. The result is the
+best candidate of the longest rung that has one which never failed: usually that of the last rung. Paper: Non-stochastic
+Best Arm Identification and Hyperparameter Optimization (Jamieson and Talwalkar, AISTATS 2016).
+
+FLASC-S searches a size r, such as a rank, and a share d, such as a density, with runs of all rounds (FLASC, 2024; as in
+its text: the printed algorithm uses the index of the density as the index of a rank):
+
+    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(d_max, d r2 / r1))
+    stage 2   (r, d) for all other sizes r
+    result    the best of all runs
 """
 
 from __future__ import annotations
@@ -19,12 +26,19 @@ from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN, Status
-from thinwire.experiments.trials import Spent
 
-MOST_RATES = 64
+MAX_CANDIDATES = 64
 
 # `at chance so far`: after so few rounds that a longer run may learn; it may go on, but is never the result
 TrialStatus = Status | Literal["at chance so far"]
+
+
+class Spent(Exception):
+    """The byte budget is used up; `lost` and `rounds` are the bytes and the rounds of the run that was ended."""
+
+    def __init__(self, lost: int, rounds: int = 0) -> None:
+        super().__init__(lost, rounds)
+        self.lost, self.rounds = lost, rounds
 
 
 class Measured(NamedTuple):
@@ -83,14 +97,19 @@ class Halved(NamedTuple):
     lost_rounds: int = 0
 
     @property
+    def trials(self) -> list[Trial]:
+        """All runs."""
+        return [trial for rung in self.rungs for trial in rung.trials]
+
+    @property
     def bytes(self) -> int:
         """The bytes of all runs."""
-        return self.lost + sum(trial.measured.bytes for rung in self.rungs for trial in rung.trials)
+        return self.lost + sum(trial.measured.bytes for trial in self.trials)
 
     @property
     def rounds(self) -> int:
         """The rounds of all runs."""
-        return self.lost_rounds + sum(trial.measured.rounds for rung in self.rungs for trial in rung.trials)
+        return self.lost_rounds + sum(trial.measured.rounds for trial in self.trials)
 
     @property
     def tried(self) -> tuple[Any, ...]:
@@ -102,13 +121,9 @@ class Halved(NamedTuple):
         """Whether the budget ended the search."""
         return self.lost > 0
 
-    @property
-    def at_end(self) -> bool:
-        """Whether the result is the smallest or the largest rate, so that a better one may lie beyond."""
-        return self.value in (self.tried[0], self.tried[-1])
 
-
-Measure = Callable[[Any, int], Measured]  # of a candidate and a number of rounds
+Measure = Callable[[Any, int], Measured]  # of a candidate and a number of rounds; raises `Spent`
+OnRung = Callable[[Rung], None]
 
 
 def ladder(center: float, count: int) -> tuple[float, ...]:
@@ -117,8 +132,8 @@ def ladder(center: float, count: int) -> tuple[float, ...]:
     >>> ladder(0.5, 8)
     (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     """
-    if not 2 <= count <= MOST_RATES:
-        raise ConfigError(f"a search takes from 2 to {MOST_RATES} rates, not {count}; write for example 8")
+    if not 2 <= count <= MAX_CANDIDATES:
+        raise ConfigError(f"a search takes from 2 to {MAX_CANDIDATES} rates, not {count}; write for example 8")
     below = (count - 1) // 2
     return tuple(math.ldexp(center, i - below) for i in range(count))
 
@@ -141,18 +156,33 @@ def plan(count: int, rounds: int, what: str = "rates") -> tuple[tuple[int, int],
     return tuple((number, rounds >> (len(counts) - 1 - i)) for i, number in enumerate(counts))
 
 
-def successive_halving(
-    measure: Measure,
-    rates: Sequence[float],
-    rounds: int,
-    *,
-    extend: int = 0,
-    on_rung: Callable[[Rung], None] = lambda rung: None,
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials, the best first: by accuracy (or loss, if that is the criterion), loss, bytes; those that failed last.
+
+    Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
+
+    >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
+    >>> [trial.value for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
+    [0.2, 0.1]
+    """
+
+    def key(trial: Trial) -> tuple[bool, float, float, int]:
+        accuracy, loss, sent, _, status, by = trial.measured
+        worst = math.inf
+        error = worst if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
+        known = loss if loss is not None and not math.isnan(loss) else worst
+        return trial.failed, error, known, sent
+
+    return sorted(trials, key=key)
+
+
+def halve_rates(
+    measure: Measure, rates: Sequence[float], rounds: int, *, extend: int = 0, on_rung: OnRung = lambda rung: None
 ) -> Halved:
-    """The search for a rate, over any measure.
+    """The search for a rate.
 
     Args:
-        measure: runs a rate for a number of rounds; raises `Spent` when the budget is used up.
+        measure: runs a rate for a number of rounds.
         rates: ascending, a constant factor apart, the likely best one in the middle.
         rounds: of the last rung.
         extend: if the best rate of the first rung is at an end, or all rates fail, up to so many more are tried there
@@ -161,16 +191,25 @@ def successive_halving(
 
     >>> def measure(rate, rounds):
     ...     return Measured(1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
-    >>> found = successive_halving(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
+    >>> found = halve_rates(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
     >>> found.value, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
     (1.0, [(2, 4), (4, 2), (8, 1)], 24, 2400)
     """
-    if len(rates) < 2 or list(rates) != sorted(set(rates)) or not 0 < rates[0] <= rates[-1] < math.inf:
-        raise ConfigError(f"rates must be two or more numbers above 0, ascending, not {list(rates)}")
     middle = (len(rates) - 1) // 2
     ahead = [rates[i] for i in sorted(range(len(rates)), key=lambda i: abs(i - middle))]  # a budget ends the last ones
     more = partial(_beyond, factor=rates[1] / rates[0])
     return halving(measure, ahead, rounds, key=float, extend=extend, more=more, on_rung=on_rung)
+
+
+def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
+    """The next rate beyond the end that has the best one; None if the best one is not at an end."""
+    order = ranked(trials)
+    rates: list[float] = [trial.value for trial in order]
+    low, high = min(rates), max(rates)
+    best = low if order[0].failed else rates[0]
+    if best not in (low, high):
+        return None
+    return low / factor if best == low else high * factor
 
 
 def halving(
@@ -179,17 +218,19 @@ def halving(
     rounds: int,
     *,
     key: Callable[[Any], Any],
+    rank: Callable[[Iterable[Trial]], list[Trial]] = ranked,
     extend: int = 0,
     more: Callable[[Iterable[Trial]], Any] = lambda trials: None,
-    on_rung: Callable[[Rung], None] = lambda rung: None,
+    on_rung: OnRung = lambda rung: None,
 ) -> Halved:
     """The search over candidates of any kind, in the order in which they are tried: a budget ends the last ones.
 
     Args:
-        measure: runs a candidate for a number of rounds; raises `Spent` when the budget is used up.
-        candidates: two or more values that can be keys of a dictionary.
+        measure: runs a candidate for a number of rounds.
+        candidates: values that can be keys of a dictionary.
         rounds: of the last rung.
         key: the order of the candidates in a rung.
+        rank: sorts the trials of a rung, the best first.
         extend: how many further candidates of `more` are tried in the first rung.
         more: a further candidate after some trials; None for none.
         on_rung: is called with each rung when it ends.
@@ -214,7 +255,7 @@ def halving(
                 trials[further] = Trial(further, measure(further, length))
         except Spent as error:
             spent = error
-        fit = [trial.value for trial in ranked(trials.values()) if not trial.failed]
+        fit = [trial.value for trial in rank(trials.values()) if not trial.failed]
         last = i + 1 == len(steps) or spent.lost > 0
         ahead = [] if last else fit[: steps[i + 1][0]]
         if trials:
@@ -222,47 +263,51 @@ def halving(
             on_rung(rungs[-1])
         if not ahead:
             break
+    return _result(rungs, spent)
+
+
+def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], rounds: int) -> Halved:
+    """FLASC-S over pairs of a size and a share, both ascending; no pair is measured twice.
+
+    >>> def measure(pair, rounds):
+    ...     return Measured(min(pair[0] * pair[1], 2.0) / 4 + pair[0] / 100, 0.0, int(100 * pair[0] * pair[1]), rounds)
+    >>> found = flasc_s(measure, (1, 2, 4), (0.25, 0.5, 1.0), rounds=40)
+    >>> found.value, found.bytes, len(found.trials)
+    ((4, 0.25), 200, 3)
+    """
+    trials: dict[Any, Trial] = {}
+    (small, large), top, spent = sizes[:2], shares[-1], Spent(0)
+
+    def run(size: Any, share: Any) -> Trial:
+        pair = size, share
+        if pair not in trials:
+            trials[pair] = Trial(pair, measure(pair, rounds))
+        return trials[pair]
+
+    try:
+        share = top
+        for d in shares:
+            equal = d * large / small  # about as many values as (large, d) sends
+            low, high = run(small, min(top, math.floor(equal) if isinstance(top, int) else equal)), run(large, d)
+            if not high.failed and ranked([low, high])[0] is high:
+                share = d
+                break
+        for size in sizes[1:]:
+            run(size, share)
+    except Spent as error:
+        spent = error
+    return _result([Rung(rounds, tuple(trials.values()))] if trials else [], spent)
+
+
+def _result(rungs: Sequence[Rung], spent: Spent) -> Halved:
+    """The best candidate of the longest rung that has one which never failed and is above chance."""
     if not rungs:
         raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")
-    return Halved(_best(rungs), tuple(rungs), spent.lost, spent.rounds)
-
-
-def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Trials, the best first: by accuracy (or loss, if that is the criterion), loss, bytes; those that failed last.
-
-    Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
-
-    >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
-    >>> [trial.value for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
-    [0.2, 0.1]
-    """
-
-    def key(trial: Trial) -> tuple[bool, float, float, int]:
-        accuracy, loss, sent, _, status, by = trial.measured
-        worst = math.inf
-        error = worst if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
-        known = loss if loss is not None and not math.isnan(loss) else worst
-        return trial.failed, error, known, sent
-
-    return sorted(trials, key=key)
-
-
-def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
-    """The next rate beyond the end that has the best one; None if the best one is not at an end."""
-    order = ranked(trials)
-    rates: list[float] = [trial.value for trial in order]
-    low, high = min(rates), max(rates)
-    best = low if order[0].failed else rates[0]
-    if best not in (low, high):
-        return None
-    return low / factor if best == low else high * factor
-
-
-def _best(rungs: Sequence[Rung]) -> Any:
-    """The best candidate of the longest rung that has one which never failed and is above chance."""
     out = {trial.value for rung in rungs for trial in rung.trials if trial.failed}
-    for rung in reversed(rungs):
-        for trial in ranked(rung.trials):
-            if trial.value not in out and trial.measured.status == "finished":
-                return trial.value
-    return None
+    fit = (
+        trial.value
+        for rung in reversed(rungs)
+        for trial in ranked(rung.trials)
+        if trial.value not in out and trial.measured.status == "finished"
+    )
+    return Halved(next(fit, None), tuple(rungs), spent.lost, spent.rounds)

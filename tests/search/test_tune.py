@@ -1,0 +1,304 @@
+"""Searches on real runs: the learning rate, several settings, FLASC-S, methods; the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import thinwire as tw
+from thinwire.cli.app import app
+from thinwire.errors import ConfigError
+from thinwire.experiments.build import build_job
+from thinwire.experiments.chance import validation_chance
+from thinwire.experiments.collapse import Chance
+from thinwire.experiments.config import resolve
+from thinwire.experiments.records import read_run
+from thinwire.experiments.search_record import SearchRecord, read_search, write_search
+from thinwire.search.candidates import rate_key
+from thinwire.search.tune import NothingTrains
+from thinwire.search.validation import ValidationRuns, held_out, measured, over
+
+SMALL = {"rounds": 8, "clients": 10, "cohort": 2}
+QUICK = {"local.steps": 8, "eval.every": 8}
+SETTINGS = {"rounds": 8, "task.clients": 10, "cohort.size": 2, "seed": 100, **QUICK}
+
+
+def tune(method, out, rate=None, overrides=(), **options):
+    return tw.tune(method, "digits", out=out, overrides={**QUICK, **dict(overrides)}, **{**SMALL, **options})
+
+
+def test_the_searched_rate_is_the_one_that_decides_the_step():
+    server = {"evofed", "fedadam", "fedyogi", "fedadagrad", "flasc", "dp-fedadam"}
+    for name in (*server, "fedavg", "mapo", "thin", "fedavgm", "lora", "ef+topk+int4"):
+        assert rate_key(resolve(name)) == f"method.{'server' if name in server else 'client'}_opt.lr"
+
+
+def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_beats_bad_rates(tmp_path):
+    tuned = tune("fedavg", tmp_path, rates=4, overrides={"method.client_opt.lr": 0.01})
+    found = tuned.found
+    assert found.value > 0.08, "the ladder has 0.005 to 0.04, and is extended upward"
+    assert tuned.seed == 100
+    assert "10 % of each client's examples" in tuned.chosen_by
+    runs = [read_run(folder) for folder in tmp_path.iterdir()]
+    by_run = {(run.records[0]["lr"], len(run.records)): run for run in runs}
+    for rung in found.rungs:
+        for trial in rung.trials:
+            run = by_run[trial.value, rung.rounds]
+            assert trial.measured.bytes == run.summary["bytes_total_honest"] > 0
+            assert trial.measured.accuracy == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
+            assert trial.measured.loss == run.records[-1]["client_loss"] != run.records[-1]["test_loss"]
+    confirmed = {(found.value, 8), (0.01, 8)} - {(trial.value, trial.measured.rounds) for trial in found.trials}
+    spent = sum(run.summary["bytes_total_honest"] for key, run in by_run.items() if key not in confirmed)
+    assert tuned.bytes == spent
+    assert tuned.record.rungs == tuple((len(rung.trials), rung.rounds) for rung in found.rungs)
+    assert tuned.experiment.seed == 0 == tuned.experiment.task.validation_fraction, "the final run has all examples"
+
+
+def test_a_stopped_search_continues(tmp_path):
+    whole = tune("fedavg", tmp_path / "whole", rates=2)
+    first = whole.rungs[0].trials[0].measured.bytes
+    part = tune("fedavg", tmp_path / "part", rates=2, budget=first + 10)
+    assert part.found.stopped
+    assert part.confirmation.text == "not confirmed over 8 rounds: the budget was spent before"
+    done = {file: file.stat().st_mtime_ns for file in (tmp_path / "part").glob("*/summary.json")}
+    assert len(done) == 1
+    again = tune("fedavg", tmp_path / "part", rates=2)
+    assert again.found == whole.found
+    assert all(file.stat().st_mtime_ns == time for file, time in done.items())
+
+
+def test_several_settings(tmp_path):
+    trials = []
+    more = {"overrides": {"method.client_opt.lr": 0.02}, "rounds": 4}
+    over = {"lr": [0.1, 0.3], "batch": [16, 32]}
+    hooks = lambda experiment, knobs: (trials.append, lambda rung: None)  # noqa: E731
+    tuned = tune("fedavg", tmp_path, over=over, on_search=hooks, **more)
+    assert tuned.method.client_opt.lr == tuned.settings["method.client_opt.lr"]
+    assert [(len(rung.trials), rung.rounds) for rung in tuned.rungs] == [(4, 1), (2, 2), (1, 4)]
+    assert trials[-1].measured == tuned.confirmation.start, "the start setting is no candidate: it is run last"
+    assert len(trials) == 8
+    assert tuned.bytes == sum(trial.measured.bytes for trial in trials[:7])
+    lines = repr(tuned).splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("Tuned fedavg on digits: lr ")
+    assert "<pre>Tuned" in tuned._repr_html_()
+    with pytest.raises(NothingTrains, match=r"none of 2 settings trains fedavg on digits in 2 rounds \(2 diverged\)"):
+        tune("fedavg", tmp_path, over={"lr": [1e20, 1e30]}, **more)
+
+
+def test_flasc_s_on_real_runs(tmp_path):
+    values = {"rank": [1, 2, 4], "density": [0.5, 1]}
+    tuned = tune("flasc", tmp_path, over=values, flasc_s=True, rounds=3, validation_fraction=0.2)
+    (rung,) = tuned.rungs
+    assert {trial.value[0] for trial in rung.trials} == {1, 2, 4}
+    assert len(rung.trials) < 6, "fewer runs than a grid has"
+    assert rung.trials[0].value == (1, 1.0)
+    assert tuned.found.value == max(rung.trials, key=lambda trial: trial.measured.accuracy).value
+    two = tune("mapo+int8", tmp_path, over={"k": [64, 128], "method.up.bits": [2, 4, 8]}, flasc_s=True)
+    assert [trial.value for trial in two.rungs[0].trials[:2]] == [(64, 4), (128, 2)]
+    for wrong in ({"rank": [1, 4]}, {"rank": [4, 1], "density": [1]}, {"rank": [1], "density": [0.5, 1]}):
+        with pytest.raises(ConfigError, match="--flasc-s searches two settings with ascending values"):
+            tune("flasc", tmp_path, over=wrong, flasc_s=True)
+
+
+def test_the_best_method_for_some_bytes_or_for_an_accuracy(tmp_path):
+    methods = ["fedavg", "mapo", "topk+int8"]
+    within = tune(methods, tmp_path, bytes="150kB")
+    found = within.confirmation.found
+    assert within.confirmation.value in methods
+    assert found.bytes <= 150_000
+    assert within.settings == {"rounds": found.rounds}
+    assert within.experiment.rounds == found.rounds
+    fedavg = [trial.measured for trial in within.found.trials if trial.value == "fedavg"]
+    assert max(one.rounds for one in fedavg) < 8, "so many rounds fit"
+    reached = tune(methods, tmp_path, accuracy=0.3)
+    enough = [one.measured.bytes for one in reached.found.trials if (one.measured.accuracy or 0) >= 0.3]
+    assert reached.confirmation.found.bytes == min(enough)
+    one = tune("mapo", tmp_path, bytes=200_000)
+    assert one.confirmation.value == "mapo"
+    for wish, message in (
+        ({"bytes": 10}, "one round of each of 3 methods sends more than 10 B"),
+        ({"accuracy": 0.999}, r"none of 3 methods does an accuracy of 99.90 % in 4 rounds; .* ended at"),
+    ):
+        with pytest.raises(NothingTrains, match=message):
+            tune(methods, tmp_path, rounds=4, **wish)
+
+
+def test_what_cannot_be_searched_is_refused(tmp_path):
+    for wrong, message in (
+        ({"over": {"rounds": [4, 8]}}, "runs of different lengths on one seed, so rounds is not searched"),
+        ({"over": {"method.up": [{"kind": "raw"}]}}, "a search takes numbers and words as values of method.up"),
+        ({"over": {"lr": [0.1 * i for i in range(1, 66)]}}, "at most 64 settings, not 65"),
+        ({"over": {"lr": [0.1, 0.2, 0.3]}, "rounds": 3}, "3 settings are searched in 3 rungs"),
+        ({"bytes": "1MB", "accuracy": 0.5}, "--bytes or --accuracy alone"),
+        ({"accuracy": 84.0}, "an accuracy is between 0 and 1"),
+        ({"speed": 3}, "unknown option speed; write one of rounds, clients, cohort"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tune("fedavg", tmp_path, **wrong)
+    with pytest.raises(ConfigError, match="one method is tuned, or several for"):
+        tune(["fedavg", "mapo"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# -- validation runs -------------------------------------------------------------------------------------------------
+
+
+def test_the_chance_of_validation_examples_is_that_of_a_constant_prediction():
+    experiment = held_out(resolve("fedavg", "digits", SETTINGS), 0.1)
+    simulation = experiment.engine.prepare(build_job(experiment))
+    chance = validation_chance(simulation)
+    task = simulation.job.task
+    own = [task.train.targets[task.client_tests.client(i)] for i in range(10)]
+    shares = [sum((labels == c).double().mean().item() for labels in own) / 10 for c in range(10)]
+    assert chance.share == pytest.approx(max(shares))
+    assert chance.metric == "client_accuracy"
+    private = held_out(resolve("local", "digits", SETTINGS), 0.1)
+    assert validation_chance(private.engine.prepare(build_job(private))).share > chance.share
+    plain = resolve("fedavg", "digits", SETTINGS)
+    assert validation_chance(plain.engine.prepare(build_job(plain))) is None
+
+
+def test_a_run_is_judged_by_validation_examples_alone(tmp_path):
+    chance = Chance(0.2, 200, 10, "client_accuracy")
+
+    def ran(values, status="finished"):
+        lines = [
+            {"round": i + 1, "loss": 1.0, "accuracy": 0.9, "client_accuracy": value, "client_loss": 0.5, "seconds": 0.0}
+            | dict.fromkeys(("bytes_up", "bytes_down", "bytes_catchup", "clients"), 1)
+            for i, value in enumerate(values)
+        ]
+        (tmp_path / "config.toml").write_text("rounds = 40\n")
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return read_run(tmp_path)._replace(summary={"status": status, "rounds": len(values), "bytes_total_honest": 3})
+
+    assert measured(ran([0.2] * 5), chance).status == "at chance so far"
+    assert measured(ran([0.2] * 12), chance).status == "at chance"
+    assert measured(ran([0.2, 0.8, 0.2]), chance).status == "collapsed"
+    assert measured(ran([0.8] * 3, "diverged"), chance).status == "diverged"
+    assert measured(ran([0.8] * 3, "at chance"), chance).status == "finished", "that status is of the test set"
+    assert measured(ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance).accuracy == pytest.approx(0.7), "the last tenth"
+    with pytest.raises(ConfigError, match="no accuracy and no loss on validation examples"):
+        measured(ran([]), chance)
+
+
+def test_counts_of_rounds_keep_their_fraction_of_the_run(tmp_path):
+    schedule = {"kind": "multistep", "at": [20, 60], "by": 0.1}
+    experiment = resolve("fedavg", "digits", {"rounds": 80, "method.lr_schedule": schedule})
+    assert over(experiment, 16).method.lr_schedule.at == (4, 12)
+    assert over(experiment, 80) is experiment
+    cosine = resolve("fedavg", "digits", {"rounds": 80, "method.lr_schedule": {"kind": "cosine", "rounds": 80}})
+    assert over(cosine, 20).method.lr_schedule.rounds == 20
+    # neither a target on the test set nor a second stage ends a run of the search
+    settings = {**SETTINGS, "method.next_stage.at": 4, "eval.target_accuracy": 0.01}
+    staged = resolve("slora", "digits", settings)
+    runs = ValidationRuns(staged, lambda value: staged, 4, fraction=0.1, out=tmp_path)
+    assert [runs.measure("any", rounds).rounds for rounds in (4, 8)] == [4, 8]
+    assert runs.spent == sum(one.bytes for one in runs.known.values())
+
+
+def test_a_search_record_that_is_damaged_is_ignored(tmp_path):
+    record = SearchRecord("method.client_opt.lr", 0.5, (0.25, 0.5), ((2, 4), (1, 8)), 100, "accuracy", 16, 900)
+    write_search(tmp_path, record)
+    assert read_search(tmp_path) == record
+    assert record.at_end
+    text = (tmp_path / "search.json").read_text()
+    for damaged in ("", "[]", text.replace("900", '"x"'), text.replace("[2, 4]", "[2]"), text.replace("0.25", "null")):
+        (tmp_path / "search.json").write_text(damaged)
+        assert read_search(tmp_path) is None
+    assert read_search(tmp_path / "absent") is None
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+
+WORDS = ["--on", "digits", "--rounds", "8", "--clients", "10", "--cohort", "2"]
+WORDS += ["--set", "local.steps=8", "--set", "eval.every=8"]
+
+
+def call(*words, code=0):
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_the_command_prints_every_rung_its_cost_and_the_command_to_run(tmp_path):
+    words = ["tune", "fedavg", *WORDS, "--rates", "4", "--out", str(tmp_path)]
+    facts = json.loads(call(*words, "--json").stdout)
+    assert [rung["rounds"] for rung in facts["rungs"]] == [2, 4, 8]
+    trials = [trial for rung in facts["rungs"] for trial in rung["trials"]]
+    assert facts["bytes_of_the_search"] == sum(trial["bytes"] for trial in trials) > 0
+    assert facts["rounds_of_the_search"] == sum(trial["rounds"] for trial in trials)
+    assert (facts["seed"], facts["searched"]) == (100, "method.client_opt.lr")
+    assert facts["command"] == (
+        f"thinwire run fedavg --on digits --rounds 8 --clients 10 --cohort 2 --set local.steps=8 --set eval.every=8 "
+        f"--set method.client_opt.lr={facts['lr']}"
+    )
+    text = call(*words).stdout
+    assert text.count("rung ") == 3
+    assert "goes on" in text
+    assert facts["command"] in text
+    assert f"{facts['bytes_of_the_search']:,}" in text
+    run = call(*facts["command"].split()[1:], "--json", "--out", str(tmp_path / "final"), "-q")
+    assert json.loads(run.stdout)["seed"] == 0, "not the seed of the search"
+
+
+def test_the_command_recommends_a_method(tmp_path):
+    words = ["tune", "fedavg", "mapo", *WORDS, "--out", str(tmp_path), "--bytes", "200kB"]
+    text = call(*words).stdout
+    assert "expect" in text
+    facts = json.loads(call(*words, "--json").stdout)
+    assert facts["command"] in text
+    assert facts["command"].startswith(f"thinwire run {facts['method']} --on digits ")
+    assert facts["command"].endswith(f"--set rounds={facts['confirmation']['rounds']}")
+    run = json.loads(call(*facts["command"].split()[1:], "--json", "--out", str(tmp_path / "final"), "-q").stdout)
+    assert run["bytes_total"] < 1.1 * 200_000
+
+
+def test_if_no_rate_trains_the_command_says_so_in_one_line(tmp_path):
+    words = ["tune", "fedavg", *WORDS, "--rates", "2", "--out", str(tmp_path), "-q"]
+    done = call(*words, "--set", "method.client_opt.lr=1e20", code=1)
+    assert done.stderr.count("\n") == 1
+    assert "no method.client_opt.lr from 5e+19 to 2e+20 trains fedavg on digits in 4 rounds (3 diverged)" in done.stderr
+    assert "thinwire run" not in done.stdout
+    assert "at chance" in call(*words, "--set", "method.client_opt.lr=1e-9", code=1).stderr
+
+
+def test_a_comparison_searches_every_method_with_the_same_budget(tmp_path):
+    page = tmp_path / "page.html"
+    words = ["compare", "fedavg", "fedadam", *WORDS, "--seeds", "2", "--tune", "--tune-rates", "4"]
+    words += ["--out", str(tmp_path / "runs"), "--html", str(page), "-q"]
+    rows = json.loads(call(*words, "--json").stdout)
+    searches = {row["method"]: row["search"] for row in rows}
+    assert searches["fedavg"]["setting"] == "method.client_opt.lr"
+    assert searches["fedadam"]["setting"] == "method.server_opt.lr"
+    for row in rows:
+        search = row["search"]
+        assert (search["seed"], search["rungs"], search["rounds"]) == (100, [[4, 2], [2, 4], [1, 8]], 24)
+        assert search["value"] in search["tried"]
+        assert search["bytes"] > row["bytes_total_honest"]
+        assert row["seeds"] == 2
+    runs = list((tmp_path / "runs").glob("*/config.toml"))
+    assert len(runs) == 4, "the runs of the search are in a folder of their own"
+    for run in runs:
+        record = read_search(run.parent)
+        assert record.value == searches[run.parent.name.split("-")[0]]["value"]
+        assert "validation_fraction = 0.0" in run.read_text()
+    before = page.read_text()
+    text = call(*words).stdout
+    for shown in (text, before):
+        for words_of_it in ("on seed 100", "10 % of each client", "method.server_opt.lr", "4 x 2 + 2 x 4 + 1 x 8"):
+            assert words_of_it in shown
+    assert page.read_text() == before
+    call("report", str(tmp_path / "runs"), "--html", str(tmp_path / "later.html"))
+    assert "Searched settings" in (tmp_path / "later.html").read_text()
+
+
+def test_the_seed_of_the_search_is_not_one_of_the_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "fedavg", *WORDS, "--tune", "--seed", "99", "--seeds", "3"]
+    with pytest.raises(
+        ConfigError, match=r"100, is among the seeds of the comparison, 99 to 101; write --tune-seed 102"
+    ):
+        call(*words)
+    assert not list(Path().iterdir())

@@ -1,0 +1,1 @@
+"""Many runs: tables of runs, sweeps, and searches for settings or methods."""

@@ -1,0 +1,311 @@
+"""The table of runs: one row for each method or setting, with means over seeds.
+
+    ratio        bytes of FedAvg (of the first row, without one) on the same task divided by those of the row
+    difference   mean over seeds of (value - value of the best row with the same seed), with its 95 % interval
+
+`tw.compare` and `tw.sweep` return it, and verbs print it. The rows of a sweep are settings, ranked by the mean of the
+final objective on the test set or, with `task.validation_fraction`, of the clients' accuracy (or loss) on the examples
+that they hold out. A setting of which a run diverged, collapsed or is at chance is listed after the others and is never
+the best.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.core.text import visible
+from thinwire.core.units import human_bytes, human_seconds
+from thinwire.experiments.collapse import count_broken
+from thinwire.experiments.link_time import seconds_by_link
+from thinwire.experiments.records import Accounting, Recorded
+from thinwire.experiments.search_record import SearchRecord
+from thinwire.metrics.objective import Objective
+from thinwire.reports.baseline import baseline_of
+from thinwire.reports.chapters import value_text
+from thinwire.reports.report import plot, report
+from thinwire.reports.seed_groups import (
+    ACCURACY,
+    CLIENT_QUANTILES,
+    WORST_CLIENTS,
+    MeanInterval,
+    SeedGroup,
+    objective_name,
+)
+from thinwire.search import candidates
+
+SLOW_UPLOADS = "2 Mbps (uploads 16x slower)"
+TOTALS = (
+    *("bytes_up", "bytes_down", "bytes_catchup", "bytes_abandoned", "bytes_total_honest", "bytes_total_ideal"),
+    "seconds",
+)
+
+
+class Cells(NamedTuple):
+    """Heads and rows of a table as text; the first `left` columns are aligned to the left."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+    def frame(self) -> Any:
+        """The texts as a pandas DataFrame."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame([[visible(cell, 200) for cell in row] for row in self.rows], columns=list(self.heads))
+
+
+class Row(NamedTuple):
+    """One method or setting; means over seeds.
+
+    Args:
+        method: its label.
+        group: its runs, one for each seed.
+        failed: how many runs diverged, collapsed or are at chance; `-` if none.
+        accounting: which bytes `bytes_total` and `ratio` have.
+        ratio: bytes of another row divided by these.
+        compared_with: the label of that row.
+        seconds_by_link: modeled time over links.
+        search: how its learning rate was found.
+        values: of a sweep, by name.
+        settings: of a sweep, by dotted path.
+        validation: of a sweep, the clients' accuracy or loss on held-out examples; None without those.
+        difference: of a sweep, to the best setting, of the number that ranks; None for failed settings.
+    """
+
+    method: str
+    group: SeedGroup
+    failed: str
+    accounting: Accounting
+    ratio: float | None
+    compared_with: str
+    seconds_by_link: dict[str, float]
+    search: SearchRecord | None = None
+    values: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    validation: MeanInterval | None = None
+    difference: MeanInterval | None = None
+
+    @property
+    def final(self) -> MeanInterval | None:
+        """The objective after the last round."""
+        return self.group.final
+
+    @property
+    def best(self) -> MeanInterval | None:
+        """The objective in its best round."""
+        return self.group.best
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all messages of a run."""
+        return self.total("bytes_total_honest")
+
+    @property
+    def runs(self) -> list[Path]:
+        """The run directories."""
+        return [run.path for run in self.group.runs]
+
+    def total(self, key: str) -> float:
+        """One of the totals of a run (`TOTALS`)."""
+        return self.group.total(key)
+
+    @property
+    def metrics(self) -> dict[str, MeanInterval]:
+        """Metrics after the last round, apart from accuracy."""
+        group = self.group
+        return {name: value for name in group.metric_names if (value := group.final_metric(name))}
+
+    @property
+    def clients(self) -> dict[str, MeanInterval]:
+        """The distribution of accuracy over clients after the last round."""
+        names = ("count", *CLIENT_QUANTILES)
+        return {name: value for name in names if (value := self.group.final_client_quantile(name))}
+
+    def plain(self) -> dict[str, Any]:
+        """The row as plain values, for JSON; the values of a sweep are keys."""
+        objective = self.group.objective
+        means = {"final": self.final, "best": self.best, "validation": self.validation, "difference": self.difference}
+        return {
+            **self.values,
+            "method": self.method,
+            "seeds": len(self.runs),
+            "objective": {"name": objective.name, "higher_is_better": objective.higher_is_better},
+            **{name: value and value._asdict() for name, value in means.items()},
+            "failed": self.failed,
+            "final_metrics": {name: value._asdict() for name, value in self.metrics.items()},
+            "final_clients_eval": {name: value._asdict() for name, value in self.clients.items()},
+            **{key: self.total(key) for key in TOTALS},
+            "accounting": self.accounting,
+            "bytes_total": self.total(f"bytes_total_{self.accounting}"),
+            "ratio": self.ratio,
+            "compared_with": self.compared_with,
+            "seconds_by_link": self.seconds_by_link,
+            "settings": dict(self.settings),
+            "runs": [str(path) for path in self.runs],
+            **({"search": self.search._asdict()} if self.search else {}),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Runs side by side.
+
+    Args:
+        title: what is compared.
+        rows: one for each method; of a sweep one for each setting, the best first, those that failed last.
+        ranked_by: of a sweep, what ranks: the objective, or accuracy or loss on validation examples.
+        by_validation: whether validation examples rank.
+    """
+
+    title: str
+    rows: list[Row]
+    ranked_by: Objective | None = None
+    by_validation: bool = False
+
+    @property
+    def best(self) -> Row | None:
+        """The best setting of a sweep; None if every setting failed."""
+        return self.rows[0] if self.rows[0].difference is not None else None
+
+    @property
+    def runs(self) -> list[Recorded]:
+        """The runs of all rows."""
+        return [run for row in self.rows for run in row.group.runs]
+
+    @property
+    def how(self) -> str:
+        """What ranks, in words."""
+        if self.by_validation and self.ranked_by:
+            return f"{self.ranked_by.name} on examples that the clients hold out"
+        return f"final {self.rows[0].group.objective.label}"
+
+    def cells(self, width: int = 80) -> Cells:
+        """The table as text; in 100 and in 112 characters there is room for columns with times."""
+        rows, by = self.rows, self.ranked_by
+        columns = {name: [candidates.value_text(row.values[name]) for row in rows] for name in rows[0].values}
+        columns = columns or {"method": [visible(row.method, 200) for row in rows]}
+        left = len(columns)
+        for one in dict.fromkeys(row.group.objective for row in rows):
+            own = [row if row.group.objective == one else None for row in rows]
+            unit = "%" if one == ACCURACY else objective_name(one)
+            columns[f"final {unit}"] = [value_text(one, row and row.final) for row in own]
+            columns[f"best {unit}"] = [value_text(one, row and row.best) for row in own]
+        metrics = [row.metrics for row in rows]
+        for name in dict.fromkeys(name for found in metrics for name in found):
+            if name not in [row.group.objective.name for row in rows]:
+                columns[visible(name, 40)] = [value_text(None, found.get(name)) for found in metrics]
+        worst = [row.clients.get("worst_10") for row in rows]
+        if any(worst):
+            columns[WORST_CLIENTS] = [value_text(ACCURACY, value) for value in worst]
+        if by and self.by_validation:
+            columns[f"validation {by.name}"] = [value_text(by, row.validation) for row in rows]
+        if by:
+            columns["total"] = [human_bytes(row.bytes) for row in rows]
+            columns["to the best"] = [_difference(row.difference, by) for row in rows]
+        else:
+            for head, key in zip(("up", "down", "catch-up", "abandoned", "total", "ideal"), TOTALS, strict=False):
+                sent = [row.total(key) for row in rows]
+                if head != "abandoned" or any(sent):
+                    columns[head] = [human_bytes(number) for number in sent]
+            columns["ratio"] = ["-" if row.ratio is None else f"{row.ratio:.3g}x" for row in rows]
+            if width >= 100:
+                columns["seconds"] = [f"{row.total('seconds'):.1f}" for row in rows]
+            for head, link, least in (("at 2 Mbps", "2 Mbps", 100), ("slow up", SLOW_UPLOADS, 112)):
+                if width >= least:
+                    columns[head] = [human_seconds(row.seconds_by_link[link]) for row in rows]
+        if any(row.failed != "-" for row in rows):
+            columns["failed"] = [row.failed for row in rows]
+        return Cells(list(columns), list(zip(*columns.values(), strict=True)), left)
+
+    def notes(self, width: int = 80) -> list[str]:
+        """What the columns mean, in sentences."""
+        if self.ranked_by:
+            points = ", in percentage points" if self.ranked_by == ACCURACY else ""
+            text = (
+                f"mean ± standard deviation over seeds; ranked by {self.how}; to the best: mean difference to the best"
+            )
+            test = "the test set ranks: choose settings by --validation-fraction 0.1, or by `thinwire tune`"
+            texts = [f"{text} setting on the same seeds ± half its 95 % interval{points}"]
+            return texts if self.by_validation else [*texts, test]
+        names = list(dict.fromkeys(objective_name(row.group.objective).removeprefix("test ") for row in self.rows))
+        lost = " and abandoned rounds" if any(row.total("bytes_abandoned") for row in self.rows) else ""
+        baseline = visible(" or ".join(dict.fromkeys(row.compared_with for row in self.rows)), 200)
+        accounting = self.rows[0].accounting
+        by = f"by {'total' if accounting == 'honest' else 'ideal'} ({accounting} accounting)"
+        texts = [
+            f"final and best {' or '.join(names)}; bytes of all messages (total), and without catch-up{lost} (ideal); "
+            f"ratio: bytes of {baseline} divided by these, {by}"
+        ]
+        if len(names) > 1:
+            texts.insert(0, f"the rows have different objectives, which cannot be compared: {', '.join(names)}")
+        seconds = "seconds on this machine, and modeled time over links of 2 Mbps (slow up: with uploads 16x slower)"
+        return [*texts, seconds] if width >= 100 else texts
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The rows as plain values, for JSON."""
+        return [{**row.plain(), **({"is_best": row is self.best} if self.ranked_by else {})} for row in self.rows]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame; means and standard deviations are columns of their own: `final_mean`."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.json_normalize(self.plain(), sep="_")
+
+    def report(self, html: Path | str | None = None, md: Path | str | None = None, **options: Any) -> None:
+        """Write the page of `tw.report` about all runs."""
+        report([run.path for run in self.runs], html, md, **options)
+
+    def plot(self) -> Any:
+        """The objective against bytes, as a matplotlib Figure."""
+        return plot([run.path for run in self.runs])
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{self.cells().frame().to_string(index=False)}"
+
+    def _repr_html_(self) -> str:
+        return str(self.cells().frame().to_html(index=False))
+
+
+def _difference(value: MeanInterval | None, by: Objective) -> str:
+    """The distance to the best setting and half its 95 % interval; percentage points for an accuracy."""
+    if value is None or (value.mean == 0 and not value.std):
+        return "-" if value is None else "0"
+    scale, form = (100, "+.2f") if by == ACCURACY else (1, "+.3g")
+    half = "" if value.half is None else f" ± {scale * value.half:{form}}".replace("+", "")
+    return f"{scale * value.mean:{form}}{half}"
+
+
+def table_of(
+    groups: Sequence[SeedGroup],
+    title: str = "",
+    *,
+    accounting: Accounting = "honest",
+    compute: float | None = None,
+    searches: Mapping[str, SearchRecord] | None = None,
+) -> Table:
+    """One row for each group of runs.
+
+    Args:
+        groups: runs that differ in their seed only, under a label.
+        title: what is compared.
+        accounting: which bytes are compared.
+        compute: training seconds of a client per round; as measured by default.
+        searches: how learning rates were found, by label.
+    """
+    several = len({group.task for group in groups}) > 1
+    rows = []
+    for group in groups:
+        other = baseline_of([one for one in groups if (one.task, one.objective) == (group.task, group.objective)])
+        own, theirs = (one.total(f"bytes_total_{accounting}") for one in (group, other))
+        label, compared_with = (f"{one.task}: {one.label}" if several else one.label for one in (group, other))
+        times = [seconds_by_link(run.records, compute) for run in group.runs]
+        by_link = {name: statistics.fmean(time[name] for time in times) for name in times[0]}
+        failed = count_broken(run.verdict.status for run in group.runs)
+        ratio = theirs / own if own else None
+        search = (searches or {}).get(group.label)
+        rows.append(Row(label, group, failed, accounting, ratio, compared_with, by_link, search))
+    return Table(title, rows)
