@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thinwire as tw
 from thinwire.data.describe_partition import describe_partition
-from thinwire.data.partitions.iid import IID
+from thinwire.data.partition import IID
 from thinwire.data.task import pool_clients
 from thinwire.reports.partition_chart import draw_partition, partition_svg
 
@@ -75,16 +75,16 @@ def test_npz_is_read_without_pickle_and_by_its_true_size(tmp_path):
     with pytest.raises(tw.DataError, match=r"d.npz: no array 'targets' \(task.y\); the file has x, y, client"):
         make(file=str(file), y="targets")
     np.savez(file, x=np.array([{}, {}]), y=[0, 1])
-    with pytest.raises(tw.DataError, match="Python objects are not read"):
+    with pytest.raises(tw.DataError, match=r"array 'x' cannot be read \(Object arrays"):
         make(file=str(file))
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)})
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("x.npy", head.getvalue() + bytes(100))
         archive.writestr("y.npy", b"not an array")
-    with pytest.raises(tw.DataError, match=r"array 'x' states 8,000,000,000,000 bytes, but has 100"):
+    with pytest.raises(tw.DataError, match="array 'x' cannot be read"):
         make(file=str(file))
-    with pytest.raises(tw.DataError, match="array 'y' cannot be read"):
+    with pytest.raises(tw.DataError, match=r"y is .* of shape"):
         make(file=str(file), x="y")
     file.write_bytes(b"PK damaged")
     with pytest.raises(tw.DataError, match=r"cannot be read as .npz"):

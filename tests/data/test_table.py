@@ -12,10 +12,9 @@ from sklearn.datasets import load_diabetes, load_wine
 
 import thinwire as tw
 from tests.own_files import bunch_columns, hospitals, write_csv
-from thinwire.data.columns import Columns
-from thinwire.data.features import Features
-from thinwire.data.hold_out import held_out_rows
-from thinwire.data.table_files import read_table
+from thinwire.data.columns import Columns, read_table
+from thinwire.data.partition import held_out_rows
+from thinwire.data.table import Features
 
 
 @pytest.fixture

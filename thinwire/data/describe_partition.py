@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from thinwire.data.losses import bce
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.metrics.labels import IGNORED
 
