@@ -19,7 +19,7 @@ from thinwire.core.registry import register
 from thinwire.core.text import visible
 from thinwire.data.columns import Columns, listed, similar
 from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
-from thinwire.data.files import numbered, one_line, own_path, positions
+from thinwire.data.files import one_line, own_path
 from thinwire.data.images import image_options
 from thinwire.data.partition import held_out_rows
 from thinwire.data.scaling import image_values, mean_and_std, standardized, sums_of
@@ -149,18 +149,15 @@ def source_of(
     standardize: bool = True,
 ) -> Source:
     """The dataset of examples in memory, with the client of each where there are clients."""
-    texts = [None if part is None else list(map(str, np.asarray(part).tolist())) for part in owners]
-    names = numbered(one for part in texts for one in part or ())
-    users = [None if part is None else positions(part, names) for part in texts]
     options = _model_options(train, test)
     words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
     mean, std = mean_and_std(sums_of(train.pixels)) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
-    return Source(
+    return Source.by_user(
         *(scaled or (train, test)),
         code.outputs,
-        *users,
+        owners,
         note=words,
         model=options,
         mean=mean,
@@ -168,7 +165,6 @@ def source_of(
         loss=code.loss,
         metrics=code.metrics,
         class_names=code.names,
-        user_names=names,
     )
 
 

@@ -31,8 +31,8 @@ import torch
 from thinwire.core.registry import register
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer, tokenizer_files
 from thinwire.data.conversations import Encoder, Learned, Record, RecordForm, TemplateName, TooLong, read_records
-from thinwire.data.examples import Source
-from thinwire.data.files import find, no_data, numbered, own_path, pick, positions
+from thinwire.data.examples import Source, numbered, positions
+from thinwire.data.files import find, no_data, own_path, pick
 from thinwire.data.huggingface import load_named, train_and_test
 from thinwire.data.partition import held_out_rows
 from thinwire.errors import ConfigError, DataError, UnknownName
@@ -228,7 +228,9 @@ def source_of(
     )
 
 
-def _encoder(checkpoint: str, data_dir: Path | None, length: int, *settings: Any) -> Encoder:
+def _encoder(
+    checkpoint: str, data_dir: Path | None, length: int, template: TemplateName, learned: Learned, too_long: TooLong
+) -> Encoder:
     """The encoder with the tokenizer of a checkpoint."""
     found = find_checkpoint(checkpoint or SMOLLM2, data_dir)
     tokenizer = load_tokenizer(found, "the task causal-lm")
@@ -240,7 +242,7 @@ def _encoder(checkpoint: str, data_dir: Path | None, length: int, *settings: Any
         most = None
     if isinstance(most, int) and length > most:
         raise ConfigError(f"task.length = {length}, but {found} has {most} positions; write task.length = {most}")
-    return Encoder(tokenizer, length, *settings, files=tokenizer_files(found))
+    return Encoder(tokenizer, length, template, learned, too_long, tokenizer_files(found))
 
 
 def _hub_records(rows: Any, where: str) -> list[Record]:

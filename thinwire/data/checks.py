@@ -302,7 +302,11 @@ class Part:
         All values are read once, in chunks.
         """
         step = max(1, AT_ONCE // max(1, math.prod(values.shape[1:])))
-        rows = torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in values.split(step)]).cpu().numpy()
+        rows = (
+            torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in torch.split(values, step)])
+            .cpu()
+            .numpy()
+        )
         order = np.arange(len(rows)) if self.clients is None else self.clients.order
         if not len(at := np.flatnonzero(rows[order])):
             return

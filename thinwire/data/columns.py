@@ -167,7 +167,7 @@ def columns_of(named: Iterable[tuple[str, Any]], where: str, rows: np.ndarray | 
         if values.ndim == 1 and values.dtype.kind in "biuf":
             cells[name] = values.astype(np.float64)
             continue
-        listed = values.tolist() if values.ndim == 1 and values.dtype.kind in "OUT" else [object()]
+        listed: list[Any] = values.tolist() if values.ndim == 1 and values.dtype.kind in "OUT" else [object()]
         kept = [None if _is_missing(value) else value for value in listed]
         known = [value for value in kept if value is not None]
         if all(isinstance(value, str) for value in known):

@@ -466,9 +466,9 @@ class Encoder:
 
         def fits(arrays: dict[str, np.ndarray]) -> bool:
             ids, lengths = (arrays.get(name, np.zeros(0)) for name in ("ids", "lengths"))
-            if (ids.dtype, lengths.dtype) != (np.int32, np.int64) or lengths.shape != (len(texts),):
+            if ids.dtype != np.int32 or lengths.dtype != np.int64 or lengths.shape != (len(texts),):
                 return False
-            return lengths.min() >= 0 and lengths.sum() == ids.size
+            return bool(lengths.min() >= 0 and lengths.sum() == ids.size)
 
         digest = hashlib.sha256(b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)).hexdigest()
         arrays = cached(f"pieces-v1-{digest[:16]}", self.files, make, fits) if self.files else make()

@@ -12,7 +12,7 @@ device of the tensors. All clients share one copy of the data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
@@ -265,3 +265,33 @@ class Source:
     objective: str = ""
     class_names: tuple[str, ...] = ()
     user_names: tuple[str, ...] = ()
+
+    @classmethod
+    def by_user(cls, train: Examples, test: Examples, classes: int, owners: Sequence[Any], **more: Any) -> Source:
+        """A dataset from the users of its training and test examples (`owners`): texts or numbers, None for none."""
+        texts = [None if part is None else [str(one) for one in part] for part in owners]
+        names = numbered(one for part in texts for one in part or ())
+        users, test_users = (None if part is None else positions(part, names) for part in texts)
+        return cls(train, test, classes, users, test_users, user_names=names, **more)
+
+
+def numbered(texts: Iterable[str]) -> tuple[str, ...]:
+    """The different texts in order: as numbers if all are whole numbers, otherwise alphabetical.
+
+    >>> numbered(["10", "9", "10"]), numbered(["b", "10", "9"])
+    (('9', '10'), ('10', '9', 'b'))
+    """
+    found = sorted(set(texts))
+    if all(text.isascii() and text.isdigit() and len(text) < 20 for text in found):
+        found.sort(key=int)
+    return tuple(found)
+
+
+def positions(texts: Iterable[str], names: Sequence[str]) -> Tensor:
+    """(texts,) int64, the position of each text in a list of names.
+
+    >>> positions(["b", "a", "b"], ("a", "b"))
+    tensor([1, 0, 1])
+    """
+    at = {name: i for i, name in enumerate(names)}
+    return torch.tensor([at[text] for text in texts], dtype=torch.int64)

@@ -11,9 +11,8 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,9 +73,9 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """The bytes of a file, decompressed if its name ends in .gz or .xz; more than `limit` are an error."""
     parts: list[bytes] = []
     total = 0
-    opened = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     try:
-        with cast("IO[bytes]", opened(path, "rb")) as stream:
+        with opened(path, "rb") as stream:
             while piece := stream.read(_PIECE):
                 total += len(piece)
                 if total > limit:
@@ -121,28 +120,6 @@ def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:
     if len(wrong):
         raise DataError(f"{path}: example {wrong[0]} has label {values[wrong[0]]}, expected 0 to {classes - 1}")
     return torch.from_numpy(values.astype(np.int64))
-
-
-def numbered(texts: Iterable[str]) -> tuple[str, ...]:
-    """The different texts in order: as numbers if all are whole numbers, otherwise alphabetical.
-
-    >>> numbered(["10", "9", "10"]), numbered(["b", "10", "9"])
-    (('9', '10'), ('10', '9', 'b'))
-    """
-    found = sorted(set(texts))
-    if all(text.isascii() and text.isdigit() and len(text) < 20 for text in found):
-        found.sort(key=int)
-    return tuple(found)
-
-
-def positions(texts: Iterable[str], names: Sequence[str]) -> Tensor:
-    """(texts,) int64, the position of each text in a list of names.
-
-    >>> positions(["b", "a", "b"], ("a", "b"))
-    tensor([1, 0, 1])
-    """
-    at = {name: i for i, name in enumerate(names)}
-    return torch.tensor([at[text] for text in texts], dtype=torch.int64)
 
 
 def one_line(fault: BaseException) -> str:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.examples import Images, Source
-from thinwire.data.files import numbered, one_line, own_path, positions
+from thinwire.data.examples import Images, Source, numbered, positions
+from thinwire.data.files import one_line, own_path
 from thinwire.data.partition import held_out_rows
 from thinwire.data.scaling import mean_and_std, sums_of
 from thinwire.errors import ConfigError, DataError
@@ -68,7 +68,7 @@ def from_image_folder(
         _, labels, clients = zip(*found, strict=True)
         test = held_out_rows(len(found), test_fraction, clients, labels, split_seed)
         parts = [[one for one, held in zip(found, test, strict=True) if held == part] for part in (False, True)]
-    classes, users = numbered(one.label for one in parts[0]), numbered(one.client for part in parts for one in part)
+    classes = numbered(one.label for one in parts[0])
     if len(classes) < 2:
         raise DataError(
             f"{base}: one class only, {visible(classes[0], 40)!r}; expected a folder for each of two or more"
@@ -79,24 +79,25 @@ def from_image_folder(
             raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
     shape = shape_of(parts[0][0].path, size, channels)
     pixels = [read_images([(one.path, str(one.path)) for one in part], len(part), shape) for part in parts]
-    labels_of = [positions((one.label for one in part), classes) for part in parts]
-    owners = [positions((one.client for one in part), users) if client_folders else None for part in parts]
+    train, test_set = (
+        Images(x, positions((one.label for one in part), classes)) for x, part in zip(pixels, parts, strict=True)
+    )
     mean, std = mean_and_std(sums_of(pixels[0]))
     note = (
         f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
         f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
         "standard are those of the pooled training images; task.scale = estimated has clients report them."
     )
-    return Source(
-        *(Images(*pair) for pair in zip(pixels, labels_of, strict=True)),
+    return Source.by_user(
+        train,
+        test_set,
         len(classes),
-        *owners,
+        [[one.client for one in part] if client_folders else None for part in parts],
         note=note,
         model=image_options(pixels[0]),
         mean=mean,
         std=std,
         class_names=classes,
-        user_names=users if client_folders else (),
     )
 
 

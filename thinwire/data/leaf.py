@@ -160,7 +160,7 @@ def femnist(data_dir: Path | None = None) -> Source:
 )
 def sent140(data_dir: Path | None = None) -> Source:
     """Sentiment of tweets: positive (1) or negative (0), one user per author."""
-    parts = []
+    parts: list[tuple[list[tuple[list[str]]], Tensor, Tensor]] = []
     for split in _splits("sent140", data_dir):
         texts, rows = list[tuple[list[str]]](), []
         for who, x, y, user in split:
@@ -168,7 +168,8 @@ def sent140(data_dir: Path | None = None) -> Source:
             # positive is 4 in the original files, 1 in LEAF
             labels = _labels(who, [1 if str(label) == "4" else label for label in y], 2)
             rows.append((labels, np.full(len(x), user)))
-        parts.append((texts, *(torch.from_numpy(np.concatenate(one)) for one in zip(*rows, strict=True))))
+        every, owners = (torch.from_numpy(np.concatenate(one)) for one in zip(*rows, strict=True))
+        parts.append((texts, every, owners))
     vocabulary = Vocabulary.of(text for (text,) in parts[0][0])
     train, test = (Arrays(torch.from_numpy(vocabulary.rows(texts, 40)), labels) for texts, labels, _ in parts)
     return Source(train, test, 2, parts[0][2], parts[1][2])

@@ -197,8 +197,8 @@ def _from_records(folder: Path, names: tuple[str, ...], count: int, classes: int
         class_tensor(rows[:, 0], 20 if head == 2 else classes, path)
         pixels = torch.from_numpy(rows[:, head:].reshape(-1, 3, 32, 32).copy())
         parts.append((pixels, class_tensor(rows[:, head - 1], classes, path)))
-    train = [torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True)]
-    return Source(Images(*train), Images(*parts[-1]), classes)
+    train = Images(*(torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True)))  # type: ignore[arg-type]
+    return Source(train, Images(*parts[-1]), classes)
 
 
 def _from_sheets(folder: Path) -> Source:

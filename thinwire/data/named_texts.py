@@ -208,8 +208,8 @@ def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     if folder is not None:
         files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
         return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
-    place, wanted = f"glue/{layout.folder}/train.tsv and dev.tsv", ("sentence1", "sentence2", "label")
-    wanted = wanted if len(layout.texts) == 2 else ("sentence", "label")
+    place = f"glue/{layout.folder}/train.tsv and dev.tsv"
+    wanted = ("sentence1", "sentence2", "label") if len(layout.texts) == 2 else ("sentence", "label")
     read = partial(download_texts, task, "nyu-mll/glue", wanted, place, task, ("train", "validation"))
     return TextDataset((), read, 2, _DEV)
 

@@ -36,8 +36,8 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.core.text import visible
 from thinwire.data.columns import Columns, from_frame, listed, number_text, read_table
-from thinwire.data.examples import Arrays, Source
-from thinwire.data.files import numbered, own_path, positions
+from thinwire.data.examples import Arrays, Source, positions
+from thinwire.data.files import own_path
 from thinwire.data.partition import held_out_rows
 from thinwire.errors import ConfigError, DataError
 
@@ -134,19 +134,16 @@ def from_columns(
     encoding = Features.of(train_rows, _inputs(train_rows, code.columns, client, features, drop))
     train, test = (Arrays(encoding.encode(part), code.encode(part)) for part in (train_rows, test_rows))
     owners = [clients_of(train_rows, client), clients_of(test_rows, client) if client in test_rows.cells else None]
-    names = numbered(one for part in owners for one in part or ())
-    users = [None if part is None else positions(part, names) for part in owners]
-    return Source(
+    return Source.by_user(
         train,
         test,
         code.outputs,
-        *users,
+        owners,
         note=f"{note} {encoding.note()} {POOLED}",
         model={"inputs": encoding.width},
         loss=code.loss,
         metrics=code.metrics,
         class_names=code.names,
-        user_names=names,
     )
 
 
@@ -272,7 +269,7 @@ class CategoryColumn:
         """(rows, width) float32 of zeros and one 1 in each row."""
         position = {text: i for i, text in enumerate(self.categories)}
         code = np.array([position.get(text or "", len(position)) for text in rows.texts(self.name)])
-        return (code[:, None] == np.arange(self.width)).astype(np.float32)
+        return np.asarray(code[:, None] == np.arange(self.width), np.float32)
 
 
 @dataclass(frozen=True)
