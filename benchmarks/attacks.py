@@ -20,9 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.cli.terminal import print_run
-from thinwire.experiments.grid import Grid, Line, markdown, metrics, summary, training_failed
-from thinwire.experiments.run_grids import run_grids
+from papers.grid import Grid, Line, metrics, summary, training_failed
+from papers.markdown import markdown
+from papers.runs import print_run, run_grids
 
 CLIENTS, FRACTION, NEAR = 20, 0.2, 3.0  # NEAR: points that a rule may lose
 ATTACKS: dict[str, Mapping[str, Any] | None] = {

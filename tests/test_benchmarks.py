@@ -20,7 +20,6 @@ from benchmarks import (
     flower_sizes,
     frameworks,
     fuzz_wire,
-    grid,
     page,
     peers,
     precision,
@@ -128,19 +127,6 @@ def test_the_table_of_attacks_names_the_rules_that_hold():
     assert text.endswith("within 3 points of the weighted mean without attack: median.\n")
     del found["fedavg", "median", "none"], found["fedavg", "median", "sign-flip"]
     assert "without attack: no rule." in attacks.table(found, ["fedavg"])
-
-
-def test_the_page_of_a_grid_is_written_from_the_runs_of_its_json_file(tmp_path, monkeypatch):
-    docs, name = Path("docs/results"), "recipe-cifar10"
-    (tmp_path / f"{name}.json").write_text((docs / f"{name}.json").read_text())
-    command = f"grid.py benchmarks/grids/{name}.toml --device cuda --table-only --out {tmp_path} --docs {tmp_path}"
-    monkeypatch.setattr(sys, "argv", command.split())
-    grid.main()
-    for kind in ("md", "json"):
-        assert (tmp_path / f"{name}.{kind}").read_text() == (docs / f"{name}.{kind}").read_text()
-    (tmp_path / f"{name}.json").write_text("{}")  # without it there are no runs
-    grid.main()
-    assert "did not finish" in (tmp_path / f"{name}.md").read_text()
 
 
 def test_stragglers_reach_their_target_or_are_reported(monkeypatch):

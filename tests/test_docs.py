@@ -20,8 +20,13 @@ from torch import nn
 from typer.main import get_command
 
 import thinwire as tw
-from benchmarks import costs, deployment, kills
+from benchmarks import deployment, kills
 from benchmarks.faults import FAULTS
+from papers import message_sizes as costs
+from papers.__main__ import app as papers_app
+from papers.frontier import rows_of
+from papers.page import section
+from papers.tables import load, names, table_of
 from thinwire.cli.app import app
 from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries
@@ -29,10 +34,7 @@ from thinwire.core.units import human_bytes
 from thinwire.experiments import plugins as experiment_plugins
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve
-from thinwire.experiments.frontier import rows_of
 from thinwire.experiments.presets import presets
-from thinwire.experiments.repro import load
-from thinwire.reports.repro_page import section
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -153,20 +155,21 @@ def test_costs_on_a_page_are_lengths_of_messages(page):
 
 VERBS = (
     *("run", "compare", "check", "show", "sweep", "tune", "deploy", "flower-app", "partition"),
-    *("frontier", "plan"),
+    *("repro", "frontier", "grid"),  # of papers
 )
 
 
 def commands(page):
-    """Every `thinwire` command on a page."""
+    """Every command on a page: its program and its words."""
     text = page.read_text()
     fenced = [inside for kind, inside in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M) if not kind]
     shown = "".join(fenced).replace("\\\n", " ").splitlines()
-    shown += [" ".join(code.split()) for code in re.findall(r"`(thinwire [^`]+)`", text)]
+    shown += [" ".join(code.split()) for code in re.findall(r"`((?:thinwire|python -m papers) [^`]+)`", text)]
     for line in shown:
         for command in re.split(r"&&|\s#|>", line):
-            if words := re.match(rf"(?:[A-Z_]+=\S+ )*(?:\S*/)?thinwire ((?:{'|'.join(VERBS)}) .*)", command.strip()):
-                yield shlex.split(words[1])
+            program = r"(?:[A-Z_]+=\S+ )*(?:\S*/)?(thinwire|python -m papers)"
+            if words := re.match(rf"{program} ((?:{'|'.join(VERBS)}) .*)", command.strip()):
+                yield words[1], shlex.split(words[2])
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -174,12 +177,11 @@ def test_commands_of_a_page_are_valid(page, tmp_path, monkeypatch):
     """Options exist; methods, tasks and settings are known. Nothing is run."""
     monkeypatch.chdir(tmp_path)
     import_plugins(page, tmp_path, monkeypatch)
-    for verb, *words in commands(page):
-        given = get_command(app).commands[verb].make_context(verb, list(words)).params
-        names = given.get("methods") or [given.get("what")]
-        if verb == "frontier" and given.get("methods"):
-            names = [row["method"] for row in rows_of(names)]  # labels of rows, or methods
-        for name in names:
+    for program, (verb, *words) in commands(page):
+        verbs = get_command(app if program == "thinwire" else papers_app).commands
+        given = verbs[verb].make_context(verb, list(words)).params
+        rows = rows_of(given["rows"]) if given.get("rows") else []  # labels of rows of a frontier, or methods
+        for name in given.get("methods") or [given.get("what"), *(row["method"] for row in rows)]:
             if name and not re.search(r"[A-Z./]", name):
                 flags = {"rounds": given.get("rounds"), "task.clients": given.get("clients")}
                 flags |= {"cohort.size": given.get("cohort"), "accounting": given.get("accounting")}
@@ -277,7 +279,10 @@ def test_generated_sections_name_an_existing_program():
     assert len(found) > 30
     for (page, (kind, name, command)), (other, (last, same, _)) in zip(found[::2], found[1::2], strict=True):
         assert (page, name, kind, last) == (other, same, "begin", "end")
-        assert (ROOT / re.match(r"python (\S+\.py)", command)[1]).is_file(), command
+        if verb := re.match(r"python -m papers ([a-z-]+)", command):
+            assert verb[1] in get_command(papers_app).commands, command
+        else:
+            assert (ROOT / re.match(r"python (\S+\.py)", command)[1]).is_file(), command
 
 
 def test_every_page_is_linked_from_the_readme():
@@ -370,7 +375,7 @@ def test_values_of_reproduced_tables_are_those_of_their_runs():
     assert named <= runs.keys()
     charts = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
     assert charts == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "charts without a link, or missing"
-    counted = [load(name, "gpu") for name, one in presets("repro").items() if one.table.get("counted")]
+    counted = [load(name, "gpu") for name in names() if table_of(name).get("counted")]
     assert counted
     for one in counted:
         if f"## {one.content['paper']}:" in text:

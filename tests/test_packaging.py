@@ -53,7 +53,7 @@ def test_the_source_distribution_has_documentation_and_tests_but_no_data(built):
     for name in ("README.md", "LICENSE", "pyproject.toml", "mkdocs.yml", "tests/test_packaging.py", "docs/glossary.md"):
         assert name in files
     top = {name.split("/")[0] for name in files if "/" in name}
-    assert top == {"thinwire", "tests", "docs", "examples", "benchmarks", "tools", "deploy"}
+    assert top == {"thinwire", "tests", "docs", "examples", "benchmarks", "papers", "tools", "deploy"}
     forbidden = ("__pycache__", ".pyc", ".npz", ".npy", ".pt", ".safetensors", ".gz", ".parquet", "/runs/")
     assert not [name for name in files if name.endswith(forbidden) or any(part in name for part in forbidden[:1])]
     assert max(files.values()) < 3_000_000

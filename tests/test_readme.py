@@ -29,6 +29,7 @@ SMALLER = {
 OTHER_TESTS = {
     "thinwire deploy": "tests/deployment/test_deploy.py::test_deployment_equals_the_simulation",
     "thinwire export-peft": "tests/test_pretrained.py::test_a_run_writes_an_adapter_that_peft_loads",
+    "python -m papers list": "papers/tests/test_page.py::test_verbs_list_and_reproduce_tables",
     "make test": "tests/test_readme.py",
     "make test-slow": "tests/deployment/test_deploy.py",
     "make site": "tests/test_site.py",

@@ -86,7 +86,6 @@ def as_nobody():
         ("compare", "fedavg", *FAST, "--out", "closed/runs"),
         ("flower-app", "fedavg", "closed/app"),
         ("report", "open/run", "--html", "closed/page.html"),
-        ("repro", "fedpara-1", "--md", "closed/page.md"),
         ("resume", "closed/cut"),
     ],
     ids=lambda words: words[0],

@@ -85,10 +85,8 @@ WORDS = [
     (("report", LONG), TOO_LONG),
     (("watch", LONG), TOO_LONG),
     (("compare", "fedavg", *FAST, "--html", LONG), TOO_LONG),
-    (("repro", "fedpara-1", "--md", LONG), TOO_LONG),
     (("run", "fedavg", *FAST, "--out", "/dev/null/x"), "/dev/null/x: Not a directory"),
     (("flower-app", "fedavg", "/dev/null/x"), "Not a directory"),
-    (("repro", "fedpara-1", "--md", "/dev/null/x.md"), "Not a directory"),
     (("resume", "/dev/null"), "/dev/null is not a run directory"),
     # unknown commands and options
     (("[/b]",), "No such command '[/b]'"),

@@ -18,7 +18,7 @@ import thinwire as tw
 from thinwire.data.describe_partition import describe_partition
 from thinwire.data.partition import IID
 from thinwire.data.task import pool_clients
-from thinwire.reports.partition_chart import draw_partition, partition_svg
+from thinwire.reports.figures import partition_figure, save
 
 DIGITS = load_digits()
 PIXELS = (DIGITS.images * 15).astype(np.uint8)
@@ -171,20 +171,21 @@ def test_description_of_a_partition_counts_examples():
 def test_charts_are_well_formed_and_small(tmp_path, clients):
     source = tw.data.from_arrays(DIGITS.data, np.array([f"<{i}>" for i in range(10)])[DIGITS.target])
     found = describe_partition(tw.data.make_task(source, "mlp", clients=clients))
-    drawing = partition_svg(found, "a & b")
+    save(partition_figure(found, "a & b"), tmp_path / "c.svg")
+    drawing = (tmp_path / "c.svg").read_text()
     assert ElementTree.fromstring(drawing).tag.endswith("svg")
     assert len(drawing) < 500_000
     assert "&lt;3&gt;" in drawing
-    draw_partition(found, "a & b", tmp_path / "c.html")
-    assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
+    save(partition_figure(found, "a & b"), tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(tw.ConfigError, match=r"write --plot .*c.svg"):
-        draw_partition(found, "x", tmp_path / "c.png")
+        save(partition_figure(found, "x"), tmp_path / "c.html")
 
 
 def test_chart_of_many_classes_groups_the_smallest():
     labels = np.arange(1797) % 60
     found = describe_partition(tw.data.make_task(tw.data.from_arrays(DIGITS.data, labels), "mlp", clients=3))
-    assert "37 other classes" in partition_svg(found, "x")
+    assert "41 other classes" in partition_figure(found, "x")._repr_svg_()
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------------------------

@@ -15,11 +15,8 @@ from thinwire.experiments.chance import chance_among, chance_of
 from thinwire.experiments.collapse import Chance, Course, judge, known_chance, known_verdict, news, summary_of
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.grid import Grid, broken, score, status, summary, training_failed
 from thinwire.experiments.records import read_run
-from thinwire.experiments.run_grids import run_grids
 from thinwire.experiments.watch import follow
-from thinwire.reports.finals import widened
 from thinwire.simulation.engine import LocalEngine
 
 TEN = Chance(share=0.1, examples=10_000, classes=10)
@@ -163,31 +160,8 @@ def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
         execute(experiment, path, resume=True)
     with pytest.raises(Diverged, match="round 1"):
         execute(experiment, path, again=True)
-    assert summary(experiment, tmp_path) is None
-    assert status(experiment, tmp_path) == "diverged"
     assert read_run(path).verdict.status == "diverged"
     assert [now.state for now in follow(path, 0.05)] == ["finished"], "watching ends"
-
-
-def test_a_grid_replaces_a_run_at_chance_by_the_next_best(tmp_path):
-    rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.05, 1000.0]}}]
-    settings = {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.backend": "loop"}
-    tune = {"seeds": [100], "by": "best_accuracy"}
-    grid = Grid({"on": "digits", "rounds": 3, "seeds": [0], "tune": tune, "set": settings, "rows": rows})
-    run_grids([grid], tmp_path)
-    low, high = grid.trials()
-    assert score(high, tmp_path, "best_accuracy") == 0.0
-    assert score(high, tmp_path, "bytes to 0.01") == -math.inf
-    assert summary(high.runs[0], tmp_path)["best_accuracy"] > 0
-    assert training_failed(high.runs[0], tmp_path)
-    assert [line.chosen for line in grid.final(tmp_path)] == [low.chosen]
-    # a learning rate that fails only on the seeds of the table
-    path = default_folder(grid.final(tmp_path)[0].runs[0], tmp_path)
-    written = json.loads((path / "summary.json").read_text())
-    (path / "SHA256SUMS").unlink()
-    (path / "summary.json").write_text(json.dumps({**written, "status": "collapsed"}))
-    assert broken(grid.line(0, low.chosen), tmp_path) == [0]
-    assert [line.chosen for line in grid.final(tmp_path)] == [high.chosen], "the next best replaces it"
 
 
 def test_simulate_warns_about_a_run_at_chance():
@@ -248,7 +222,7 @@ def test_dead_adapters_are_in_the_summary(density, dead, tmp_path):
     assert (total["nonzero_b"] == 0) == dead
 
 
-def test_the_share_of_b_that_is_left_is_in_the_summary_and_in_tables(tmp_path):
+def test_the_share_of_b_that_is_left_is_in_the_summary(tmp_path):
     small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop", "method.server_opt.lr": 1e-4}
     runs = {
         by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
@@ -256,10 +230,5 @@ def test_the_share_of_b_that_is_left_is_in_the_summary_and_in_tables(tmp_path):
     }
     assert runs["block"]["nonzero_b"] == pytest.approx(0.25, abs=0.01)
     assert "dead_adapters" not in runs["block"]
-    head = ["method", "our final accuracy %", "runs"]
-    heads, rows = widened(head, [["a", "1", "x"], ["b", "2", "y"]], [[runs["tree"]], [runs["block"]]])
-    left = heads.index("% of B left")
-    assert [row[left] for row in rows] == [f"{100 * runs[by]['nonzero_b']:.2f}" for by in runs]
-    assert "% of B left" not in widened(head, [["a", "1", "x"]], [[{**runs["tree"], "nonzero_b": None}]])[0]
     plain = execute(resolve("lora", "digits", {**small, "method.server_opt.lr": 1.0}), tmp_path / "lora")
     assert "nonzero_b" not in plain

@@ -1,6 +1,5 @@
 """Recipes: which layer wins, how they are named, and that old tables resolve to the runs they were made of."""
 
-import json
 import math
 import tomllib
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.experiments import old_tables
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.experiment import to_table
 from thinwire.experiments.presets import preset, presets
@@ -194,12 +192,3 @@ def test_show_prints_resolved_values_of_a_recipe(thinwire):
     assert "clip_norm" not in paper["method"]["client_opt"]
     assert paper["method"]["lr_schedule"] == {"kind": "constant"}
     assert "paper" in thinwire("list", "recipes")[1]
-
-
-# -- published tables ------------------------------------------------------------------------------------------------
-
-
-def test_old_tables_resolve_to_the_runs_they_were_made_of():
-    known = json.loads((Path(__file__).parent / "old_tables.json").read_text())
-    found = {name: old_tables.lines(grid) for name, grid in old_tables.tables().items()}
-    assert {name: lines for name, lines in found.items() if name in known} == known

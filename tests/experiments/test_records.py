@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.provenance import provenance
 from thinwire.experiments.records import find_runs, read_records, read_run, totals
 from thinwire.experiments.run_directory import RunFolder
 
@@ -61,3 +62,11 @@ def test_folders_without_runs_are_refused(tmp_path):
         find_runs([tmp_path])
     with pytest.raises(CheckpointError, match="not a run directory"):
         read_run(tmp_path)
+
+
+def test_the_commit_of_copied_code_can_be_named(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_COMMIT", "0123456789abcdef0123456789abcdef01234567")
+    assert provenance()["commit"] == "0123456789ab"
+    monkeypatch.setenv("THINWIRE_COMMIT", "main")
+    with pytest.raises(ConfigError, match="7 to 40 hexadecimal digits, not 'main'"):
+        provenance()

@@ -12,10 +12,9 @@ import pytest
 from thinwire.cli.app import main
 from thinwire.experiments.config import resolve, to_table
 from thinwire.experiments.records import find_runs, read_run, totals
+from thinwire.reports.baseline import baseline_of, choose_targets
 from thinwire.reports.rerun import rerun
 from thinwire.reports.seed_groups import MeanInterval, group
-from thinwire.reports.targets import choose_targets
-from thinwire.reports.yardstick import baseline_of
 
 
 def test_runs_that_differ_only_in_seed_form_a_group(real_runs):

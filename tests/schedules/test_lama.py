@@ -6,23 +6,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import thinwire as tw
 from tests.federation import SIZES, Federation, digits, perceptron, same_public, workload
 from thinwire.aggregators import Uniform
+from thinwire.cli.show import show
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
-from thinwire.experiments.records import read_run
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, plan_round
-from thinwire.reports import seed_groups
-from thinwire.reports.chapter_layers import layers_chapter
-from thinwire.reports.layer_chart import draw_layers
-from thinwire.reports.window_chart import share_curves, windows_of
+from thinwire.reports.figures import window_curves
 from thinwire.schedules import AllBlocks, FedLAMA, Plan
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
@@ -388,25 +386,25 @@ def test_windows_are_in_the_metrics_and_drawn(tmp_path):
     execute(resolve("fedlama", "digits", {**small, "method.schedule.phi": 2}), tmp_path / "run")
     records = RunFolder.open(tmp_path / "run").history()
     assert [bool(record.layers) for record in records] == [False, True] * 3
-    windows = windows_of(record._asdict() for record in records)
+    windows = [record.layers for record in records if record.layers]
     for window in windows:
         assert set(window) == {"fc1", "head"}
         assert [facts["delta"] for facts in window.values()][-1] == pytest.approx(1, abs=1e-5)
         assert [facts["left"] for facts in window.values()][-1] == 0
         assert 1 <= sum(facts["interval"] == 2 for facts in window.values()) <= 2
-    delta, left = share_curves(windows)
+    delta, left = window_curves(record._asdict() for record in records)
     first = [next(iter(window.values())) for window in windows]
     assert delta.points[0][1:] == pytest.approx(
         (sum(one["delta"] for one in first) / 3, min(one["delta"] for one in first), max(one["delta"] for one in first))
     )
     assert left.points[1] == (2, 0.0, 0.0, 0.0)
-    summary = RunFolder.open(tmp_path / "run").summary()
-    draw_layers(summary["layers"], 6, "run", tmp_path / "with.svg", windows)
-    draw_layers(summary["layers"], 6, "run", tmp_path / "without.svg")
-    texts = ["".join(ElementTree.parse(tmp_path / f"{name}.svg").getroot().itertext()) for name in ("with", "without")]
-    assert ["1 - lambda" in text and "Discrepancy between clients by layer" in text for text in texts] == [True, False]
-    page = layers_chapter("digits", seed_groups.group([read_run(tmp_path / "run")]))
-    assert any("discrepancy taken against parameters left" in getattr(one, "title", "") for one in page.pieces)
+    show(str(tmp_path / "run"), plot=tmp_path / "layers.svg")
+    files = [tmp_path / name for name in ("layers.svg", "layers-windows.svg")]
+    texts = ["".join(ElementTree.parse(file).getroot().itertext()) for file in files]
+    assert ["1 - lambda" in text for text in texts] == [False, True]
+    assert "bytes up by layer" in texts[0]
+    tw.report([tmp_path / "run"], tmp_path / "page.html")
+    assert "discrepancy taken against parameters left" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("rules", ["paper", "public"])

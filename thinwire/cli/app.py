@@ -19,12 +19,9 @@ from thinwire.cli.compare import compare, report
 from thinwire.cli.deploy import deploy, flower_app, node
 from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
-from thinwire.cli.frontier import frontier
 from thinwire.cli.options import Imports
 from thinwire.cli.partition import partition
-from thinwire.cli.plan import plan
 from thinwire.cli.replay import replay
-from thinwire.cli.repro import repro
 from thinwire.cli.rollback import rollback
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
@@ -90,10 +87,7 @@ app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
 app.command()(check)
 app.command()(replay)
-app.command()(repro)
 app.command()(partition)
-app.command()(frontier)
-app.command()(plan)
 app.command()(sweep)
 app.command()(tune)
 app.command("list")(list_names)
@@ -105,8 +99,8 @@ app.add_typer(site, name="site")
 app.command()(supervise)
 
 
-def main() -> None:
-    """Run the command line and exit.
+def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
+    """Run a command line and exit; `python -m papers` has verbs of its own.
 
     Exit codes: 0 done, 1 incomplete, 2 an expected error or one of the operating system (printed as one line),
     3 training diverged, collapsed or ended at chance, 130 interrupted.
@@ -118,7 +112,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = print_warning
-            code = app(standalone_mode=False, prog_name="thinwire")
+            code = verbs(standalone_mode=False, prog_name=name)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         _drop_output()

@@ -21,7 +21,9 @@ def partition(
     clients: Clients = None,
     seed: Seed = None,
     set_: Overrides = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the clients: a file that ends in .svg or .html.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the clients: a file that ends in .svg, .png or .pdf.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
     imports: Imports = None,
@@ -35,7 +37,7 @@ def partition(
     from thinwire.core.key import Key
     from thinwire.data.describe_partition import describe_partition
     from thinwire.experiments.build import build_task
-    from thinwire.reports.partition_chart import draw_partition
+    from thinwire.reports.figures import partition_figure, save
 
     experiment = resolve_experiment("fedavg", on, set_, clients=clients, seed=seed)
     task = build_task(experiment.task, Key(experiment.seed), data_dir)
@@ -46,7 +48,7 @@ def partition(
     else:
         _show(found, title, task.note)
     if plot:
-        draw_partition(found, title, plot)
+        save(partition_figure(found, title), plot)
         print_written(plot)
 
 

@@ -172,11 +172,10 @@ def rung_facts(rungs: Sequence[Rung], names: Sequence[str] = ()) -> list[dict[st
 def show_searches(searches: Mapping[str, SearchRecord], rows: Sequence[ComparisonRow]) -> None:
     """Print what was searched for each method of a comparison, and what it cost beside one of its runs."""
     from thinwire.cli.terminal import out
-    from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
+    from thinwire.reports.chapters import SEARCH_HEADS, how_searched, search_cells
     from thinwire.reports.text_table import Cells
 
-    totals = {row.method: row.bytes_total_honest for row in rows}
-    found = [search_cells(method, record, totals.get(method)) for method, record in searches.items()]
-    show_cells(Cells(HEADS, found, 2), "search before the comparison")
+    found = [search_cells(method, record) for method, record in searches.items()]
+    show_cells(Cells(SEARCH_HEADS, found, 2), "search before the comparison")
     for sentence in how_searched(list(searches.values())):
         out.print(visible(sentence, 1000), soft_wrap=True)

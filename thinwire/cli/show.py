@@ -114,8 +114,7 @@ def show(
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     from thinwire.cli.tables import print_json, show_facts, show_layers
     from thinwire.experiments.run_directory import RunFolder
-    from thinwire.reports.layer_chart import draw_layers
-    from thinwire.reports.window_chart import windows_of
+    from thinwire.reports import figures
 
     run = RunFolder.open(path)
     summary = run.summary()
@@ -126,8 +125,11 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     if plot and not layers:
         raise CheckpointError(f"{path} has no counts by layer, which earlier versions did not write; run it --again")
     if plot:
-        windows = windows_of(record._asdict() for record in run.history())
-        draw_layers(layers, summary["rounds"], f"{summary['method']} on {summary['task']}, {path.name}", plot, windows)
+        what, rows = figures.layer_bars(layers, summary["rounds"])
+        title = f"{summary['method']} on {summary['task']}, {path.name}"
+        figures.save(figures.bars(rows, 680, title=f"{title}: {what}"), plot)
+        if windows := figures.window_curves(record._asdict() for record in run.history()):
+            figures.save(figures.window_figure(windows, 680, title), plot.with_stem(f"{plot.stem}-windows"))
     if as_json:
         print_json(summary)
         return

@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
     """Print a table with one row per fact; values that are lists are left out, apart from retries."""
-    from thinwire.reports.formatting import retry_text
+    from thinwire.reports.chapters import retry_text
 
     table = Table(title=visible(title), show_header=False, title_justify="left")
     for key, value in facts.items():
@@ -123,8 +123,8 @@ def show_comparison(rows: Sequence[ComparisonRow], title: str) -> None:
 
 def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     """The columns: a head, and a cell for each row."""
+    from thinwire.experiments.collapse import FAILED_RUNS
     from thinwire.reports.compare import metric_names
-    from thinwire.reports.finals import FAILED_RUNS
 
     lost = any(row.bytes_abandoned for row in rows)
     columns = [
@@ -202,8 +202,3 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
         # Text: brackets, as in thinwire[hf], are not markup
         table.add_row(*(Text("" if c is None else f"{c:,}" if isinstance(c, int) else visible(str(c))) for c in cells))
     out.print(table)
-
-
-def show_markdown(text: str) -> None:
-    """Print Markdown unchanged: tables are wide, and scripts may read them."""
-    out.print(Text("\n".join(visible(line, len(line)) for line in text.split("\n"))), soft_wrap=True)

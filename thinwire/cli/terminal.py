@@ -16,7 +16,6 @@ from thinwire.experiments.files import message_of
 from thinwire.experiments.progress import Style, console_of, shown
 
 if TYPE_CHECKING:
-    from thinwire.experiments.run_grids import Progress
     from thinwire.runtime.job import RoundRecord
 
 out, err = console_of(), console_of(stderr=True)
@@ -37,15 +36,6 @@ def progress(
     style: Style = "nothing" if quiet else "terminal" if err.is_terminal else "lines"
     with shown(label, rounds, style, accounting, err) as on_round:
         yield on_round
-
-
-def print_run(progress: Progress, quiet: bool = False) -> None:
-    """Print one line for a finished run of a grid; if quiet, only for a run that failed."""
-    if quiet and not progress.trouble:
-        return
-    left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
-    result = progress.trouble or "done"
-    err.print(visible(f"{progress.done}/{progress.todo} {progress.name} {result}{left}"), soft_wrap=True)
 
 
 def print_start(run: Path, done: int, rounds: int) -> None:

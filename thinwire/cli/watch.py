@@ -6,12 +6,11 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thinwire.cli.options import AsJson
-from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.experiments.watch import Standing
@@ -22,26 +21,16 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the files.")] = 1.0,
     as_json: AsJson = False,
-    http: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve a live page, /metrics (Prometheus) and /health, until Ctrl-C."),
-    ] = None,
 ) -> None:
     """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
 
     The exit code is 1 if the process of the run is gone and the run is not finished.
 
     Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
-
-    In a browser: thinwire watch runs/fedavg-digits-s0-1a2b3c --http 127.0.0.1:8080
     """
     from thinwire.cli.tables import print_json
     from thinwire.experiments.watch import follow, standing
 
-    if http is not None:
-        if once or as_json:
-            raise ConfigError("--http serves until Ctrl-C; leave out --once and --json")
-        _serve(run, http)
     if once and as_json:
         print_json(standing(run).as_json())
         return
@@ -52,22 +41,6 @@ def watch(
         sys.exit(130)
     if last == "stopped" and not once:
         sys.exit(1)
-
-
-def _serve(run: Path, http: str) -> NoReturn:
-    """Serve the live page of a run until Ctrl-C or SIGTERM; the run need not have started."""
-    import signal
-    import threading
-
-    from thinwire.reports.live_server import live_server
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with live_server(run, http, lambda line: print(line, flush=True)):
-            threading.Event().wait()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    raise AssertionError("the wait above has no end")
 
 
 def _print_json_lines(statuses: Iterable[Standing]) -> str:

@@ -53,18 +53,6 @@ def human_seconds(count: float) -> str:
     return f"{count:.3g} s"
 
 
-def read_seconds(text: str) -> float:
-    """Parse a duration such as 30m, 2h or 90s, above 0. The inverse is `human_seconds`.
-
-    >>> read_seconds("30m"), read_seconds("1.5 h"), read_seconds("90")
-    (1800.0, 5400.0, 90.0)
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?\s*", text)
-    if not match or not float(match[1]) > 0:
-        raise ConfigError(f"a duration is written as 30m, 2h or 90s, above 0, not {visible(text, 40)!r}")
-    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
-
-
 def percent(fraction: float | None) -> str:
     """Format a fraction.
 

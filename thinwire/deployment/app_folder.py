@@ -48,7 +48,6 @@ roster = ""       # file of the sites that may take part (thinwire site); if emp
 grace = -1.0      # seconds after the quorum at which a round is closed; below 0, it waits for all until `seconds` end
 over-select = 0.0 # fraction of the cohort that is asked in addition
 wait = 120.0      # seconds that the first round waits for clients to connect
-http = ""         # address of the live page, metrics and health, such as 127.0.0.1:9100; if empty, there is none
 """
 
 _TASK = '''\

@@ -34,7 +34,6 @@ from thinwire.flower import need_flower
 from thinwire.flower.policy import KEYS, RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.protocol.contract import Contract
-from thinwire.reports.live_server import live_server
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord
 from thinwire.runtime.site_record import SiteRecord
@@ -50,7 +49,7 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
 
     Keys of the run configuration: `run-dir`; the fields of `RoundPolicy`, which are `seconds`, `quorum`, `tries`,
     `grace`, `over-select` and `wait`; `roster` (see `Roster`); `rollback=false` to continue where the next state is not
-    fit; `http`, an address such as 127.0.0.1:9100 for the live page, metrics and health (`reports/live_server.py`).
+    fit.
 
     After SIGTERM the open round is closed and saved before the server ends (`shutdown.py`).
     """
@@ -95,7 +94,7 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
                 shutdown.after_round()
 
         try:
-            with private(), shutdown, live_server(path, str(config.get("http") or ""), log):
+            with private(), shutdown:
                 watchers = {"on_round": on_round, "on_message": on_message, "on_continue": lines.start_after}
                 execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
         except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from thinwire.core.units import percent
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
+FAILED_RUNS = "diverged or collapsed"  # the head of a column that counts them
 FAIR_ROUNDS = 10  # with fewer, a run that never learned may only have been too short
 FEW_ROUNDS = 3  # a large training loss at the very start may come from the initial weights
 SLOW_LOSS = 2.0  # times the loss of a uniform prediction: a slow start stays below

@@ -1,4 +1,4 @@
-"""Named presets: methods from the registry; tasks, recipes, frontiers and the tables of papers from TOML files.
+"""Named presets: methods from the registry; tasks and recipes from TOML files.
 
 A preset is a part of an experiment file, with a line of text (`about`) and its paper. `layer` puts one table on top of
 another: a later value wins, and a part of another kind replaces the earlier one completely.
@@ -28,7 +28,7 @@ from thinwire.experiments.toml import Table, loads
 if TYPE_CHECKING:
     from thinwire.protocol.method import Method
 
-Kind = Literal["methods", "tasks", "recipes", "repro", "frontiers"]
+Kind = Literal["methods", "tasks", "recipes"]
 
 
 class Preset(NamedTuple):
@@ -70,7 +70,7 @@ def preset(kind: Kind, name: str) -> Preset:
     known: Mapping[str, Any] = entries("method") if kind == "methods" else _files(kind)
     if name not in known:
         hint = "; or name a file that ends in .toml" if kind == "methods" else ""
-        raise UnknownName("table" if kind == "repro" else kind.removesuffix("s"), name, known, hint)
+        raise UnknownName(kind.removesuffix("s"), name, known, hint)
     return _method(known[name]) if kind == "methods" else _read(known[name])
 
 
@@ -96,23 +96,6 @@ def filled(method: Method) -> Table:
     slots = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
     hints = type_hints(Method)
     return {slot: plain(value, hints[slot]) for slot, value in slots.items() if fills(slot, value)}
-
-
-def papers() -> list[Table]:
-    """The papers whose tables are reproduced: the outcome of each, and the tables that are not reproduced."""
-    file = _folder() / "papers.toml"
-    found: list[Table] = loads(file.read_text("utf-8"), file.name)["papers"]
-    return found
-
-
-def tables() -> list[dict[str, str]]:
-    """Every table that `thinwire repro` reproduces, and those that it does not, with the reason."""
-    made = [{"name": one.name, "paper": one.paper, "about": one.about} for one in presets("repro").values()]
-    return made + [
-        {"name": "-", "paper": f"{paper['name']}, {table}", "about": f"not made: {why}"}
-        for paper in papers()
-        for table, why in paper.get("not_made", {}).items()
-    ]
 
 
 def layer(under: Table, over: Table) -> Table:
@@ -158,7 +141,7 @@ def _files(kind: Kind) -> dict[str, Path]:
     return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
 
 
-@cache  # a table of a paper resolves hundreds of experiments, each of which looks up its task
+@cache  # every run of a table looks up its task
 def _loaded(file: Path) -> Table:
     return loads(file.read_text("utf-8"), f"preset {file.name}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,15 @@ class Run:
     def frame(self) -> Any:
         """The records as a `pandas.DataFrame`, one row a round; metrics are columns by their name."""
         return as_frame(self.history)
+
+    def plot(self) -> Any:
+        """The objective against all bytes so far, as a `matplotlib.figure.Figure`."""
+        from thinwire.reports.figures import Curve, curves
+
+        sent = itertools.accumulate(one.bytes_up + one.bytes_down + one.bytes_catchup for one in self.history)
+        values = [self.objective.value(record._asdict()) for record in self.history]
+        points = [(x, y, y, y) for x, y in zip(sent, values, strict=True) if y is not None]
+        return curves([Curve(self.name, points)], "total bytes (log scale)", self.objective.label, log_x=True)
 
     def save(self, path: Path | str) -> Path:
         """Write a run directory, for `tw.load_run` and `tw.report`; it must not exist, or be empty."""

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import LINKS
 from thinwire.metrics.objective import Objective
-from thinwire.reports.evaluation import numbers_of, without_accuracy
-from thinwire.reports.objectives import ACCURACY
+from thinwire.reports.seed_groups import ACCURACY, numbers_of, without_accuracy
 
 Summary = dict[str, Any]
 

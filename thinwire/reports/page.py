@@ -1,15 +1,22 @@
-"""A page of chapters, as one HTML file without external resources, or as Markdown without charts."""
+"""A page of chapters, as one HTML file without scripts or external resources, or as Markdown without figures.
+
+It is light or dark as the browser is. Every figure is drawn wide and narrow, and the style sheet shows the one that
+fits. Texts and series have a contrast of at least 4.5 to 1, and figures never rely on color alone.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from thinwire.core.text import html_text as escape
 from thinwire.core.text import markdown_text as plain
 from thinwire.core.text import visible
-from thinwire.reports.style import STYLE
+from thinwire.reports import figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONG_NAME = 14  # characters of a name above which it may wrap
 
@@ -23,14 +30,12 @@ class Table(NamedTuple):
     folded: bool = False
 
 
-class Figure(NamedTuple):
-    """A chart in both widths, its title and note, and its legend: pairs of a swatch and a label."""
+class Drawing(NamedTuple):
+    """A figure as a function of its width, and its title and note."""
 
     title: str
     note: str
-    wide: str
-    narrow: str
-    legend: Sequence[tuple[str, str]] = ()
+    draw: Callable[..., Figure]  # width=...
 
 
 class Lead(NamedTuple):
@@ -45,7 +50,7 @@ class Command(NamedTuple):
     text: str
 
 
-Piece = Table | Figure | Command | Lead | str
+Piece = Table | Drawing | Command | Lead | str
 
 
 class Chapter(NamedTuple):
@@ -55,18 +60,13 @@ class Chapter(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy", refresh: int = 0) -> str:
-    """The page as one HTML file.
-
-    Args:
-        title: its title.
-        chapters: its contents.
-        about: what is compared, apart from bytes.
-        refresh: seconds after which a browser loads it again; 0 for never. Such a page is that of `thinwire watch`.
-    """
+def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy") -> str:
+    """The page as one HTML file; `about` is what is compared, apart from bytes."""
     body = "\n".join(
-        f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
-        for chapter in chapters
+        f"<section><h2>{escape(chapter.heading)}</h2>\n"
+        + "\n".join(_html(piece, f"{i}-{j}") for j, piece in enumerate(chapter.pieces))
+        + "\n</section>"
+        for i, chapter in enumerate(chapters)
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -74,16 +74,13 @@ def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy", re
         '<meta name="color-scheme" content="light dark">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'
-        + (f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else "")
-        + f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
         f"<header><h1>{escape(title)}</h1><p>{escape(about)} and communication cost.</p></header>\n"
-        f"<main>\n{body}\n</main>\n"
-        f"<footer><p>Written by <code>thinwire {'watch' if refresh else 'report'}</code>.</p></footer>\n"
-        "</body>\n</html>\n"
+        f"<main>\n{body}\n</main>\n<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
     )
 
 
-def _html(piece: Piece) -> str:
+def _html(piece: Piece, name: str) -> str:
     if isinstance(piece, str):
         kind = ' class="note"' if piece.startswith("Note: ") else ""
         return f"<p{kind}>{escape(piece)}</p>"
@@ -92,17 +89,15 @@ def _html(piece: Piece) -> str:
     if isinstance(piece, Command):
         lines = "\n".join(f"<code>{escape(line)}</code>" for line in piece.text.splitlines())
         return f'<pre tabindex="0">{lines}</pre>'
-    if isinstance(piece, Table) and piece.folded:
-        return f"<details><summary>{escape(piece.caption)}</summary>{_html(piece._replace(folded=False))}</details>"
     if isinstance(piece, Table):
-        return _table_html(piece)
-    legend = "".join(f"<li>{swatch}{escape(label)}</li>" for swatch, label in piece.legend)
-    note = f" <span>{escape(piece.note)}</span>" if piece.note else ""
-    return (
-        f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>"
-        + (f'<ul class="legend">{legend}</ul>' if legend else "")
-        + f'<div class="wide">{piece.wide}</div><div class="narrow">{piece.narrow}</div></figure>'
+        table = _table_html(piece)
+        return f"<details><summary>{escape(piece.caption)}</summary>{table}</details>" if piece.folded else table
+    drawn = (
+        f'<div class="{size}">{figures.svg(piece.draw(width=width), piece.title, f"{name}-{size}")}</div>'
+        for size, width in (("wide", figures.WIDE), ("narrow", figures.NARROW))
     )
+    note = f" <span>{escape(piece.note)}</span>" if piece.note else ""
+    return f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>{''.join(drawn)}</figure>"
 
 
 def _table_html(table: Table) -> str:
@@ -121,19 +116,17 @@ def _table_html(table: Table) -> str:
 
 
 def as_markdown(title: str, chapters: Sequence[Chapter], about: str = "") -> str:
-    """The texts and tables of the page, without charts."""
+    """The texts and tables of the page, without figures."""
     parts = [f"# {plain(title)}"]
     for chapter in chapters:
         parts.append(f"## {plain(chapter.heading)}")
-        parts += [_markdown(piece) for piece in chapter.pieces if not isinstance(piece, Figure)]
+        parts += [_markdown(piece) for piece in chapter.pieces if not isinstance(piece, Drawing)]
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown(piece: Table | Command | Lead | str) -> str:
-    if isinstance(piece, str):
-        return plain(piece)
-    if isinstance(piece, Lead):
-        return plain(piece.text)
+    if isinstance(piece, str | Lead):
+        return plain(piece if isinstance(piece, str) else piece.text)
     if isinstance(piece, Command):
         lines = (visible(line, len(line)) for line in piece.text.split("\n"))
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", piece.text)), default=0))
@@ -141,3 +134,60 @@ def _markdown(piece: Table | Command | Lead | str) -> str:
     cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
     table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)
     return f"{plain(piece.caption)}:\n\n{table}"
+
+
+STYLE = (
+    ":root{color-scheme:light dark}"
+    + figures.STYLE
+    + """
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
+"Liberation Sans","DejaVu Sans",sans-serif;overflow-wrap:anywhere}
+header,main,footer{max-width:1142px;margin:0 auto;padding:0 16px}
+header{padding-top:32px}
+h1{font-size:1.7rem;line-height:1.2;margin:0}
+header p,footer p{color:var(--soft);margin:.25rem 0 0}
+footer{padding-bottom:32px}
+section{background:var(--card);border:1px solid var(--edge);border-radius:12px;padding:20px 24px;margin:20px 0}
+h2{font-size:1.2rem;margin:0 0 .5rem}
+p{margin:.5rem 0;max-width:75ch}
+.note{background:var(--note);padding:8px 12px;border-radius:8px}
+figure{margin:16px 0}
+figcaption{margin-bottom:6px}
+figcaption span{color:var(--soft)}
+.lead{font-size:1.15rem;font-weight:600}
+svg{display:block;max-width:100%;height:auto}
+.narrow{display:none}
+.table{overflow-x:auto;margin:16px 0;border:1px solid var(--edge);border-radius:8px}
+table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
+caption{text-align:left;font-weight:600;border-bottom:1px solid var(--edge)}
+caption span{display:inline-block;position:sticky;left:0;padding:10px;max-width:min(1000px,calc(100vw - 48px))}
+th,td{padding:6px 7px;text-align:right;vertical-align:top}
+td{white-space:nowrap}
+.words td,.words th{white-space:normal;text-align:left}
+.words td{overflow-wrap:anywhere;width:100%}
+summary{cursor:pointer;font-weight:600;padding:4px 0}
+thead th{color:var(--soft);font-weight:600;border-bottom:1px solid var(--edge);vertical-align:bottom}
+tbody tr+tr>*{border-top:1px solid var(--grid)}
+th:first-child{text-align:left;white-space:nowrap;position:sticky;left:0;background:var(--card)}
+.long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:13em}
+.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:min(17em,38vw)}
+h2+figure{margin-top:8px}
+pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
+code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+:focus-visible{outline:2px solid var(--c0);outline-offset:2px}
+.wide svg{width:100%}
+.table{--shade:#0003;background:linear-gradient(to left,var(--card) 40%,transparent) right/48px 100% no-repeat local,
+linear-gradient(to left,var(--shade),transparent) right/18px 100% no-repeat scroll}
+@media(prefers-color-scheme:dark){.table{--shade:#000b}}
+@media(max-width:820px){
+.wide{display:none}.narrow{display:block;max-width:480px}.narrow svg{width:100%}
+header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
+section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
+th,td{padding:6px 8px}
+.long-names th:first-child{min-width:42vw}
+pre{white-space:normal}pre code{display:block;padding-left:2em;text-indent:-2em}
+}
+@media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
+"""
+)

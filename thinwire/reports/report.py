@@ -9,28 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import write_atomically
 from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
-from thinwire.experiments.records import find_runs, read_run
-from thinwire.reports.chapter_layers import layers_chapter
-from thinwire.reports.chapter_overview import overview_chapter
-from thinwire.reports.chapter_samples import samples_chapter
-from thinwire.reports.chapter_search import search_chapter
-from thinwire.reports.chapter_settings import commands_chapter, definitions_chapter, settings_chapter
-from thinwire.reports.chapter_sites import sites_chapter
-from thinwire.reports.chapter_sweep import sweep_chapters
-from thinwire.reports.chapter_targets import bytes_chapter, time_chapter
-from thinwire.reports.evaluation import final_clients_eval, final_metrics
-from thinwire.reports.objectives import ACCURACY
+from thinwire.experiments.records import Recorded, find_runs, read_run
+from thinwire.metrics.objective import Objective
+from thinwire.reports.baseline import Costs, baseline_of, choose_targets
+from thinwire.reports.chapters import CHAPTERS, Section, curve_drawing, definitions
 from thinwire.reports.page import Chapter, as_html, as_markdown
-from thinwire.reports.sections import Section, page_name, ranked_values, sections
-from thinwire.reports.seed_groups import SeedGroup, group
-from thinwire.reports.targets import Costs, choose_targets
-from thinwire.reports.yardstick import baseline_of
+from thinwire.reports.seed_groups import (
+    ACCURACY,
+    SeedGroup,
+    final_clients_eval,
+    final_metrics,
+    group,
+    objective_key,
+    objective_name,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def report(
@@ -53,36 +54,52 @@ def report(
         compute: training seconds of a client per round; as measured on this machine by default.
         joules_per_megabyte: of the energy model.
     """
-    check_files([file for file in (html, md) if file is not None])
+    check_page([file for file in (html, md) if file is not None])
     if compute is not None and not 0 <= compute < math.inf:
         raise ConfigError(f"compute must be 0 or more seconds, not {compute}")
     joules = JOULES_PER_BYTE if joules_per_megabyte is None else joules_per_megabyte / 1e6
     if not 0 < joules < math.inf:
         raise ConfigError(f"joules per megabyte must be more than 0, not {joules_per_megabyte}")
-    recorded = [read_run(path) for path in find_runs([_path(run) for run in runs])]
-    lost = [run for run in recorded if not run.records and run.verdict.status in BROKEN]
-    recorded = [run for run in recorded if run.records]
-    if not recorded:
-        why = f"; {lost[0].name} {lost[0].verdict.status}: {lost[0].verdict.why}" if lost else ""
-        raise ConfigError(f"nothing to report: these runs have no finished round{why or ' yet'}")
+    recorded, lost = _read(runs)
     tasks = list(dict.fromkeys(run.task for run in recorded))
     groups = {task: group([run for run in recorded if run.task == task]) for task in tasks}
-    parts = [part for task in tasks for part in sections(task, groups[task])]
-    check_targets(targets, accuracy=all(part.groups[0].objective == ACCURACY for part in parts))
+    others = [one.objective.name for task in tasks for one in groups[task] if one.objective != ACCURACY]
+    check_page([], targets, *others[:1])
+    sections = [part for task in tasks for part in _sections(task, groups[task], targets, compute, joules)]
     chapters = []
-    for part in parts:
-        prefix = f"{part.name}: " if len(parts) > 1 else ""
-        chapters += [Chapter(prefix + heading, pieces) for heading, pieces in _chapters(part, targets, compute, joules)]
+    for section in sections:
+        prefix = f"{section.name}: " if len(sections) > 1 else ""
+        found = [chapter for make in CHAPTERS if (chapter := make(section))]
+        chapters += [Chapter(prefix + heading, pieces) for heading, pieces in found]
     if lost:
         texts = [f"{run.name} on {run.task}, seed {run.table.get('seed', 0)}: {run.verdict.why}." for run in lost]
-        chapters.append(Chapter("Diverged in the first round", list(texts)))
-    chapters.append(definitions_chapter(compute, joules))
+        chapters.append(Chapter("Diverged in the first round", texts))
+    chapters.append(definitions(compute, joules))
     title = f"thinwire: {' and '.join(tasks)}"
+    names = dict.fromkeys(objective_name(section.objective).removeprefix("test ") for section in sections)
+    about = " and ".join(names)
     for file, text in ((html, as_html), (md, as_markdown)):
         if file is not None:
-            write_atomically(Path(file), text(title, chapters, page_name(parts)).encode())
+            write_atomically(Path(file), text(title, chapters, f"{about[:1].upper()}{about[1:]}").encode())
             Path(file).chmod(0o644)  # readable for other users
     return [one for task in tasks for one in groups[task]]
+
+
+def plot(runs: Sequence[Any]) -> Figure:
+    """The objective of runs of one task against bytes, as a matplotlib figure; `runs` as for `report`."""
+    groups = group(_read(runs)[0])
+    return curve_drawing(groups[0].task, groups, objective_key(groups[0].objective)).draw()
+
+
+def _read(runs: Sequence[Any]) -> tuple[list[Recorded], list[Recorded]]:
+    """The runs that have a finished round, and those that failed before; an error if none has one."""
+    recorded = [read_run(path) for path in find_runs([_path(run) for run in runs])]
+    lost = [run for run in recorded if not run.records and run.verdict.status in BROKEN]
+    found = [run for run in recorded if run.records]
+    if not found:
+        why = f"; {lost[0].name} {lost[0].verdict.status}: {lost[0].verdict.why}" if lost else " yet"
+        raise ConfigError(f"nothing to report: these runs have no finished round{why}")
+    return found, lost
 
 
 def _path(run: Any) -> Path:
@@ -92,31 +109,27 @@ def _path(run: Any) -> Path:
     return Path(getattr(run, "path", None) or run)
 
 
-def _chapters(part: Section, targets: Sequence[float], compute: float | None, joules: float) -> list[Chapter]:
-    """The chapters of one task."""
-    task, groups = part.name, part.groups
-    baseline = baseline_of(groups)
-    goals = [goal for goal in targets if groups[0].objective != ACCURACY or 0 < goal <= 1]
-    goals = goals or choose_targets(groups, baseline)
-    costs: Costs = {goal: [one.cost_to_reach(goal, compute, joules) for one in groups] for goal in goals}
-    first = overview_chapter(task, groups, baseline, costs)
-    chapters = [first._replace(pieces=[*part.notes, *first.pieces])]
-    chapters += sweep_chapters(task, groups)
-    if costs:
-        chapters.append(bytes_chapter(task, groups, baseline, costs))
-        chapters.append(time_chapter(task, groups, costs, compute))
-    if layers := layers_chapter(task, groups):
-        chapters.append(layers)
-    if sites := sites_chapter(groups):
-        chapters.append(sites)
-    if samples := samples_chapter(groups):
-        chapters.append(samples)
-    if searched := search_chapter(groups):
-        chapters.append(searched)
-    return [*chapters, settings_chapter(groups), commands_chapter(groups)]
+def _sections(
+    task: str, groups: Sequence[SeedGroup], targets: Sequence[float], compute: float | None, joules: float
+) -> list[Section]:
+    """One section for each objective of the runs of a task, so that the runs of a section fit on one axis."""
+    by_objective: dict[Objective, list[SeedGroup]] = {}
+    for one in groups:
+        by_objective.setdefault(one.objective, []).append(one)
+    several, sections = len(by_objective) > 1, []
+    lists = "; ".join(f"{objective_name(k)} ({', '.join(one.label for one in own)})" for k, own in by_objective.items())
+    note = f"Note: the runs of {task} have different objectives, so they are not on one axis: {lists}."
+    for objective, own in by_objective.items():
+        baseline = baseline_of(own)
+        goals = [goal for goal in targets if objective != ACCURACY or 0 < goal <= 1]
+        goals = goals or choose_targets(own, baseline)
+        costs: Costs = {goal: [one.cost_to_reach(goal, compute, joules) for one in own] for goal in goals}
+        name = f"{task} by {objective_name(objective)}" if several else task
+        sections.append(Section(name, own, baseline, costs, [note] if several else []))
+    return sections
 
 
-def check_page(files: Sequence[Path | str], targets: Sequence[float], objective: str = "") -> None:
+def check_page(files: Sequence[Path | str], targets: Sequence[float] = (), objective: str = "") -> None:
     """Raise an error for files that cannot be written and targets out of range, before anything is trained.
 
     Args:
@@ -124,26 +137,16 @@ def check_page(files: Sequence[Path | str], targets: Sequence[float], objective:
         targets: values of the objective.
         objective: its name; "" for accuracy.
     """
-    check_files(files)
-    check_targets(targets, accuracy=objective in ("", "accuracy"))
-
-
-def check_targets(targets: Sequence[float], accuracy: bool) -> None:
-    """Raise an error for targets that are no accuracies, or no numbers if runs have another objective."""
-    for target in targets:
-        if accuracy and not 0 < target <= 1:
-            other = "for a run with another objective, state it with --set eval.objective=loss"
-            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
-        if not math.isfinite(target):
-            raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
-
-
-def check_files(files: Sequence[Path | str]) -> None:
-    """Raise an error for files that cannot be written."""
     for path in map(Path, files):
         if not path.parent.is_dir() or path.is_dir():
             reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
             raise ConfigError(f"{path} cannot be written: {reason}; name a file such as page.html")
+    for target in targets:
+        if objective in ("", "accuracy") and not 0 < target <= 1:
+            other = "for a run with another objective, state it with --set eval.objective=loss"
+            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
+        if not math.isfinite(target):
+            raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
 
 
 def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list[dict[str, Any]]:
@@ -156,7 +159,12 @@ def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list
             "method": f"{run.task}: {one.label}" if several else one.label,
             "name": run.name,
             "task": run.task,
-            "objective": ranked_values(one, run),
+            "objective": {
+                "name": one.objective.name,
+                "higher_is_better": one.objective.higher_is_better,
+                "best": one.best_of(run),
+                "final": next(iter(one.values(run)[::-1]), None),
+            },
             "seconds_by_link": seconds_by_link(run.records, compute),
             "final_metrics": final_metrics(run.records),
             "final_clients_eval": final_clients_eval(run.records),

@@ -4,6 +4,9 @@
 
 Curves are means over seeds by round, over the rounds that every seed has; a curve against bytes uses the mean bytes of
 these rounds. A target is reached in the first evaluated round whose objective is as good or better.
+
+Files are not trusted: values that are not finite numbers are ignored. A finished run without an objective is of an
+earlier version and ranked by accuracy; an unfinished one has the objective of a finished run of its task.
 """
 
 from __future__ import annotations
@@ -11,32 +14,22 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from thinwire.core.text import visible
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.link_time import JOULES_PER_BYTE, energy, seconds_by_link
+from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 from thinwire.metrics.objective import Objective
-from thinwire.reports.evaluation import (
-    final_clients_eval,
-    final_metrics,
-    metric_names,
-    metric_value,
-    without_accuracy,
-)
-from thinwire.reports.objectives import ACCURACY, objective_key, objectives
-from thinwire.reports.settings import unique_labels, without_seed
 
-# 97.5 % quantiles of Student's t with 1 to 30 degrees of freedom
-_T: tuple[float, ...] = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 DIRECTIONS = ("up", "down", "catchup")
+ACCURACY = Objective()
+CLIENT_QUANTILES = {"mean": "mean", "worst_10": "worst 10 %", "p10": "p10", "p50": "median", "p90": "p90"}
+WORST_CLIENTS = "worst 10 % of clients"
 
 
 class MeanInterval(NamedTuple):
@@ -59,17 +52,11 @@ class MeanInterval(NamedTuple):
         known = [value for value in values if value is not None]
         if len(known) < 2:
             return cls(known[0], 0.0, None) if known else None
+        from scipy.special import stdtrit  # the quantile function of Student's t
+
         std = statistics.stdev(known)
-        return cls(statistics.fmean(known), std, student_t(len(known) - 1) * std / math.sqrt(len(known)))
-
-
-def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t.
-
-    >>> student_t(1), student_t(1000)
-    (12.706, 1.96)
-    """
-    return _T[freedom - 1] if freedom <= len(_T) else 1.96
+        half = float(stdtrit(len(known) - 1, 0.975)) * std / math.sqrt(len(known))
+        return cls(statistics.fmean(known), std, half)
 
 
 class Point(NamedTuple):
@@ -130,7 +117,8 @@ class SeedGroup(NamedTuple):
     @property
     def metric_names(self) -> list[str]:
         """Names of the metrics that its runs recorded, apart from accuracy."""
-        return list(dict.fromkeys(name for run in self.runs for name in metric_names(run.records)))
+        found = (numbers_of(record.get("metrics")) for run in self.runs for record in run.records)
+        return [name for name in dict.fromkeys(itertools.chain.from_iterable(found)) if name != "accuracy"]
 
     @property
     def best(self) -> MeanInterval | None:
@@ -140,11 +128,23 @@ class SeedGroup(NamedTuple):
     @property
     def final(self) -> MeanInterval | None:
         """The last value of its objective in each run, over seeds."""
-        return MeanInterval.of(next(iter(self.values(run)[::-1]), None) for run in self.runs)
+        return self.final_of(objective_key(self.objective))
 
-    def values(self, run: Recorded) -> list[float]:
-        """The values of its objective in the evaluated rounds of a run."""
-        found = (metric_value(record, objective_key(self.objective)) for record in run.records)
+    def final_of(self, metric: str) -> MeanInterval | None:
+        """The last value of a metric (see `metric_value`) in each run, over seeds."""
+        return MeanInterval.of(next(iter(self.values(run, metric)[::-1]), None) for run in self.runs)
+
+    def final_metric(self, name: str) -> MeanInterval | None:
+        """The last value of a metric, over seeds."""
+        return self.final_of(f"metrics.{name}")
+
+    def final_client_quantile(self, name: str) -> MeanInterval | None:
+        """The last value of a key of `clients_eval`, over seeds."""
+        return self.final_of(f"clients_eval.{name}")
+
+    def values(self, run: Recorded, metric: str = "") -> list[float]:
+        """The values of a metric, by default its objective, in the evaluated rounds of a run."""
+        found = (metric_value(record, metric or objective_key(self.objective)) for record in run.records)
         return [value for value in found if value is not None]
 
     def best_of(self, run: Recorded) -> float | None:
@@ -159,24 +159,14 @@ class SeedGroup(NamedTuple):
                 return run.records[: i + 1]
         return []
 
-    def bytes_by_seed(self, target: float | None) -> dict[int, float]:
-        """Bytes to a target by seed, for the seeds that reached it; with None the bytes of all rounds."""
-        if target is None:
-            return {seed: run.totals["bytes_total"] for seed, run in zip(self.seeds, self.runs, strict=True)}
+    def bytes_by_seed(self, target: float) -> dict[int, float]:
+        """Bytes to a target by seed, for the seeds that reached it."""
         parts = {seed: self.until(run, target) for seed, run in zip(self.seeds, self.runs, strict=True)}
         return {seed: totals(part)["bytes_total"] for seed, part in parts.items() if part}
 
-    def total(self, key: str) -> MeanInterval | None:
-        """One of the `totals` of a run, over seeds."""
-        return MeanInterval.of(run.totals[key] for run in self.runs)
-
-    def final_metric(self, name: str) -> MeanInterval | None:
-        """The final value of a metric, over seeds."""
-        return MeanInterval.of(without_accuracy(final_metrics(run.records)).get(name) for run in self.runs)
-
-    def final_client_quantile(self, name: str) -> MeanInterval | None:
-        """A key of `clients_eval` in the last round that has it, over seeds."""
-        return MeanInterval.of(final_clients_eval(run.records).get(name) for run in self.runs)
+    def total(self, key: str) -> float:
+        """The mean of one of the `totals` that every run has, such as bytes."""
+        return statistics.fmean(run.totals[key] for run in self.runs)
 
     def curve(self, metric: str) -> list[Point]:
         """A metric (see `metric_value`) by round, where every seed has it."""
@@ -235,3 +225,161 @@ def group(runs: Sequence[Recorded]) -> list[SeedGroup]:
     labels = unique_labels([members[0].name for members in groups], [members[0].table for members in groups])
     ranked = objectives([next((run for run in members if run.summary), members[0]) for members in groups])
     return [SeedGroup(*parts) for parts in zip(labels, groups, ranked, strict=True)]
+
+
+def without_seed(config: TomlTable) -> TomlTable:
+    """A configuration without the keys that runs of one group may differ in.
+
+    These are the seed, the byte accounting, and the fingerprint of initial weights and data, which depend on the seed.
+    """
+    return {key: value for key, value in config.items() if key not in ("seed", "accounting", "fingerprint")}
+
+
+def differing(configs: Sequence[TomlTable]) -> list[str]:
+    """The dotted paths at which some configurations differ.
+
+    >>> differing([{"rounds": 2, "local": {"lr": 0.1}}, {"rounds": 2, "local": {"lr": 0.2}}])
+    ['local.lr']
+    """
+    flats = [flat(config) for config in configs]
+    paths = dict.fromkeys(path for values in flats for path in values)
+    return [path for path in paths if any(values.get(path) != flats[0].get(path) for values in flats)]
+
+
+def unique_labels(names: Sequence[str], configs: Sequence[TomlTable]) -> list[str]:
+    """Names of configurations; those with the same name also get the settings in which they differ.
+
+    >>> unique_labels(["a", "a", "b"], [{"k": 1}, {"k": 2}, {}])
+    ['a (k 1)', 'a (k 2)', 'b']
+    """
+    labels = []
+    for name, config in zip(names, configs, strict=True):
+        same_name = [other for other, other_name in zip(configs, names, strict=True) if other_name == name]
+        if len(same_name) > 1:
+            values, paths = flat(config), differing([without_seed(other) for other in same_name])
+            texts = [f"{path.rsplit('.', 1)[-1]} {values[path]}" for path in paths if path in values]
+            name = f"{name} ({', '.join(texts[:3])})" if texts else name
+        labels.append(name)
+    seen: dict[str, int] = {}
+    for i, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            labels[i] = f"{label} #{seen[label]}"
+    return labels
+
+
+def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
+    """The value of a metric in a record; None if the round has none.
+
+    Args:
+        record: a line of `metrics.jsonl`.
+        metric: a key of the record, `metrics.NAME` or `clients_eval.NAME`.
+
+    >>> record = {"accuracy": 0.9, "metrics": {"macro_f1": 0.8}, "clients_eval": None}
+    >>> [metric_value(record, metric) for metric in ("accuracy", "metrics.macro_f1", "clients_eval.p10")]
+    [0.9, 0.8, None]
+    """
+    field, _, name = metric.partition(".")
+    if name:
+        return numbers_of(record.get(field)).get(name)
+    return numbers_of({metric: record.get(metric)}).get(metric)
+
+
+def numbers_of(value: Any) -> dict[str, float]:
+    """The finite numbers of an object, by name; empty for anything else.
+
+    >>> numbers_of({"f1": 0.5, "auc": float("nan"), "note": "x"}), numbers_of(None)
+    ({'f1': 0.5}, {})
+    """
+    if not isinstance(value, Mapping):
+        return {}
+    known = {name: one for name, one in value.items() if isinstance(one, int | float) and not isinstance(one, bool)}
+    return {str(name): float(one) for name, one in known.items() if abs(one) < 1e300}
+
+
+def final_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The metrics of the last round that has any."""
+    return _last(records, "metrics")
+
+
+def final_clients_eval(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The distribution of client accuracy in the last round that has one."""
+    return _last(records, "clients_eval")
+
+
+def without_accuracy(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics other than accuracy, which tables always show."""
+    return {name: value for name, value in metrics.items() if name != "accuracy"}
+
+
+def _last(records: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
+    for record in reversed(records):
+        if found := numbers_of(record.get(field)):
+            return found
+    return {}
+
+
+def objective_key(objective: Objective) -> str:
+    """Where records have the value of an objective (see `metric_value`).
+
+    >>> [objective_key(Objective(name)) for name in ("accuracy", "loss", "r2")]
+    ['accuracy', 'test_loss', 'metrics.r2']
+    """
+    return {"accuracy": "accuracy", "loss": "test_loss"}.get(objective.name, f"metrics.{objective.name}")
+
+
+def objective_name(objective: Objective) -> str:
+    """The name of an objective in titles, on one line: `test loss`, `r2`."""
+    return visible(objective.label, 60)
+
+
+def objectives(runs: Sequence[Recorded]) -> list[Objective]:
+    """The objective of each run of a task."""
+    stated = [_stated(run) for run in runs]
+    known = list(dict.fromkeys(one for one in stated if one))
+    return [one or _guessed(run, known) for one, run in zip(stated, runs, strict=True)]
+
+
+def target_text(objective: Objective, target: float) -> str:
+    """A target in a sentence.
+
+    >>> target_text(ACCURACY, 0.9), target_text(Objective("loss", False), 2912.0)
+    ('90 %', 'test loss 2,912')
+    """
+    return percent_text(target) if objective == ACCURACY else f"{objective_name(objective)} {number_text(target)}"
+
+
+def percent_text(fraction: float) -> str:
+    """A fraction in percent, with three digits.
+
+    >>> percent_text(0.8125)
+    '81.2 %'
+    """
+    return f"{100 * fraction:.3g} %"
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """A number in its own unit; thousands are written out.
+
+    >>> number_text(0.48731), number_text(2912.4), number_text(1e9)
+    ('0.4873', '2,912', '1e+09')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def _stated(run: Recorded) -> Objective | None:
+    """The objective in the summary of a run; accuracy for a finished run of an earlier version."""
+    if run.summary is None:
+        return None
+    entry = run.summary.get("objective")
+    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str) or not name:
+        return ACCURACY
+    return Objective(name, entry.get("higher_is_better") is not False)
+
+
+def _guessed(run: Recorded, known: Sequence[Objective]) -> Objective:
+    """The objective of an unfinished run: one of those of its task, else accuracy or the test loss."""
+    for one in (*known, ACCURACY, Objective("loss", higher_is_better=False)):
+        if any(metric_value(record, objective_key(one)) is not None for record in run.records):
+            return one
+    return ACCURACY

@@ -1,0 +1,1 @@
+"""Laboratory for papers, not part of the wheel: published tables beside ours, frontiers, grids. `python -m papers`."""

@@ -1,0 +1,216 @@
+"""Run the runs of grids, several in parallel; finished runs are used again, killed ones are continued.
+
+With a budget of seconds, grids are run one after the other, and of each the search, then all rows on the first seed,
+then all rows on the second, and so on: a table is complete on one seed before any row has three. At the end of the
+budget the runs in progress save a checkpoint; the next call continues them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from papers.archive import Archive, Runs
+from papers.grid import Grid, Line, summary, training_failed
+from thinwire.cli.terminal import err
+from thinwire.core.text import visible
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.experiments.collapse import is_broken
+from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.experiment import Experiment
+from thinwire.runtime.job import RoundRecord
+from thinwire.training.autotune import first_line
+
+SPENT = "interrupted: the budget is spent"
+
+
+def read_seconds(text: str) -> float:
+    """Parse a duration such as 30m, 2h or 90s, above 0.
+
+    >>> read_seconds("30m"), read_seconds("1.5 h"), read_seconds("90")
+    (1800.0, 5400.0, 90.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?\s*", text)
+    if not match or not float(match[1]) > 0:
+        raise ConfigError(f"a duration is written as 30m, 2h or 90s, above 0, not {visible(text, 40)!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
+
+
+class Progress(NamedTuple):
+    """Progress of the runs of a grid, after one of them ended."""
+
+    done: int
+    todo: int
+    name: str  # of the run that ended
+    trouble: str  # why it did not finish, or how training failed; "" if all went well
+    seconds_left: float | None  # estimated from the rounds that are left
+
+
+OnRun = Callable[[Progress], None]
+
+
+def print_run(progress: Progress, quiet: bool = False) -> None:
+    """Print one line for a run that ended; if quiet, only for a run that failed."""
+    if quiet and not progress.trouble:
+        return
+    left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
+    text = f"{progress.done}/{progress.todo} {progress.name} {progress.trouble or 'done'}{left}"
+    err.print(visible(text), soft_wrap=True)
+
+
+def run_grids(
+    grids: Sequence[Grid],
+    out: Path,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    on_run: OnRun = lambda progress: None,
+    budget: float | None = None,
+    archive: Archive | None = None,
+) -> None:
+    """Run all unfinished runs of some grids: every search first, then the lines of the tables.
+
+    Args:
+        grids: the grids; with a budget, in the order in which they are run.
+        out: the folder of the run directories.
+        jobs: runs in parallel.
+        data_dir: the folder of datasets.
+        on_run: is called when a run has ended.
+        budget: seconds after which no run is started and those in progress are interrupted; None for no limit.
+        archive: finished runs that are not run again, though their directories are not there.
+    """
+    until = None if budget is None else time.time() + budget  # a wall clock: it is the same in all processes
+    groups = [grids] if until is None else [[grid] for grid in grids]
+    with _workers(jobs) as pool:
+        work = _Work(out, pool, data_dir, on_run, until, Runs(out, archive or Archive()))
+        for group in groups:
+            work.run(group)
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Executor | None]:
+    """A pool of processes; each runs many experiments, since importing torch takes seconds."""
+    if jobs == 1:
+        yield None
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield pool
+
+
+class _Work(NamedTuple):
+    """Where runs are written, what runs them, and until when."""
+
+    out: Path
+    pool: Executor | None
+    data_dir: Path | None
+    on_run: OnRun
+    until: float | None
+    known: Runs
+
+    def run(self, grids: Sequence[Grid]) -> None:
+        """The searches of some grids, then the lines of their tables."""
+        if trials := [line for grid in grids for line in grid.trials()]:
+            likely = self.unfinished(self.final(grids))  # about as many rounds as the final lines
+            self.run_lines(trials, later=sum(e.rounds for e in likely.values()))
+        before: set[str] = set()
+        while not self.spent and (todo := set(self.unfinished(lines := self.final(grids))) - before):
+            before |= todo  # a run that failed changes which lines are final
+            self.run_lines(lines)
+
+    def final(self, grids: Sequence[Grid]) -> list[Line]:
+        """The lines of the tables, by what the searches found so far."""
+        return [line for grid in grids for line in grid.final(self.known)]
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is over."""
+        return self.until is not None and time.time() >= self.until
+
+    def unfinished(self, lines: Sequence[Line]) -> dict[str, Experiment]:
+        """Runs to start or continue, by digest; a run that failed would fail again. With a budget, seed by seed."""
+        runs = [(place, e) for line in lines for place, e in enumerate(line.runs)]
+        if self.until is not None:
+            runs.sort(key=lambda one: one[0])
+        return {e.digest(): e for _, e in runs if not summary(e, self.known) and not training_failed(e, self.known)}
+
+    def run_lines(self, lines: Sequence[Line], later: int = 0) -> None:
+        """Run the unfinished runs of some lines; `later` is the number of rounds after them, for the estimated time."""
+        todo = self.unfinished(lines)
+        began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
+        done = rounds = 0
+
+        def report(experiment: Experiment, trouble: str) -> None:
+            nonlocal done, rounds
+            done, rounds = done + 1, rounds + experiment.rounds
+            left = (time.perf_counter() - began) * (total - rounds) / rounds
+            self.on_run(Progress(done, len(todo), default_folder(experiment, self.out).name, trouble, left))
+
+        for experiment, trouble in self.results(list(todo.values())):
+            report(experiment, trouble)
+
+    def results(self, todo: Sequence[Experiment]) -> Iterator[tuple[Experiment, str]]:
+        """Run experiments, and yield each with its trouble when it has ended; those left out are not yielded."""
+        if self.pool is None:
+            for experiment in todo:
+                if not self.spent:
+                    yield experiment, run_one(experiment, self.out, self.data_dir, self.until)
+            return
+        waiting: dict[Future[str], Experiment] = {
+            self.pool.submit(run_one, e, self.out, self.data_dir, self.until): e for e in todo
+        }
+        for job in as_completed(waiting):
+            if not job.cancelled():
+                yield waiting[job], job.result()
+            if self.spent:
+                for other in waiting:
+                    other.cancel()
+
+
+def _free_gpu() -> None:
+    """Give the GPU memory of a run back: recordings and weights stay in cycles, and other processes need the room."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None, until: float | None = None) -> str:
+    """Run one experiment; returns why it did not finish or how training failed, or "".
+
+    Args:
+        experiment: the experiment.
+        out: the folder of run directories.
+        data_dir: the folder of datasets.
+        until: the wall-clock time (`time.time`) at which the run is interrupted, after the round in progress.
+    """
+    if until is not None and time.time() >= until:
+        return SPENT
+    folder = default_folder(experiment, out)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+    def interrupt(record: RoundRecord) -> None:
+        if until is not None and time.time() >= until and record.round < experiment.rounds:
+            raise KeyboardInterrupt  # as Ctrl-C: the last complete round is saved
+
+    try:
+        found = execute(experiment, folder, data_dir=data_dir, resume=True, on_round=interrupt)
+    except KeyboardInterrupt:
+        if until is None or time.time() < until:
+            raise
+        return SPENT
+    except ThinwireError as error:
+        return str(error)
+    except Exception as error:  # such as a lack of memory; the other runs continue
+        return f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        _free_gpu()
+    return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

@@ -1,0 +1,274 @@
+"""Numbers in the prose of the documentation are those of the linked tables, or name their source."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from papers import published
+from papers.archive import Archive
+from papers.tables import load, names, papers, table_of
+from papers.tests.claims import Table, claims, numbered, paragraphs, rows
+from papers.verdicts import STATEMENT, Row, TableRows, page_verdict, verdict_text
+from thinwire.core.key import Key
+from thinwire.core.registry import lookup
+from thinwire.core.spec import Spec
+from thinwire.errors import ConfigError
+from thinwire.experiments.collapse import is_broken
+from thinwire.masks import PruneMask
+from thinwire.optimizers import SGD, Adam
+from thinwire.spaces.lora import LoRA
+from thinwire.spaces.lowrank import LowRank
+
+ROOT = Path(__file__).parent.parent.parent
+LINK = re.compile(r"\]\(([^)#]*(?:results/[a-z0-9-]+|reproduction)\.md)")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))]
+DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
+DISCLOSED = re.compile(
+    r"collapse|(?:at|above|to) chance|breaks? down|broke down|diverge"
+)  # wording that discloses a failed run
+SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, test or paper that a number is from
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_numbers_in_prose_are_in_the_linked_tables(page):
+    """Accuracies and bytes are in the tables that their paragraph links to; others name their source."""
+    generated = page.with_suffix(".json").exists()  # its tables come from that file, which another test checks
+    for words in paragraphs(page.read_text()):
+        named = re.match(
+            r"\||#|!\[|\*\*.*?\*\* \(\d+ rounds|\*\*[^*]*\.\*\* ", words
+        )  # a table, its caption, a verdict
+        made = [] if generated and named else claims(words)
+        tables = [page.parent / target for target in re.findall(LINK, words)]
+        if made and tables:
+            known = Table(tables)
+            missing = [" ".join(claim) for claim in made if not known.holds(*claim)]
+            assert not missing, f"{page.name}: no run of {[t.stem for t in tables]} gives {missing}: {words[:90]}..."
+        elif made:
+            assert SOURCE.search(words), f"{page.name}: no source for {made}: {words[:90]}..."
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_statements_that_rely_on_failed_runs_disclose_it(page):
+    """Paragraphs with values of failed runs, or about methods with failed runs, mention the failure."""
+    for words in paragraphs(page.read_text()):
+        tables = [page.parent / target for target in re.findall(LINK, words)]
+        if not tables or words.startswith("|") or DISCLOSED.search(words):
+            continue
+        whole, sound = Table(tables), Table(tables, sound=True)
+        shaky = [
+            number
+            for number, unit in claims(words)
+            if unit == "%" and whole.by_runs(number) and not sound.by_runs(number)
+        ]
+        assert not shaky, f"{page.name}: {shaky} are values of failed runs: {words[:90]}..."
+        for table in tables:
+            for label, runs in rows(table) if table.stem != "reproduction" else ():
+                if any(run["seed"] != 100 and is_broken(run) for run in runs):
+                    named = all(part in words.lower() for part in label.lower().split(",")[0].split("+"))
+                    assert not named, f"{page.name}: runs of {label} failed ({table.stem}): {words[:90]}..."
+
+
+# -- verdicts on papers ------------------------------------------------------------------------------------------------
+
+DONE = ["finished", "finished"]
+ROWS = {
+    "a": Row([60.0, 62.0], DONE, 1e6, 61.5, (10.0, 12.0)),
+    "b": Row([50.0, 51.0], DONE, 4e6, 60.0),
+    "c": Row([59.0, 62.0], ["finished", "collapsed"]),
+    "d": Row([10.0, 10.0], ["collapsed", "collapsed"]),
+    "e": Row([60.0], ["finished"]),
+}
+TABLES = {"t": TableRows("Table 1", {("IID", label): row for label, row in ROWS.items()})}
+
+
+@pytest.mark.parametrize(
+    ("statement", "written"),
+    [
+        ("a; ahead of by at least 10; b", "a is 10.50 points ahead of b (61.00 ± 1.41 against 50.50 ± 0.71; "),
+        ("b; behind by at most 11; a", "b is 10.50 points behind a (50.50 ± 0.71 against 61.00 ± 1.41; "),
+        ("a; level with; c", "a is level with c (61.00 ± 1.41 against 60.50 ± 2.12; 1 of 2 runs of c collapsed; "),
+        ("a; as in the paper", "a is as in the paper (61.00 ± 1.41 against 61.5; "),
+        ("b; below the paper", "b is 9.50 points below the paper (50.50 ± 0.71 against 60; "),
+        ("a; bytes of at most 30 %; b", "a sends 25 % of the bytes of b ("),
+        ("a; cost", "a costs 10 % as the paper counts (the paper has 12 %; "),
+        ("a; reaches", "a reaches 61.00 ± 1.41 % ("),
+        ("d; failed", "2 of 2 runs of d collapsed ("),
+    ],
+)
+def test_statements_that_the_runs_carry_are_written_out(statement, written):
+    assert verdict_text(f"{{t; IID; {statement}}}", TABLES) == f"{written}Table 1, IID)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("b; ahead of; a", "it is 10.50 points behind"),
+        ("a; ahead of; c", "it is level"),
+        ("a; ahead of by at least 11; b", "the number is 10.50"),
+        ("b; bytes of at most 45 %; a", "the number is 400.00"),
+        ("a; above the paper", "it is as in the paper"),
+        ("c; as in the paper", "the paper has no value"),
+        ("c; bytes of; a", "its bytes are not known"),
+        ("b; cost", "its cost, or the paper's, is not known"),
+        ("d; reaches", "all runs of d collapsed"),
+        ("e; reaches", "e has 1 finished runs, and two are needed"),
+        ("a; failed", "no run failed"),
+        ("f; reaches", "there is no row 'f'"),
+    ],
+)
+def test_other_statements_are_refused_with_the_reason(statement, why):
+    text = f"{{t; IID; {statement}}}"
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        verdict_text(text, TABLES)
+    assert page_verdict(text, TABLES).startswith("No verdict from the runs of this page: not carried by the runs: ")
+
+
+COMPARING = re.compile(
+    r"\b(ahead|behind|better|worse|higher|lower|fewer|faster|half|twice|times|points|within|beats|outperforms?|on par|"
+    r"level|best|worst|fewest|accurate|collapses?d?|diverges?d?)\b|\d(?:\.\d+)? %",
+)
+
+
+@pytest.mark.parametrize("paper", papers(), ids=lambda paper: paper["name"])
+def test_text_around_statements_has_no_results(paper):
+    """Sentences without a source compare nothing; statements do."""
+    plain = STATEMENT.sub("", " ".join(paper["verdict"].split()))
+    for sentence in re.split(r"(?<=[.;]) ", plain):
+        sourced = re.search(r"`python -m papers |tests/\w+|docs/\w+", sentence)
+        found = COMPARING.search(sentence)
+        assert not found or sourced, f"{paper['name']}: {found[0]!r} without a source: {sentence}"
+
+
+@pytest.mark.parametrize("paper", papers(), ids=lambda paper: paper["name"])
+def test_every_table_and_figure_of_a_paper_is_reproduced_or_listed(paper):
+    tables = [table_of(name)["paper"] for name in names()]
+    made = [title.split(", ", 1)[1] for title in tables if title.startswith(paper["name"])]
+    known = {item for words in (*made, *paper["not_made"]) for item in numbered(words)}
+    wanted = {(kind, i) for kind in ("Table", "Figure") for i in range(1, paper[f"{kind.lower()}s"] + 1)}
+    assert known == wanted, f"neither a preset nor in not_made: {wanted - known}; unknown: {known - wanted}"
+    whole = [item for words in paper["not_made"] if not re.search(r", [a-zA-Z]", words) for item in numbered(words)]
+    both = set(whole) & {item for words in made for item in numbered(words)}
+    assert not both, "it is reproduced"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_preset_states_its_differences(name):
+    """A table that is trained has a text of its own; settings of a scale other than `paper` are all listed."""
+    one = table_of(name)
+    if one.get("counted"):
+        return
+    assert one.get("differs", "").strip(), name
+    found = load(name, "gpu").content["differs"]
+    for setting, value in one["scale"].get("gpu", {}).get("set", {}).items():
+        if value != one["scale"].get("paper", {}).get("set", {}).get(setting, one["set"].get(setting)):
+            assert setting.rsplit(".", 1)[-1] in found or setting in ("eval.every", "checkpoint.every", "cohort.size")
+
+
+def test_published_pages_are_reproduced_from_their_json_files(tmp_path):
+    """Regenerating every page of results changes nothing, and every status follows from the curve of its run."""
+    shutil.copytree(ROOT / "docs/results", tmp_path / "results")
+    chances = published.read_chance(ROOT / "docs")
+    found = {page.stem: published.write_result(page, chances) for page in sorted((tmp_path / "results").glob("*.md"))}
+    for file in (tmp_path / "results").iterdir():
+        assert file.read_text() == (ROOT / "docs/results" / file.name).read_text(), "python -m papers published"
+    found["reproduction"] = published.shown_runs(Archive.read(ROOT / "docs/reproduction.json"))
+    assert published.broken_part(found).strip() in (ROOT / "docs/results.md").read_text()
+    everything = [run for runs in found.values() for run in runs.values()]
+    assert Counter(run["status"] for run in everything)["collapsed"], "the page has a table of these"
+    for run in everything:
+        if run["status"] == "collapsed":
+            curve = {point[0]: point[-1] for point in run.get("curve") or run["accuracy"]}
+            low = [value for number, value in curve.items() if number >= run["status_round"]]
+            assert max(low) <= chances[run["task"]].ceiling < chances[run["task"]].learned < run["best_accuracy"]
+
+
+def test_the_page_of_reproduced_tables_is_reproduced_from_its_archive(tmp_path):
+    """Tables, verdicts and charts."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    published.write_reproduction(tmp_path / "docs/reproduction.md", published.read_chance(ROOT / "docs"))
+    files = [*(tmp_path / "docs").glob("reproduction*/*.svg"), *(tmp_path / "docs").glob("reproduction.*")]
+    for file in files:
+        texts = [path.read_text() for path in (file, ROOT / file.relative_to(tmp_path))]
+        if file.suffix == ".svg":  # versions of matplotlib place texts differently
+            texts = [[*ElementTree.fromstring(text).itertext()] for text in texts]
+        assert texts[0] == texts[1], "python -m papers published"
+    assert "No verdict from the runs" not in (ROOT / "docs/reproduction.md").read_text()
+
+
+def test_chance_levels_of_published_tasks_are_those_of_their_test_sets(tmp_path):
+    known = published.read_chance(ROOT / "docs")
+    published.write_chance(tmp_path / "chance.json", DATA if DATA.is_dir() else None, ("digits",))
+    assert published.read_chance(tmp_path)["digits"] == known["digits"]
+    for task in published.TASKS[1:]:
+        if (DATA / published.data_of(task)).is_dir():
+            published.write_chance(tmp_path / "chance.json", DATA, (task,))
+            assert published.read_chance(tmp_path)[task] == known[task]
+
+
+def test_share_of_the_rank_that_low_rank_keeps():
+    """The shares in `docs/results.md`, for layers with a smaller side above ten."""
+    kept = {}
+    for kind in ("vgg16-gn", "cnn-cifar"):
+        with torch.device("meta"):
+            spec = Spec.of(dict(lookup("model", kind).make(classes=10).named_parameters()))
+        shapes = {name: tuple(block.shape) for name, block in spec.shapes().items()}
+        inner = {name: rank for name, rank in LowRank(like_gamma=0.1).ranks(spec).items() if min(shapes[name][:2]) > 10}
+        shares = [100 * rank / min(shapes[name][:2]) for name, rank in inner.items() if "fc" not in name]
+        kept[kind] = round(min(shares)), round(max(shares))
+    assert kept == {"vgg16-gn": (17, 34), "cnn-cifar": (20, 31)}
+
+
+def test_mean_step_length_with_momentum_that_is_reset():
+    def moves(window):
+        optimizer, state, total = SGD(1.0, momentum=0.9), None, 0.0
+        state = optimizer.init({"w": torch.zeros(1)})
+        for _ in range(window):
+            change, state = optimizer.update({"w": torch.ones(1)}, state, {"w": torch.zeros(1)})
+            total -= float(change["w"])
+        return total / window
+
+    assert (round(moves(6), 1), round(moves(24), 1), round(moves(3000))) == (3.0, 6.5, 10)
+    page = (ROOT / "docs/results.md").read_text()
+    assert f"{moves(6):.1f} and {moves(24):.1f} times the learning rate" in page
+    assert f"by {moves(3000):.0f} times" in page
+
+
+def test_magnitude_pruning_after_the_first_step_of_adam_removes_b():
+    """The twelve 384 x 384 matrices of MiniLM at rank 16, at each server learning rate of SparseAdapter's row."""
+    space = LoRA(rank=16, alpha=16.0)
+    base = {f"layer.{i}.weight": torch.zeros(384, 384) for i in range(12)}
+    start = space.init(base, space.basis(Spec.of(base), Key(0), "cpu"), Key(0))
+    signs = {name: torch.where(Key(1).fold(name).normal(*block.shape) > 0, 1.0, -1.0) for name, block in start.items()}
+    assert sum(block.numel() for name, block in start.items() if name.endswith("/b")) == 73_728
+    for rate, most in ((0.003, 0), (0.01, 0), (0.03, 20)):
+        optimizer = Adam(rate)
+        change, _ = optimizer.update(signs, optimizer.init(signs), start)
+        left = PruneMask(0.25).left(start, {name: start[name] + change[name] for name in start}, 1)
+        assert sum(int(mask.sum()) for name, mask in left.items() if name.endswith("/b")) <= most, rate
+
+
+def test_values_that_no_run_gives_are_detected():
+    table = Table([ROOT / "docs/results/bytes-fashion.md"])
+    assert table.holds("1.37", "MB")
+    assert not table.holds("1.38", "MB")
+    assert not table.holds("1.37", "kB")
+    assert table.holds("80.50", "%")
+    assert not table.holds("80.52", "%")
+    ratios = Table([ROOT / "docs/results/mapo-fashion.md"])
+    assert ratios.holds("95.3", "%")
+    assert not ratios.holds("95.4", "%")
+    assert claims("grew to 12.5 s; see `x = 80 %` and [a](b.md)") == []
+    assert claims("81.7 ± 1.3 against 79.1 ± 0.3, then 80 % and 102 MB") == [
+        ("80", "%"),
+        ("102", "MB"),
+        ("81.7", "%"),
+        ("79.1", "%"),
+    ]

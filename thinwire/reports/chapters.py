@@ -1,0 +1,592 @@
+"""The chapters of a page: functions of a section, a task with its groups of runs, that return a chapter or None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from thinwire.core.text import visible
+from thinwire.core.units import human_bytes, human_joules, human_seconds
+from thinwire.experiments.collapse import FAILED_RUNS, count_broken
+from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
+from thinwire.experiments.overrides import flat
+from thinwire.experiments.records import ROLLED_BACK
+from thinwire.experiments.samples import read_samples
+from thinwire.experiments.search_record import SearchRecord, read_search
+from thinwire.experiments.site_records import SiteTotals, read_sites, totals_by_site
+from thinwire.metrics.objective import Objective
+from thinwire.reports import figures
+from thinwire.reports.baseline import Costs, headline, untuned
+from thinwire.reports.page import Chapter, Command, Drawing, Lead, Piece, Table
+from thinwire.reports.seed_groups import (
+    ACCURACY,
+    CLIENT_QUANTILES,
+    MeanInterval,
+    SeedGroup,
+    TargetCost,
+    differing,
+    number_text,
+    numbers_of,
+    objective_key,
+    objective_name,
+    percent_text,
+    target_text,
+)
+
+MOST_LAYERS, MOST_SITES, SAMPLE_CHARACTERS = 16, 50, 240
+BAND = "Mean over seeds; the band spans the lowest to the highest seed."
+_NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
+_SITE_HEADS = ("site", "accepted", "bounded", "refused", "absent", "late", "norm", "cosine", "loss", "seconds")
+_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", "energy", "seeds")
+SEARCH_HEADS = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
+
+
+class Section(NamedTuple):
+    """The groups of runs of one task and one objective, and what they are compared by.
+
+    Args:
+        name: of the task.
+        groups: the runs by method and settings.
+        baseline: one of the groups.
+        costs: of reaching each target, for each group.
+        notes: first on the page.
+    """
+
+    name: str
+    groups: Sequence[SeedGroup]
+    baseline: SeedGroup
+    costs: Costs
+    notes: Sequence[str] = ()
+
+    @property
+    def objective(self) -> Objective:
+        """What its runs are ranked by."""
+        return self.baseline.objective
+
+
+def overview(section: Section) -> Chapter:
+    """The main result, curves, and tables of all rounds."""
+    groups, objective = section.groups, section.objective
+    ranked, name = objective_key(objective), objective_name(objective)
+    main = ranked if any(group.curve(ranked) for group in groups) else "loss"
+    drawn = [curve_drawing(section.name, groups, main, section.costs), curve_drawing(section.name, groups, main, None)]
+    metrics = [one for one in dict.fromkeys(n for group in groups for n in group.metric_names) if one != objective.name]
+    for metric in ("accuracy", "client_accuracy", *(f"metrics.{one}" for one in metrics)):
+        if metric != ranked and any(group.curve(metric) for group in groups):
+            drawn.append(curve_drawing(section.name, groups, metric))
+    lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
+    pieces: list[Piece] = [*section.notes, *([Lead(lead)] if lead else []), *([tuned] if tuned else [])]
+    pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section, metrics)]
+    name = name.removeprefix("test ")
+    return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
+
+
+def curve_drawing(
+    task: str, groups: Sequence[SeedGroup], metric: str, targets: Sequence[float] | Costs | None = ()
+) -> Drawing:
+    """A metric against bytes, with targets marked; without targets (None) against rounds."""
+    objective, by_bytes = groups[0].objective, targets is not None
+    ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
+    name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
+    text = percent_text if percent else partial(number_text, digits=3)
+    lines = [_curve(group, metric, by_bytes) for group in groups]
+    limits = None if percent else figures.scale_limits(lines)
+    notes = [BAND] if any(len(group.runs) > 1 for group in groups) else []
+    if by_bytes and (percent or ranked):
+        notes.append(f"{'Up' if percent or objective.higher_is_better else 'Down'} and left is better.")
+    notes += _outside(lines, limits)
+    draw = partial(
+        figures.curves,
+        lines,
+        x="total bytes (log scale)" if by_bytes else "rounds",
+        y=name,
+        log_x=by_bytes,
+        integer_x=not by_bytes,
+        x_text=human_bytes if by_bytes else "{:g}".format,
+        y_text=text,
+        limits=limits,
+        marks={f"target {target_text(objective, one)}": one for one in targets or ()},
+    )
+    title = f"{name[:1].upper()}{name[1:]} against {'bytes' if by_bytes else 'rounds'}, {task}"
+    return Drawing(title, " ".join(notes), draw)
+
+
+def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
+    """The curve of a group, over its seeds that did not fail; if all failed, it is marked."""
+    failed, runs, label = group.failed, group.runs, group.label
+    if failed and len(failed) < len(runs):
+        group = group._replace(runs=[run for run in runs if run not in failed])
+        label = f"{label} ({len(group.runs)} of {len(runs)} seeds; the others failed)"
+    elif failed:
+        label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in failed))})"
+    points = [(p.bytes if by_bytes else p.round, p.value, p.low, p.high) for p in group.curve(metric)]
+    return figures.Curve(label, points, len(failed) == len(runs))
+
+
+def _outside(lines: Sequence[figures.Curve], limits: tuple[float, float] | None) -> list[str]:
+    low, high = limits or (-float("inf"), float("inf"))
+    names = [line.label for line in lines if any(not low <= y <= high for _, y, _, _ in line.points)]
+    return [f"Values outside the scale are drawn at its edge: {', '.join(names)}."] if names else []
+
+
+def _setup(groups: Sequence[SeedGroup]) -> str:
+    """Clients, partition, model, number of methods and of seeds, as one sentence."""
+    run, seeds = groups[0].runs[0], max(len(group.runs) for group in groups)
+    config = flat(run.table)
+    alpha = f" (alpha {config['task.partition.alpha']:g})" if "task.partition.alpha" in config else ""
+    parameters = (run.summary or {}).get("parameters")
+    return (
+        f"{config.get('task.clients', '?')} clients, {config.get('cohort.size', '?')} sampled per round; "
+        f"partition {config.get('task.partition.kind', '?')}{alpha}; model {config.get('task.model.kind', '?')}"
+        + (f" with {parameters:,} parameters" if parameters else "")
+        + (f"; {len(groups)} methods; " if len(groups) > 1 else "; 1 method; ")
+        + (f"{seeds} seeds." if seeds > 1 else "1 seed, so no standard deviation.")
+    )
+
+
+def _notes(groups: Sequence[SeedGroup]) -> list[str]:
+    """Caveats: different tasks or cohorts, unfinished runs, failed runs, runs that went back."""
+    notes = []
+    paths = differing([group.config for group in groups])
+    if mixed := [path for path in paths if path.split(".")[0] in ("task", "cohort")]:
+        notes.append(f"Note: the methods differ in {', '.join(mixed)}, so their clients and data are not the same.")
+    if unfinished := [group.label for group in groups if group.unfinished]:
+        notes.append(f"Note: unfinished: {', '.join(unfinished)}. Totals cover the rounds recorded so far.")
+    for group in groups:
+        for run in group.runs:
+            which = f"Note: {group.label}, seed {run.table.get('seed', 0)}"
+            notes += [f"{which}, {run.verdict.status}: {run.verdict.why}."] if run in group.failed else []
+            notes += [f"{which}, {retry_text(one)}." for one in run.retries]
+    return notes
+
+
+def _totals(section: Section, metrics: Sequence[str]) -> list[Table]:
+    """Results and bytes of all rounds; the important columns first."""
+    groups, objective, baseline = section.groups, section.objective, section.baseline
+    unit = "%" if objective == ACCURACY else objective_name(objective)
+    quantiles = any(group.final_client_quantile("worst_10") for group in groups)
+    ways = {"up": "bytes_up", "down": "bytes_down", "catch-up": "bytes_catchup", "ideal": "bytes_total_ideal"}
+    if any(run.retries for group in groups for run in group.runs):
+        ways["abandoned"] = "bytes_abandoned"
+    results, sent, clients = [], [], []
+    for group in groups:
+        cells = {f"final {unit}": value_text(objective, group.final), f"best {unit}": value_text(objective, group.best)}
+        cells["95 % interval"] = value_interval(objective, group.final)
+        cells |= {visible(name, 60): value_text(None, group.final_metric(name)) for name in metrics}
+        cells["rounds"] = f"{min(len(run.records) for run in group.runs):,}"
+        cells["seeds"] = f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}"
+        cells[FAILED_RUNS] = count_broken(run.verdict.status for run in group.runs)
+        results.append({"method": group.label, **cells})
+        total = group.total("bytes_total")
+        ratio = f"{baseline.total('bytes_total') / total:.3g}x" if total else "-"
+        by_way = {head: human_bytes(group.total(key)) for head, key in ways.items()}
+        sent.append({"method": group.label, "total": human_bytes(total), "ratio": ratio, **by_way})
+        shares = (value_text(ACCURACY, group.final_client_quantile(key)) for key in CLIENT_QUANTILES)
+        clients.append({"method": group.label, **dict(zip(CLIENT_QUANTILES.values(), shares, strict=True))})
+    words = "accuracy" if objective == ACCURACY else objective_name(objective)
+    spread = "mean ± standard deviation over seeds"
+    tables = [
+        _table(f"All rounds: {words} ({spread}; the interval is of final {words})", results),
+        _table(f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these", sent),
+    ]
+    if quantiles:
+        tables.append(_table(f"Final accuracy over clients, in percent ({spread}; p10 is a percentile)", clients))
+    return tables
+
+
+def _table(caption: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
+
+
+class Sweep(NamedTuple):
+    """The groups of one method that differ in a setting `x`, and perhaps in a setting `line`."""
+
+    method: str
+    groups: list[SeedGroup]
+    x: str
+    line: str = ""
+
+
+def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
+    """Methods whose groups differ in one or two settings, one of them a number; `x` is that with the most values."""
+    found = []
+    for name in dict.fromkeys(group.runs[0].name for group in groups):
+        same = [group for group in groups if group.runs[0].name == name]
+        paths = [path for path in differing([group.config for group in same]) if path != "name"]
+        values = {path: [flat(group.config).get(path) for group in same] for path in paths}
+        numeric = [path for path in paths if all(_is_number(value) for value in values[path])]
+        if len(same) > 1 and len(paths) <= 2 and numeric:
+            x = max(numeric, key=lambda path: len(set(values[path])))
+            found.append(Sweep(name, same, x, next((path for path in paths if path != x), "")))
+    return found
+
+
+def sweep_chapter(section: Section) -> Chapter | None:
+    """The best value of the objective against a setting, with a line for each value of a second one."""
+    objective, pieces = section.objective, list[Piece]()
+    unit = "%" if objective == ACCURACY else objective_name(objective)
+    for method, groups, x, line in sweeps(section.groups):
+        points: dict[Any, list[figures.Point]] = {}
+        rows, lost = [], []
+        for group in sorted(groups, key=lambda group: float(flat(group.config)[x])):
+            config = flat(group.config)
+            values = [group.best_of(run) for run in group.runs if run not in group.failed]
+            known = [value for value in values if value is not None]
+            if known:
+                point = (float(config[x]), sum(known) / len(known), min(known), max(known))
+                points.setdefault(config.get(line), []).append(point)
+            else:
+                lost.append(group.label)
+            cells = {path.rsplit(".", 1)[-1]: setting_text(config.get(path)) for path in (x, line) if path}
+            cells |= {f"best {unit}": value_text(objective, group.best)}
+            cells |= {f"final {unit}": value_text(objective, group.final)}
+            cells |= {"total": human_bytes(group.total("bytes_total")), "seeds": f"{len(group.runs)}"}
+            rows.append({**cells, FAILED_RUNS: count_broken(run.verdict.status for run in group.runs)})
+        keys = sorted(points) if all(map(_is_number, points)) else list(points)
+        label = line.rsplit(".", 1)[-1]
+        lines = [figures.Curve(f"{label} {setting_text(key)}" if line else method, points[key]) for key in keys]
+        if lines:
+            pieces.append(_sweep_drawing(section, f"{method}: best", x, lines, lost))
+        paths = " and ".join(path for path in (x, line) if path)
+        pieces.append(_table(f"{method} by {paths} (mean ± standard deviation over seeds)", rows))
+    return Chapter("Sweep", pieces) if pieces else None
+
+
+def _sweep_drawing(
+    section: Section, title: str, x: str, lines: Sequence[figures.Curve], lost: Sequence[str]
+) -> Drawing:
+    objective = section.objective
+    text = percent_text if objective == ACCURACY else partial(number_text, digits=3)
+    xs = [point[0] for line in lines for point in line.points]
+    log = min(xs) > 0 and max(xs) / min(xs) >= 8
+    limits = None if objective == ACCURACY else figures.scale_limits(lines)
+    notes = [BAND, f"{'Up' if objective.higher_is_better else 'Down'} is better."]
+    notes += [f"Not drawn, because all runs failed: {', '.join(lost)}."] if lost else []
+    notes += _outside(lines, limits)
+    measure, name = f"best {objective_name(objective)}", f"{x} (log scale)" if log else x
+    draw = partial(figures.curves, lines, name, measure, log_x=log, y_text=text, limits=limits)
+    full = f"{title} {objective_name(objective)} against {x}, {section.name}"
+    return Drawing(full, " ".join(notes), draw)
+
+
+def targets_chapter(section: Section) -> Chapter | None:
+    """Bytes to each target: bars and a table."""
+    if not section.costs:
+        return None
+    groups, objective, baseline = section.groups, section.objective, section.baseline
+    side = "above" if objective.higher_is_better else "below"
+    pieces: list[Piece] = [
+        f"A target is reached in the first evaluated round at or {side} it, for each seed separately. Catch-up is what "
+        "clients downloaded because they had missed rounds; the ideal total leaves it out."
+    ]
+    for target, reached in section.costs.items():
+        title = f"Bytes to reach {target_text(objective, target)}, {section.name}"
+        rows = []
+        for i, (group, cost) in enumerate(zip(groups, reached, strict=True)):
+            if cost is not None:
+                some = "" if cost.seeds == len(group.runs) else f" ({cost.seeds} of {len(group.runs)} seeds)"
+                sent = human_bytes(cost.bytes.mean)
+                parts = list(cost.by_direction.values())
+                rows.append(figures.Bar(f"{group.label}{some}", sent, parts, cost.spread, i))
+        never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
+        note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
+        if any(len(group.runs) > 1 for group in groups):
+            note += " Mean over seeds; the thin line spans the lowest to the highest seed."
+        note += f" Never reached by {', '.join(never)}." if never else ""
+        if rows:
+            pieces.append(Drawing(title, note, partial(figures.bars, rows)))
+        theirs = reached[groups.index(baseline)]
+        cells = [_target_cells(group, cost, theirs) for group, cost in zip(groups, reached, strict=True)]
+        caption = (
+            f"{title} (means over the seeds that reached it), and ratio: bytes of {baseline.label} divided by these"
+        )
+        pieces.append(Table(f"{caption}, if all seeds reached it", _TARGET_HEADS, cells))
+    return Chapter("Bytes to a target", pieces)
+
+
+def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
+    seeds = len(group.runs)
+    if cost is None:
+        return [group.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
+    half = cost.bytes.half
+    ends = [] if half is None else [max(0.0, cost.bytes.mean - half), cost.bytes.mean + half]
+    return [
+        group.label,
+        human_bytes(cost.bytes.mean),
+        f"{baseline.bytes.mean / cost.bytes.mean:.3g}x" if baseline and cost.seeds == seeds else "-",
+        f"{cost.rounds.mean:.1f}",
+        " to ".join(map(human_bytes, ends)) or "-",
+        human_bytes(cost.ideal),
+        human_joules(cost.joules),
+        f"{cost.seeds} of {seeds}",
+    ]
+
+
+def time_chapter(section: Section) -> Chapter | None:
+    """Modeled time to each target by link."""
+    rows = [
+        [group.label, target_text(section.objective, goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
+        for goal, reached in section.costs.items()
+        for group, cost in zip(section.groups, reached, strict=True)
+        if cost
+    ]
+    speeds = [f"{link.down / 1e6:g} / {link.up / 1e6:g}" for link in LINKS]
+    caption = "Time to a target by speed, Mbps down / up (means over the seeds that reached it)"
+    return Chapter("Time over slow links", [Table(caption, ("method", "target", *speeds), rows)]) if rows else None
+
+
+def layers_chapter(section: Section) -> Chapter | None:
+    """Bytes or synchronizations by layer of the methods whose runs recorded them; bytes have one scale."""
+    charts: list[tuple[SeedGroup, str, list[figures.Bar]]] = []
+    for i, group in enumerate(section.groups):
+        summary = group.runs[0].summary or {}
+        layers = [row for row in summary.get("layers") or [] if isinstance(row, dict) and "layer" in row]
+        what, rows = figures.layer_bars(layers, summary.get("rounds"), i)
+        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MOST_LAYERS]
+        if len(ranked) < len(rows):
+            what += f", the {MOST_LAYERS} largest of {len(rows)}"
+        # without bytes, layers that were synchronized in every round are not worth a figure
+        if layers and ("bytes" in what or any(row.get("syncs") != summary.get("rounds") for row in layers)):
+            charts.append((group, what, [row for row in rows if row in ranked]))
+    longest = max((figures.longest_bar(rows) for _, what, rows in charts if "bytes" in what), default=0)
+    pieces: list[Piece] = []
+    for group, what, rows in charts:
+        seed = f"Seed {group.seeds[0]}. " if len(group.runs) > 1 else ""
+        note = f"{seed}In parentheses: rounds in which the layer was synchronized."
+        note += " All methods have the same scale." if "bytes" in what and len(charts) > 1 else ""
+        title = f"{group.label}: {what}, {section.name}"
+        scale = longest if "bytes" in what else 0
+        pieces.append(Drawing(title, note, partial(figures.bars, rows, longest=scale)))
+        if lines := figures.window_curves(group.runs[0].records):
+            title = f"{group.label}: discrepancy taken against parameters left, {section.name}"
+            note = f"{seed}Mean over windows; the band spans all of them."
+            pieces.append(Drawing(title, note, partial(figures.window_figure, lines)))
+    return Chapter("Layers", pieces) if pieces else None
+
+
+def sites_chapter(section: Section) -> Chapter | None:
+    """How often each site of a deployment was accepted, and what it sent."""
+    pieces: list[Piece] = []
+    for group in section.groups:
+        for run in group.runs:
+            totals = totals_by_site(read_sites(run.path))
+            ordered = sorted(totals, key=lambda one: -(one.counts["refused"] + one.counts["bounded"]))[:MOST_SITES]
+            name = f"{group.label}, seed {run.table.get('seed', 0)}"
+            more = f", {MOST_SITES} of {len(totals)} sites" if len(totals) > MOST_SITES else ""
+            if ordered:
+                heads = (*_SITE_HEADS, "up", "down")
+                pieces.append(Table(f"Sites of {name}{more}", heads, [_site_cells(one) for one in ordered]))
+            if reasons := [(one.site, one.why) for one in ordered if one.why]:
+                pieces.append(Table(f"Newest reason of each site, {name}", ("site", "reason"), reasons, folded=True))
+    words = (
+        "Counts are rounds, those that were given up included. Norm of the update, its cosine to the mean of the "
+        "round, training loss and seconds until the response are medians; bytes are sums."
+    )
+    return Chapter("Sites", [words, *pieces]) if pieces else None
+
+
+def _site_cells(totals: SiteTotals) -> tuple[str, ...]:
+    numbers = (totals.norm, totals.cosine, totals.loss, totals.seconds)
+    counts = (f"{count:,}" for count in totals.counts.values())
+    sent = human_bytes(totals.bytes_up), human_bytes(totals.bytes_down)
+    return (totals.site, *counts, *("-" if value is None else f"{value:.3g}" for value in numbers), *sent)
+
+
+def samples_chapter(section: Section) -> Chapter | None:
+    """Answers of a language model to test questions before and after training, of the first seed of each method."""
+    found = {group.label: read_samples(group.runs[0].path) for group in section.groups}
+    found = {label: samples for label, samples in found.items() if samples}
+    tables = []
+    for one in next(iter(found.values()), ()):
+        rows = [["right answer", _short(one.answer)], ["before training", _short(one.before)]]
+        for label, samples in found.items():
+            rows += [[f"after training, {label}", _short(own.after)] for own in samples if own.prompt == one.prompt]
+        tables.append(Table(_short(one.prompt), ("", "answer"), rows))
+    note = "Answers are generated greedily; of each method, those of its first seed."
+    return Chapter("Answers before and after training", [note, *tables]) if tables else None
+
+
+def _short(text: str) -> str:
+    return visible(" ".join(text.split()), SAMPLE_CHARACTERS) or "(nothing)"
+
+
+def search_chapter(section: Section) -> Chapter | None:
+    """What was searched, on which seed, by what, and what the search cost."""
+    found = {group.label: record for group in section.groups if (record := read_search(group.runs[0].path))}
+    texts = how_searched(list(found.values()))
+    if without := [group.label for group in section.groups if group.label not in found]:
+        texts.append(f"Not searched, or not recorded: {', '.join(without)}.")
+    rows = [search_cells(label, record) for label, record in found.items()]
+    table = Table("Search of each method, and its cost", SEARCH_HEADS, rows)
+    return Chapter("Searched settings", [*texts, table]) if found else None
+
+
+def search_cells(method: str, record: SearchRecord) -> tuple[str, ...]:
+    """One row: a value at an end of what was tried has a mark."""
+    return (
+        method,
+        record.setting,
+        f"{record.value:g}{' (at an end)' if record.at_end else ''}",
+        f"{min(record.tried):g} to {max(record.tried):g}",
+        " + ".join(f"{count} x {rounds}" for count, rounds in record.rungs),
+        f"{record.rounds:,}",
+        human_bytes(record.bytes),
+    )
+
+
+def how_searched(records: Sequence[SearchRecord]) -> list[str]:
+    """How the settings were searched, in sentences.
+
+    >>> rungs = ((3, 5), (2, 10), (1, 20))
+    >>> record = SearchRecord("method.client_opt.lr", 0.5, (0.25, 0.5, 1.0), rungs, 100, "accuracy", 55, 900)
+    >>> print(how_searched([record])[0])
+    Searched by successive halving (each rung keeps the better half and doubles the rounds) on seed 100, by accuracy.
+    """
+    texts = []
+    for seed, by in dict.fromkeys((record.seed, record.chosen_by) for record in records):
+        halving = "successive halving (each rung keeps the better half and doubles the rounds)"
+        texts.append(f"Searched by {halving} on seed {seed}, by {by}.")
+    if len({record.rungs[0] for record in records if record.rungs}) > 1:  # later rungs lack the runs that failed
+        texts.append("Note: the methods were not searched with equal numbers of runs and rounds.")
+    texts.append("Runs: number of runs x rounds of each rung. The bytes of a search are those of all its runs.")
+    return texts
+
+
+def settings_chapter(section: Section) -> Chapter:
+    """Settings that differ, settings that are shared, and the machines."""
+    groups = section.groups
+    configs = [flat(group.config) for group in groups]
+    paths = [path for path in differing([group.config for group in groups]) if path != "name"]
+    rows = []
+    for group, config in zip(groups, configs, strict=True):
+        shown = [
+            path for path in paths if path in config and (group is groups[0] or config[path] != configs[0].get(path))
+        ]
+        rows.append([group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in shown)])
+    caption = f"Settings that differ; for other methods than {groups[0].label}, the differences from it"
+    pieces = [Table(caption, ("method", "settings"), rows)] if paths else []
+    rows = [[path, setting_text(value)] for path, value in configs[0].items() if path not in (*paths, "name")]
+    pieces.append(Table("Shared settings", ("key", "value"), rows, folded=True))
+    machines: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            machines.setdefault(_environment_text(run.environment), []).append(group.label)
+    rows = [[", ".join(dict.fromkeys(labels)), machine] for machine, labels in machines.items()]
+    return Chapter("Settings and machines", [*pieces, Table("Machines", ("methods", "machine and versions"), rows)])
+
+
+def _environment_text(facts: Mapping[str, Any]) -> str:
+    versions = facts.get("versions")
+    known = {"": facts.get("system"), "on": facts.get("gpu") or facts.get("machine"), "device": facts.get("device")}
+    known |= {"threads": facts.get("threads"), "clients trained by": facts.get("clients_trained_by")}
+    known |= {"Python": facts.get("python"), **(versions if isinstance(versions, dict) else {})}
+    return ", ".join(f"{name} {value}".strip() for name, value in known.items() if value) or "not recorded"
+
+
+def commands_chapter(section: Section) -> Chapter:
+    """One command per run that repeats it."""
+    from thinwire.reports.rerun import rerun  # needs torch, which the rest of the page does not
+
+    runs = [run for group in section.groups for run in group.runs]
+    commands = dict.fromkeys(visible(rerun(run.table, run.path), 10_000) for run in runs)
+    text = "Each command repeats one run with exactly these settings."
+    return Chapter("Commands", [text, Command("\n".join(commands))])
+
+
+CHAPTERS = (
+    overview,
+    sweep_chapter,
+    targets_chapter,
+    time_chapter,
+    layers_chapter,
+    sites_chapter,
+    samples_chapter,
+    search_chapter,
+    settings_chapter,
+    commands_chapter,
+)
+
+
+def definitions(compute: float | None, joules_per_byte: float) -> Chapter:
+    """Definitions of bytes, intervals, time and energy: the last chapter of a page.
+
+    Args:
+        compute: training seconds of a client per round, if given.
+        joules_per_byte: of the energy model.
+    """
+    seconds = (
+        "the measured seconds of the round divided by its number of clients, since one machine simulates all of them"
+        if compute is None
+        else f"{compute:g} s per round, as given"
+    )
+    constant = " (0.1 kWh per gigabyte, an estimate for mobile networks)" if joules_per_byte == JOULES_PER_BYTE else ""
+    return Chapter(
+        "Definitions",
+        [
+            "Bytes are lengths of encoded messages: uploads (up), downloads to clients that took part in the previous "
+            "round (down), and what clients downloaded in addition because they had missed rounds (catch-up). Total is "
+            "the sum of all three and of rounds that were abandoned when a run went back (abandoned); ideal leaves out "
+            "catch-up and abandoned rounds.",
+            "Curves and totals are means over runs that differ only in their seed. The 95 % interval is that of the "
+            "mean over seeds by Student's t; with few seeds it is wide.",
+            "Time of a round = compute + 8 × bytes up of a client / upload speed + 8 × bytes down and catch-up of a "
+            "client / download speed. Clients work in parallel on equal links, and the bytes of a client are those of "
+            f"the round divided by its number of clients. Compute is {seconds}. Latency and stragglers are not "
+            "modeled. FedPara's Tables 7 and 8 use this formula.",
+            f"Energy = {energy(1e6, joules_per_byte):.3g} J per megabyte × total bytes{constant}, the form of the "
+            "user-to-data-center model that FedPara uses, in which device, access network, core and data center each "
+            "cost some joules per byte. FedPara prints no constant, and estimates differ by more than a factor of ten, "
+            "so only ratios are meaningful; they equal the ratios of bytes. Training is not included.",
+        ],
+    )
+
+
+def value_text(objective: Objective | None, value: MeanInterval | None) -> str:
+    """Mean and standard deviation over seeds: accuracy in percent, others in their own unit.
+
+    >>> value_text(ACCURACY, MeanInterval.of([0.5, 0.7])), value_text(None, MeanInterval.of([2912.4]))
+    ('60.00 ± 14.14', '2,912')
+    """
+    if value is None:
+        return "-"
+    if objective == ACCURACY:
+        mean, std = f"{100 * value.mean:.2f}", f"{100 * value.std:.2f}"
+    else:
+        mean, std = number_text(value.mean), number_text(value.std, 2)
+    return mean if value.half is None else f"{mean} ± {std}"
+
+
+def value_interval(objective: Objective, value: MeanInterval | None) -> str:
+    """The 95 % interval of the mean of an objective."""
+    if value is None or value.half is None:
+        return "-"
+    low, high = value.mean - value.half, value.mean + value.half
+    if objective == ACCURACY:
+        return f"{100 * max(0.0, low):.1f} to {100 * min(1.0, high):.1f}"
+    return f"{number_text(low)} to {number_text(high)}"
+
+
+def setting_text(value: Any) -> str:
+    """The value of a setting."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def retry_text(retry: Mapping[str, Any]) -> str:
+    """One time that a run went back, in a sentence; the values may come from a damaged file.
+
+    >>> found = {"round": 3, "status": "diverged", "from_round": 0, "lr": 0.5, "bytes_abandoned": 2000}
+    >>> retry_text(found)
+    'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
+    """
+    number, back, lr, lost = (numbers_of(retry).get(key, 0) for key in ("round", "from_round", "lr", "bytes_abandoned"))
+    where = f"round {back:g}" if back else "the start"
+    status = visible(str(retry.get("status")), 40)
+    out = [f"{one}" for one in retry.get("left_out") or () if isinstance(one, int)]
+    without = f" without clients {', '.join(out[:20])}" if out else ""
+    how = without if status == ROLLED_BACK else f" with learning rate {lr:.4g}"
+    return f"round {number:g} {status}: back to {where}{how}, {human_bytes(lost)} abandoned"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
