@@ -172,7 +172,7 @@ def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
 
     from thinwire.core.registry import lookup
     from thinwire.data.examples import Arrays
-    from thinwire.data.partitions.base import Assignment
+    from thinwire.data.partition import Assignment
     from thinwire.data.task import Task
     from thinwire.optimizers import SGD
     from thinwire.protocol import Method

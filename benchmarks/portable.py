@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from thinwire.data.datasets.text_classification import MINILM, READERS, checkpoint_folder
-from thinwire.data.tokens import file_name, tokenize
+from thinwire.data.checkpoints import MINILM, find_checkpoint
+from thinwire.data.named_texts import READERS
+from thinwire.data.text import file_name, tokenize
 
 KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -33,7 +34,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--data", nargs="+", default=["20newsgroups"], choices=sorted(READERS))
     parser.add_argument("--length", type=int, default=128)
     options = parser.parse_args()
-    source = checkpoint_folder(options.checkpoint)
+    source = find_checkpoint(options.checkpoint)
     target = options.out / "checkpoints" / Path(options.checkpoint).name
     target.mkdir(parents=True, exist_ok=True)
     (options.out / "tokens").mkdir(exist_ok=True)

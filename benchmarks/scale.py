@@ -32,8 +32,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
 
     from thinwire.core.key import Key
     from thinwire.data.examples import Arrays
-    from thinwire.data.partitions.base import Assignment
-    from thinwire.data.partitions.iid import IID
+    from thinwire.data.partition import IID, Assignment
     from thinwire.data.task import Task
     from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
     from thinwire.experiments.config import method_from

@@ -50,7 +50,7 @@ from benchmarks.plain_loop import plain
 from benchmarks.speed_page import page
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import method_from, resolve

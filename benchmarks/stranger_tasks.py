@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits, make_classification
 from torch import Tensor, nn
 
 from thinwire.core.key import Key
-from thinwire.data.partitions.dirichlet import Dirichlet
+from thinwire.data.partition import Dirichlet
 from thinwire.runtime.engine import Mode
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets

@@ -11,7 +11,7 @@ from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
 from thinwire.data.examples import Arrays
 from thinwire.data.losses import Loss, cross_entropy
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
 from thinwire.protocol import Method

@@ -15,7 +15,7 @@ from thinwire import models
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.data.examples import Images
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import resolve

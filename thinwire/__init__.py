@@ -64,7 +64,7 @@ _CONTRACTS = {
     "thinwire.aggregators": ("Aggregator", "ClientWeight"),
     "thinwire.privacy": ("Privacy",),
     "thinwire.metrics": ("Metric",),
-    "thinwire.data.partitions.base": ("Assignment", "Partition"),
+    "thinwire.data.partition": ("Assignment", "Partition"),
 }
 
 _ERRORS = {
@@ -183,8 +183,8 @@ if TYPE_CHECKING:
     from thinwire.core.registry import register as register
     from thinwire.core.spec import Spec as Spec
     from thinwire.core.tree import Tree as Tree
-    from thinwire.data.partitions.base import Assignment as Assignment
-    from thinwire.data.partitions.base import Partition as Partition
+    from thinwire.data.partition import Assignment as Assignment
+    from thinwire.data.partition import Partition as Partition
     from thinwire.data.task import Task as Task
     from thinwire.errors import CheckpointError as CheckpointError
     from thinwire.errors import ConfigError as ConfigError

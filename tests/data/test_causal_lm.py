@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from tests.checkpoints import SPOKEN, write_language_model
-from thinwire.data.conversations import RecordForm, chat
-from thinwire.data.datasets.causal_lm import causal_lm, instructions
-from thinwire.data.datasets.question_sets import Answers, question_records
-from thinwire.data.records import read_records
-from thinwire.data.sites import OwnData, SiteRecords
+from thinwire.data.causal_lm import Answers, causal_lm, instructions, question_records
+from thinwire.data.conversations import RecordForm, chat, read_records
+from thinwire.data.site import OwnData, SiteRecords
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ThinwireError
 from thinwire.metrics.labels import IGNORED
@@ -185,7 +183,7 @@ def test_records_in_bad_form_are_one_line_with_file_and_row(tmp_path, checkpoint
         ({"prompt": "prompt"}, "task.response is missing"),
         ({"prompt": "prompt", "response": "response", "text": "text"}, "a record has one form"),
         ({"template": "jinja"}, "task.template must be one of"),
-        ({"checkpoint": "nowhere.gguf"}, "no such file"),
+        ({"checkpoint": "nowhere.gguf"}, "no GGUF file there"),
         ({"window": 0}, "task.window must be 1 or more"),
         ({"options": "choices"}, "needs two or more different texts"),
         ({"options": "others"}, "is none of the options (b, c)"),
@@ -257,7 +255,8 @@ def test_a_site_reads_the_same_rows_as_the_task(tmp_path, checkpoint):
     own = OwnData(data, lambda: build("causal-lm", checkpoint=checkpoint), metrics=("perplexity",))
     task = own.task(tmp_path, clients=2)
     rows = read_records(tmp_path / "one" / "records.jsonl")
-    alone = data.encoder.encode(rows, RecordForm("prompt", "response")).rows
+    form = RecordForm("prompt", "response")
+    alone = data.encoder.rows(rows, data.encoder.conversations(rows, form), form).rows
     for i in range(len(PAIRS)):
         assert learned(task.train, i) == learned(alone, i) == learned(task.train, i + len(PAIRS))
     assert own.without_examples(2).train.gather(torch.tensor([0]))[1].tolist() == [[0]]

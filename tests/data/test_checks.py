@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thinwire.data.bad_values import AT_ONCE, Part
-from thinwire.data.checks import check_task
+from thinwire.data.checks import AT_ONCE, Part, check_task
 from thinwire.data.examples import Arrays, Images
 from thinwire.data.losses import bce, mse
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, as_examples
 from thinwire.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinwire.data import cache
-from thinwire.data.datasets.cifar import cifar10, cifar100
+from thinwire.data.named_images import cifar10, cifar100
 from thinwire.errors import DataError
 
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
@@ -115,7 +115,7 @@ def test_the_second_load_uses_the_cache(tmp_path, one_sheet, monkeypatch) -> Non
     write_sheets(tmp_path, one_sheet)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     first = cifar10(tmp_path)
-    monkeypatch.setattr("thinwire.data.datasets.cifar._sheet", lambda path: pytest.fail("decoded again"))
+    monkeypatch.setattr("thinwire.data.named_images._sheet", lambda path: pytest.fail("decoded again"))
     assert torch.equal(cifar10(tmp_path).train.pixels, first.train.pixels)
 
 
@@ -138,7 +138,7 @@ def test_a_sheet_of_another_size_is_an_error_before_decoding(tmp_path, one_sheet
     folder = write_sheets(tmp_path, one_sheet)
     (folder / "data_batch_1.jpg").unlink()
     image.new("L", (3200, 3200)).save(folder / "data_batch_1.jpg")
-    with pytest.raises(DataError, match="3200x3200 L, expected 3200x3200 RGB"):
+    with pytest.raises(DataError, match=r"\(3200, 3200\) L, expected 3200x3200 RGB"):
         cifar10(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_a_sheet_with_an_enormous_size_in_its_header_is_an_error_without_a_warni
     folder = write_sheets(tmp_path, one_sheet)
     data = bytearray(one_sheet.read_bytes())
     header = data.index(b"\xff\xc0")  # marker, length (2), precision (1), height (2), width (2)
-    for side, message in ((12_000, "not a complete JPEG"), (4_000, "4000x4000 RGB, expected 3200x3200 RGB")):
+    for side, message in ((12_000, "not a complete JPEG"), (4_000, r"\(4000, 4000\) RGB, expected 3200x3200 RGB")):
         data[header + 5 : header + 9] = side.to_bytes(2, "big") * 2
         (folder / "data_batch_1.jpg").unlink()
         (folder / "data_batch_1.jpg").write_bytes(data)

@@ -6,7 +6,7 @@ import torch
 
 import thinwire as tw
 from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, TextWindows
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import prepared

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from thinwire.core.key import Key
-from thinwire.data.datasets.leaf import femnist, sent140, shakespeare_leaf
-from thinwire.data.partitions.iid import Natural
+from thinwire.data.leaf import femnist, sent140, shakespeare_leaf
+from thinwire.data.partition import Natural
 from thinwire.errors import DataError
 
 

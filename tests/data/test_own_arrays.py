@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thinwire as tw
 from thinwire.data.describe_partition import describe_partition
-from thinwire.data.partitions.iid import IID
+from thinwire.data.partition import IID
 from thinwire.data.task import pool_clients
 from thinwire.reports.figures import partition_figure, save
 
@@ -75,16 +75,16 @@ def test_npz_is_read_without_pickle_and_by_its_true_size(tmp_path):
     with pytest.raises(tw.DataError, match=r"d.npz: no array 'targets' \(task.y\); the file has x, y, client"):
         make(file=str(file), y="targets")
     np.savez(file, x=np.array([{}, {}]), y=[0, 1])
-    with pytest.raises(tw.DataError, match="Python objects are not read"):
+    with pytest.raises(tw.DataError, match=r"array 'x' cannot be read \(Object arrays"):
         make(file=str(file))
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)})
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("x.npy", head.getvalue() + bytes(100))
         archive.writestr("y.npy", b"not an array")
-    with pytest.raises(tw.DataError, match=r"array 'x' states 8,000,000,000,000 bytes, but has 100"):
+    with pytest.raises(tw.DataError, match="array 'x' cannot be read"):
         make(file=str(file))
-    with pytest.raises(tw.DataError, match="array 'y' cannot be read"):
+    with pytest.raises(tw.DataError, match=r"y is .* of shape"):
         make(file=str(file), x="y")
     file.write_bytes(b"PK damaged")
     with pytest.raises(tw.DataError, match=r"cannot be read as .npz"):
@@ -219,3 +219,58 @@ def test_datasets_of_hugging_face(tmp_path):
         tw.data.from_datasets(table)
     with pytest.raises(tw.DataError, match=r"cannot load it|no such folder"):
         tw.data.huggingface.huggingface(name="./nowhere")
+
+
+class Rows:
+    """A split with the parts of `datasets.Dataset` that are used, where that library is not installed."""
+
+    def __init__(self, columns, **features):
+        self.columns, self.column_names = columns, list(columns)
+        self.features = {name: features.get(name, type("Value", (), {})()) for name in columns}
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, at):
+        return self.columns[at] if isinstance(at, str) else {name: one[at] for name, one in self.columns.items()}
+
+
+def test_rows_of_another_library_as_images_lists_and_cells():
+    feature = {name: type(name, (), {"names": ["b", "a", "c"]})() for name in ("ClassLabel", "Image", "List")}
+    labels = {"label": [0, 1] * 30, "who": ["u", "v", "v"] * 20}
+    photos = Rows({"image": [Image.fromarray(one) for one in PIXELS[:60]], **labels}, label=feature["ClassLabel"])
+    photos.features["image"] = feature["Image"]
+    source = tw.data.from_datasets(photos, client="who")
+    assert (source.class_names, source.user_names, source.train.pixels.shape) == (
+        ("b", "a", "c"),
+        ("u", "v"),
+        (48, 1, 8, 8),
+    )
+    every = torch.cat([source.train.pixels, source.test.pixels]).long().sum()
+    assert int(every) == int(PIXELS[:60].astype(np.int64).sum())
+    with pytest.raises(tw.DataError, match="images and lists are used alone"):
+        tw.data.from_datasets(photos)
+    ids = Rows({"ids": [[1, 2, 3], [4, 5]] * 10, "label": [0, 1] * 10}, ids=feature["List"])
+    tokens = tw.data.from_datasets({"train": ids, "test": ids}, length=2)
+    assert (tokens.train.inputs[:2].tolist(), tokens.model) == ([[1, 2], [4, 5]], {"length": 2, "vocab": 6})
+    numbers = Rows({"x": [[0.5, 1.0], [1.5, 2.0]] * 10, "label": [0.5, 1.5] * 10}, x=feature["List"])
+    assert tw.data.from_datasets(numbers).train.inputs.dtype == torch.float32
+    numbers.columns["x"][3] = [1.0]
+    with pytest.raises(tw.DataError, match="differ in length"):
+        tw.data.from_datasets(numbers)
+    numbers.columns["x"][3] = ["a"]
+    with pytest.raises(tw.DataError, match=r"row 3: the column 'x' holds"):
+        tw.data.from_datasets(numbers)
+    cells = Rows({"ash": [0.5, None, 2.0] * 6, "city": ["r", "o", "r"] * 6, "kind": [2, 0, 1] * 6, "when": [3] * 18})
+    cells.features["when"] = type("Time", (), {})()
+    assert tw.data.from_datasets(cells, target="kind", drop=["when"]).model == {"inputs": 5}
+    with pytest.raises(tw.DataError, match=r"column 'when' .* expected numbers or text"):
+        tw.data.from_datasets(cells, target="kind")
+    with pytest.raises(tw.DataError, match="did you mean 'kind'"):
+        tw.data.from_datasets(cells, target="kindd")
+    with pytest.raises(tw.DataError, match="no target column is named"):
+        tw.data.from_datasets(cells)
+    with pytest.raises(tw.ConfigError, match=r"must be a datasets.Dataset"):
+        tw.data.from_datasets([1, 2])
+    with pytest.raises(tw.ConfigError, match=r"task.name is missing"):
+        tw.data.huggingface.huggingface()

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from thinwire.core.key import Key
-from thinwire.data.partitions.dirichlet import Dirichlet, DirichletFlasc
-from thinwire.data.partitions.iid import IID, Natural
-from thinwire.data.partitions.shards import Classes, ClassShards, Shards
+from thinwire.data.partition import IID, Classes, ClassShards, Dirichlet, DirichletFlasc, Natural, Shards
 from thinwire.errors import ConfigError
 
 TEN = np.arange(100) % 10

@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
-from thinwire.data.partitions.base import Assignment, near_equal
-from thinwire.data.partitions.dirichlet import Dirichlet, DirichletFlasc, log_gamma_draws
-from thinwire.data.partitions.iid import IID, Natural
-from thinwire.data.partitions.shards import Classes, ClassShards, Shards, swap_until
+from thinwire.data.partition import (
+    IID,
+    Assignment,
+    Classes,
+    ClassShards,
+    Dirichlet,
+    DirichletFlasc,
+    Natural,
+    Shards,
+    log_gamma_draws,
+    near_equal,
+    swap_until,
+)
 from thinwire.errors import ConfigError
 
 KEYS = st.integers(0, 2**64 - 1).map(Key)
@@ -236,7 +245,7 @@ def test_dirichlet_gives_no_more_to_clients_that_have_the_mean_size() -> None:
 
 
 def test_dirichlet_warns_and_lowers_the_minimum_to_one_if_all_draws_fail(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.data.partitions.dirichlet._TRIES", 50)
+    monkeypatch.setattr("thinwire.data.partition._TRIES", 50)
     labels = np.arange(400) % 10
     with pytest.warns(UserWarning, match="none of 50 draws"):
         a = Dirichlet(alpha=0.3, min_size=20).assign(labels, 20, Key(0))
@@ -245,7 +254,7 @@ def test_dirichlet_warns_and_lowers_the_minimum_to_one_if_all_draws_fail(monkeyp
 
 
 def test_dirichlet_is_an_error_if_every_draw_leaves_a_client_empty(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.data.partitions.dirichlet._TRIES", 50)
+    monkeypatch.setattr("thinwire.data.partition._TRIES", 50)
     with pytest.raises(ConfigError, match="larger alpha or fewer clients"):
         Dirichlet(alpha=1e-3, min_size=1).assign(np.zeros(1000, int), 100, Key(0))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +14,9 @@ from sklearn.datasets import load_diabetes, load_wine
 
 import thinwire as tw
 from tests.own_files import bunch_columns, hospitals, write_csv
-from thinwire.data.columns import Columns
-from thinwire.data.features import Features
-from thinwire.data.hold_out import held_out_rows
-from thinwire.data.table_files import read_table
+from thinwire.data.columns import Columns, read_table
+from thinwire.data.partition import held_out_rows
+from thinwire.data.table import Features
 
 
 @pytest.fixture
@@ -202,3 +203,26 @@ def test_text_where_training_rows_have_numbers_is_named():
         features.encode(Columns("b.csv", {"x": ["1", "two"]}))
     with pytest.raises(tw.DataError, match="far from the training rows"):
         features.encode(Columns("b.csv", {"x": ["1e300"]}))
+
+
+def test_parquet_is_read_by_pandas_and_its_size_is_checked_first(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    file, facts = tmp_path / "t.parquet", SimpleNamespace(num_rows=20, num_columns=2)
+    frame = pandas.DataFrame({"x": range(20), "y": ["u", "v"] * 10})
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", SimpleNamespace(read_metadata=lambda path: facts))
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
+    assert tw.data.from_table(file, "y").class_names == ("u", "v")
+    frame.loc[3, "y"] = None
+    with pytest.raises(tw.DataError, match=r"t.parquet: row 5 has no value in the target column 'y'"):
+        tw.data.from_table(file, "y")
+    facts.num_rows = 1 << 28
+    with pytest.raises(tw.DataError, match=r"has 268,435,456 x 2 cells"):
+        tw.data.from_table(file, "y")
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: 1 / 0)
+    facts.num_rows = 1
+    with pytest.raises(tw.DataError, match="cannot be read as parquet"):
+        tw.data.from_table(file, "y")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(tw.DataError, match=r"pip install 'thinwire\[data\]'"):
+        tw.data.from_table(file, "y")

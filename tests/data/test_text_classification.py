@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.checkpoints import write_checkpoint, write_sheets
-from thinwire.data import tokens
-from thinwire.data.datasets import text_classification as module
-from thinwire.data.datasets.text_classification import checkpoint_folder, text_classification
+from thinwire.data import text
+from thinwire.data.checkpoints import find_checkpoint
+from thinwire.data.named_texts import text_classification
 from thinwire.errors import ConfigError, DataError, ThinwireError, UnknownName
 
 pytest.importorskip("transformers")
@@ -46,7 +46,7 @@ def test_long_texts_are_truncated_and_rows_padded_to_the_longest(folders):
 
 def test_texts_are_tokenized_once(folders, monkeypatch):
     first = text_classification(folders[0], "rte", folders[1])
-    monkeypatch.setattr(tokens, "tokenize", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr(text, "tokenize", lambda *_: pytest.fail("tokenized again"))
     again = text_classification(folders[0], "rte", folders[1])
     assert all(torch.equal(again.train.inputs[name], block) for name, block in first.train.inputs.items())
 
@@ -56,7 +56,7 @@ def test_token_ids_in_a_folder_next_to_the_datasets_need_no_texts(folders, tmp_p
     (tmp_path / "other" / "tokens").mkdir(parents=True)
     (file,) = (tmp_path / "cache").iterdir()
     with np.load(file) as arrays:
-        name = tokens.file_name("rte", module.checkpoint_folder(folders[1]), 128)
+        name = text.file_name("rte", find_checkpoint(folders[1]), 128)
         np.savez_compressed(tmp_path / "other" / "tokens" / name, **arrays)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "none"))
     again = text_classification(tmp_path / "other", "rte", folders[1])
@@ -77,8 +77,8 @@ def test_invalid_token_ids_in_the_cache_are_replaced(folders, tmp_path, wrong):
 
 def test_checkpoints_are_found_by_folder_and_by_name_next_to_the_datasets(folders, tmp_path):
     write_checkpoint(folders[0] / "checkpoints" / "mine")
-    assert checkpoint_folder("mine", folders[0]) == folders[0] / "checkpoints" / "mine"
-    assert str(checkpoint_folder(folders[1], folders[0])) == folders[1]
+    assert find_checkpoint("mine", folders[0]) == folders[0] / "checkpoints" / "mine"
+    assert str(find_checkpoint(folders[1], folders[0])) == folders[1]
 
 
 def test_errors_without_package_data_or_library_are_one_line(folders, tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_errors_without_package_data_or_library_are_one_line(folders, tmp_path, 
         text_classification(folders[0], "rte", folders[1], 1)
     for name in ("nowhere", "/no/where", "./no/where"):
         with pytest.raises(DataError, match="expected a checkpoint folder, or owner/name") as caught:
-            checkpoint_folder(name)
+            find_checkpoint(name)
         errors[name] = caught.value
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"sst2: no data found; put glue/SST-2/train.tsv") as caught:

@@ -12,11 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.data.datasets.glue import cola, mrpc, rte, sst2
-from thinwire.data.datasets.newsgroups import newsgroups, strip_message
-from thinwire.data.datasets.shakespeare import ALPHABET, shakespeare
-from thinwire.data.datasets.text_classification import READERS
-from thinwire.data.vocabulary import IDS, PAD, SEPARATOR, UNKNOWN, Vocabulary, words
+from thinwire.data.leaf import ALPHABET, shakespeare
+from thinwire.data.named_texts import READERS, cola, mrpc, newsgroups, rte, sst2, strip_message
+from thinwire.data.text import IDS, PAD, SEPARATOR, UNKNOWN, Vocabulary, words
 from thinwire.errors import DataError
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ def test_glue_files_are_read(tmp_path, load, name, length, labels) -> None:
         ("SST-2", sst2, "sentence\tlabel\nfine\t1\nbad 0\n", "line 3 has 1 fields, expected 2"),
         ("SST-2", sst2, "sentence\tlabel\nfine\t7\n", "line 2 has the label '7', expected 0 or 1"),
         ("CoLA", cola, "a\tx\n", "line 1 has 2 fields, expected 4"),
-        ("SST-2", sst2, b"sentence\tlabel\n\xff\xfe\t1\n", "byte 15 is not UTF-8"),
+        ("SST-2", sst2, b"sentence\tlabel\n\xff\xfe\t1\n", "row 2 is not UTF-8"),
         ("RTE", rte, "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "expected entailment or not_entailment"),
     ],
 )
@@ -254,7 +252,7 @@ def test_windows_of_leafs_files_are_stored_without_repetition(tmp_path) -> None:
         (by_role({"A": {"raw": "x" * 90}}), "enough text"),
         ({"users": ["B"], "user_data": {"A": {}}}, "'B'"),
         ({"users": [["A"]], "user_data": {"A": {}}}, "is listed twice or has no object"),
-        (by_role({"A": {"raw": 7}}), "'raw' of user 'A' is a int"),
+        (by_role({"A": {"raw": 7}}), "user 'A': 'raw' is a int"),
         (by_role({"A": {"text": "x"}}), "needs lists 'x' and 'y'"),
         (by_role({"A": {"x": ["a" * 80], "y": []}}), "of the same length"),
         (by_role({"A": {"x": ["a" * 79], "y": ["b"]}}), "is not 80 characters and one more"),
@@ -272,7 +270,7 @@ def test_json_of_another_layout_is_an_error_of_one_line(tmp_path, found, message
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\xff{}", "byte 0 is not UTF-8"),
+        (b"\xff{}", "row 1 is not UTF-8"),
         (b'{"users": [', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"", "not JSON"),

@@ -12,7 +12,7 @@ from tests.checkpoints import write_language_model
 from tests.federation import same_public
 from tests.flower.test_server import OwnData as OwnClients
 from tests.flower.test_server import experiment, play
-from thinwire.data.sites import OwnData, SiteRecords
+from thinwire.data.site import OwnData, SiteRecords
 from thinwire.errors import ThinwireError
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client

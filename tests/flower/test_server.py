@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.federation import same_public
-from thinwire.data.task import Task, alone
+from thinwire.data.partition import Assignment
+from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.flower.client import Client
@@ -99,7 +101,9 @@ def test_clients_with_only_their_own_examples_equal_the_simulation():
     sites = {}
     for i in range(4):
         inputs, targets = job.task.train.gather(torch.from_numpy(job.task.clients.client(i)))
-        task = Task(job.task.model, *alone(inputs, targets, 4))
+        pool, _ = pool_clients([(inputs, targets)])
+        every = Assignment(np.tile(np.arange(len(pool)), 4), len(pool) * np.arange(5))
+        task = Task(job.task.model, pool, every)
         sites[i] = Client(chosen.engine, replace(job, task=task))
     theirs, _, their_messages = play(chosen.engine.prepare(job), 2)
     ours, _, messages = play(FlowerServer(chosen.engine, job, lambda *_: OwnData(sites)), 2)

@@ -16,7 +16,7 @@ from thinwire.aggregators import Uniform
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays, Examples
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError, Diverged
 from thinwire.optimizers import SGD, Scaffold

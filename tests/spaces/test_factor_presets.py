@@ -12,7 +12,7 @@ from tests.federation import SIZES, Federation, digits, digits_task, schema_of
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, validation_fraction
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import thinwire as tw
 from tests.checkpoints import SPOKEN, speaker, write_language_model
 from thinwire.core.key import Key
-from thinwire.data.datasets.causal_lm import causal_lm
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.causal_lm import causal_lm
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.data.datasets.causal_lm import causal_lm
+from thinwire.data.causal_lm import causal_lm
 from thinwire.models import build
 
 transformers = pytest.importorskip("transformers")

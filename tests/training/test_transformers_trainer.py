@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.token_rows import TokenRows
 from thinwire.models.causal_lm import CausalLM
 

@@ -1,6 +1,6 @@
 """Checks of a task before its first round: bad data is named by client and row, and never reaches training.
 
-    values     finite inputs and targets; class labels that the model has outputs for (`bad_values.py`)
+    values     finite inputs and targets; class labels that the model has outputs for
     model      one forward pass of a few examples
     loss       one value for each example or their mean; finite and differentiable
 
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,20 +28,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from thinwire.data.bad_values import Part, is_integer
-from thinwire.data.examples import Inputs
+from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce, cross_entropy, mse
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.metrics.labels import IGNORED, label_counts
 
 if TYPE_CHECKING:
+    from thinwire.data.partition import Assignment
     from thinwire.data.task import Task
+
 
 Forward = Callable[[Inputs], Tensor]
 
 LARGE = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
 LARGE_OUTPUTS = 3.0  # the same of the outputs of an initial model, where such inputs matter
 SAMPLE = 4096  # rows that it is computed of
+AT_ONCE = 1 << 22  # values that are read together
 
 
 def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, batch: int = 0) -> None:
@@ -258,3 +262,106 @@ def _line(error: BaseException) -> str:
     """The first line of an error, with its type where the message alone says little."""
     text = next(iter(str(error).strip().splitlines()), "")
     return text if len(text) > 20 else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The training examples of all clients, or the test examples.
+
+    Args:
+        examples: the examples.
+        clients: the examples of each client; None for test examples.
+    """
+
+    examples: Examples
+    clients: Assignment | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return "the test set" if self.clients is None else "client 0"
+
+    def batch(self, rows: int) -> tuple[Inputs, Tensor]:
+        """The first examples, and those with the lowest and the highest class label; repeated if there are fewer."""
+        order = np.arange(len(self.examples)) if self.clients is None else self.clients.order
+        chosen = order[np.arange(rows) % len(order)]
+        targets = self.examples.targets
+        if targets.dim() == 1 and is_integer(targets):
+            own = targets[torch.from_numpy(order)]
+            chosen = np.concatenate((chosen, order[[int(own.argmin()), int(own.argmax())]]))
+        return self.examples.gather(torch.from_numpy(chosen))
+
+    def refuse(
+        self, values: Tensor, is_bad: Callable[[Tensor], Tensor], words: Callable[[list[int], Any], str]
+    ) -> None:
+        """Raise a DataError about the first bad value, described by `words(position in its row, value)`.
+
+        All values are read once, in chunks.
+        """
+        step = max(1, AT_ONCE // max(1, math.prod(values.shape[1:])))
+        rows = (
+            torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in torch.split(values, step)])
+            .cpu()
+            .numpy()
+        )
+        order = np.arange(len(rows)) if self.clients is None else self.clients.order
+        if not len(at := np.flatnonzero(rows[order])):
+            return
+        where, row = "the test set", int(at[0])
+        if self.clients is not None:
+            client = int(np.searchsorted(self.clients.offsets, row, side="right")) - 1
+            where, row = f"client {client}", row - int(self.clients.offsets[client])
+        more = f" (and {len(at) - 1:,} more)" if len(at) > 1 else ""
+        own = values[int(order[at[0]])]
+        position = is_bad(own).nonzero()[0].tolist()
+        what = words(position, own[tuple(position)].item())
+        raise DataError(f"{where}, row {row}{more}: {what}; rows count from 0")
+
+    def check_finite(self) -> None:
+        """Raise a DataError for an input or a target that is not finite; images stored as bytes are not read."""
+        inputs = getattr(self.examples, "inputs", None)
+        named = {f"input {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
+        for name, values in {**(named or {"input": inputs}), "target": self.examples.targets}.items():
+            if isinstance(values, Tensor) and values.is_floating_point():
+                self.refuse(values, lambda one: ~torch.isfinite(one), functools.partial(_not_finite, name))
+
+    def check_labels(self, classes: int, ignored: int = IGNORED) -> None:
+        """Raise a DataError for a class label out of range, and for a client without any label."""
+        labels = self.examples.targets
+
+        def wrong(at: list[int], label: Any) -> str:
+            fits = f"the model has {classes} outputs (labels 0 to {classes - 1})"
+            return f"label {label}, but {fits}" + (f"; a label to ignore is {ignored}" if label < 0 else "")
+
+        self.refuse(labels, lambda y: (y != ignored) & ((y < 0) | (y >= classes)), wrong)
+        known = (labels != ignored).reshape(len(labels), -1).any(1).cpu().numpy()
+        name, bare = self.name, not known.any()
+        if self.clients is not None:
+            counts = np.add.reduceat(known[self.clients.order].astype(np.int64), self.clients.offsets[:-1])
+            name, bare = f"client {counts.argmin()}", not counts.all()
+        if bare:
+            raise DataError(f"all labels of {name} are {ignored}, which is ignored; give it labels or leave it out")
+
+    def check_binary(self) -> None:
+        """Raise a DataError for a target of `bce` that is not from 0 to 1, or -100 among integers."""
+        targets = self.examples.targets
+        ignored = math.nan if targets.is_floating_point() else IGNORED
+        if targets.dtype != torch.bool:
+            self.refuse(
+                targets,
+                lambda y: (y != ignored) & ((y < 0) | (y > 1)),
+                lambda at, value: f"target {value:g}, but loss 'bce' takes 0 or 1",
+            )
+
+
+def is_integer(values: Tensor) -> bool:
+    """Whether a tensor holds integers; booleans are none."""
+    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+
+
+def _not_finite(name: str, at: list[int], value: Any) -> str:
+    where = f" at position {at}" if at else ""
+    return f"the {name} is {value}{where}; remove or replace values that are not finite"

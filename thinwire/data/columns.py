@@ -1,5 +1,12 @@
 """Columns of a table, with the row numbers that a spreadsheet shows: the header is row 1, the first example row 2.
 
+    .csv, .tsv, .txt (each also with .gz)    UTF-8 text with one row of column names; delimiters are commas, semicolons,
+                                             tabs or bars: the one that the first row has most of
+    .parquet                                 read by pandas and pyarrow
+
+Cells of a CSV file stay texts until a column is used as numbers, so that `007` and `1e5` can be names. The csv module
+reads them, because pandas fills rows with too few cells without a word. Nothing in a file is trusted.
+
 >>> table = Columns("t.csv", {"age": ["31", "", "40"], "city": ["Rome", "Oslo", "NA"]})
 >>> table.numbers("age"), table.texts("city"), table.row(2)
 (array([31., nan, 40.]), ['Rome', 'Oslo', None], 't.csv: row 4')
@@ -9,29 +16,37 @@ True
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from thinwire.core.text import visible
-from thinwire.errors import DataError
+from thinwire.data.files import one_line, read_text
+from thinwire.errors import ConfigError, DataError
 
 # cells without a value; the last one is that of the UCI repository
-MISSING = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "?"))
+MISSING = frozenset((None, "", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "?"))
+LIMIT = 1 << 30  # bytes of a text file, decompressed
+CELLS = 1 << 28  # of a parquet file: 2 GiB as numbers
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+_DELIMITERS = ",;\t|"
 _LISTED = 12  # names of columns in an error message
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of a table by name: lists of text cells, or arrays of numbers.
+    """The columns of a table by name.
 
     Args:
         where: the file or object, for error messages.
-        cells: column -> cells of all rows; numbers are arrays (NaN: no value), other columns are lists.
+        cells: column -> cells of all rows: float64 arrays of numbers (NaN: no value), or texts and None.
         unusable: column -> its type, of columns that hold neither numbers nor text.
         row_numbers: the number of each row in a spreadsheet; by default 2, 3, ...
         word: what a row is called in messages.
@@ -51,9 +66,14 @@ class Columns:
         """The names of all columns."""
         return [*self.cells, *self.unusable]
 
+    @property
+    def rows(self) -> np.ndarray:
+        """The number of each row."""
+        return np.arange(2, len(self) + 2) if self.row_numbers is None else self.row_numbers
+
     def row(self, i: int) -> str:
         """File and number of a row, for error messages."""
-        return f"{self.where}: {self.word} {i + 2 if self.row_numbers is None else self.row_numbers[i]}"
+        return f"{self.where}: {self.word} {self.rows[i]}"
 
     def take(self, index: np.ndarray) -> Columns:
         """Some of the rows."""
@@ -61,42 +81,38 @@ class Columns:
             name: one[index] if isinstance(one, np.ndarray) else [one[i] for i in index.tolist()]
             for name, one in self.cells.items()
         }
-        numbers = np.arange(2, len(self) + 2) if self.row_numbers is None else self.row_numbers
-        return replace(self, cells=cells, row_numbers=numbers[index])
+        return replace(self, cells=cells, row_numbers=self.rows[index])
 
     def need(self, name: str, option: str) -> None:
         """Raise an error if there is no usable column of that name; `option` is the setting that names it."""
-        if name in self.cells:
-            return
         if name in self.unusable:
             raise DataError(
                 f"{self.where}: column {name!r} ({option}) holds {self.unusable[name]}, expected numbers or text; "
                 "leave it out: task.drop"
             )
-        near = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5)
-        guess = f"; did you mean {' or '.join(map(repr, near))}? I{self.listed()[1:]}" if near else f"; {self.listed()}"
-        raise DataError(f"{self.where}: no column {visible(name, 80)!r} ({option}){guess}")
+        if name not in self.cells:
+            raise DataError(
+                f"{self.where}: no column {visible(name, 80)!r} ({option}){similar(name, self.names)}; {self.listed()}"
+            )
 
     def listed(self) -> str:
         """The names of the columns, for error messages."""
-        names = ", ".join(visible(name, 40) for name in self.names[:_LISTED])
-        return f"it has the columns {names}{', ...' if len(self.names) > _LISTED else ''}"
+        return f"it has the columns {listed(self.names)}"
 
     def numbers(self, name: str) -> np.ndarray | None:
         """(rows,) float64, NaN where there is no value; None if a cell is no number."""
         cells = self.cells[name]
         if isinstance(cells, np.ndarray):
             return cells
-        try:  # all cells at once, if each is a number: several times as fast
-            if None not in cells and "_" not in "".join(cells):
-                return np.array(cells, object).astype(np.float64)
+        known = [cell for cell in cells if cell not in MISSING]
+        try:
+            found = np.array(known, object).astype(np.float64)
         except ValueError:
-            pass
-        out = np.empty(len(cells))
-        for i, cell in enumerate(cells):
-            if (number := as_number(cell)) is None:
-                return None
-            out[i] = number
+            return None
+        if "_" in "".join(known):  # Python reads 1_0 as 10
+            return None
+        out = np.full(len(cells), np.nan)
+        out[[cell not in MISSING for cell in cells] if len(known) < len(cells) else slice(None)] = found
         return out
 
     def texts(self, name: str) -> list[str | None]:
@@ -104,21 +120,21 @@ class Columns:
         cells = self.cells[name]
         if isinstance(cells, np.ndarray):
             return [None if np.isnan(value) else number_text(value) for value in cells.tolist()]
-        return [None if cell is None or cell in MISSING else cell for cell in cells]
+        return [None if cell in MISSING else cell for cell in cells]
+
+    def first_text(self, name: str) -> tuple[int, str]:
+        """The first cell of a column that is no number."""
+        texts = enumerate(self.texts(name))
+        return next((i, text) for i, text in texts if text is not None and not is_number(text))
 
 
-def as_number(cell: str | None) -> float | None:
-    """The number in a cell, NaN if it has no value; None if it is text.
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number or no value.
 
-    >>> as_number("1e3"), as_number("?"), as_number("12 kg"), as_number("1_0")
-    (1000.0, nan, None, None)
+    >>> [is_number(cell) for cell in ("1e3", "?", "12 kg", "1_0")]
+    [True, True, False, False]
     """
-    if cell is None or cell in MISSING:
-        return float("nan")
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
+    return Columns("", {"": [cell]}).numbers("") is not None
 
 
 def number_text(value: float) -> str:
@@ -130,38 +146,129 @@ def number_text(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1 << 53 else f"{value:g}"
 
 
-def from_frame(frame: Any, where: str = "the data frame") -> Columns:
-    """The columns of a pandas DataFrame (or of another library with the same methods); rows count from 0."""
+def similar(name: str, names: Iterable[str]) -> str:
+    """A question about names that are spelled alike, for error messages; empty if there are none."""
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def listed(names: Sequence[str], most: int = _LISTED) -> str:
+    """Some names, for readers."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(visible(name, 40) for name in names[:most]) + more
+
+
+def columns_of(named: Iterable[tuple[str, Any]], where: str, rows: np.ndarray | None = None) -> Columns:
+    """Columns of arrays or lists of any type."""
     cells: dict[str, Any] = {}
     unusable: dict[str, str] = {}
+    for name, given in named:
+        values = np.asarray(given)
+        if values.ndim == 1 and values.dtype.kind in "biuf":
+            cells[name] = values.astype(np.float64)
+            continue
+        listed: list[Any] = values.tolist() if values.ndim == 1 and values.dtype.kind in "OUT" else [object()]
+        kept = [None if _is_missing(value) else value for value in listed]
+        known = [value for value in kept if value is not None]
+        if all(isinstance(value, str) for value in known):
+            cells[name] = kept
+        elif all(isinstance(value, int | float) for value in known):
+            cells[name] = np.array([np.nan if value is None else value for value in kept], np.float64)
+        elif all(isinstance(value, int | float | str) for value in known):
+            cells[name] = [value if value is None or isinstance(value, str) else number_text(value) for value in kept]
+        else:
+            of_type = f"values of type {type(known[0]).__name__}"
+            unusable[name] = of_type if values.dtype.kind == "O" else str(values.dtype)
+    if not cells and not unusable:
+        raise DataError(f"{where}: it has no columns")
+    return Columns(where, cells, unusable, rows)
+
+
+def from_frame(frame: Any, where: str = "the data frame") -> Columns:
+    """The columns of a pandas DataFrame (or of another library with the same methods); rows count from 0."""
     for name, times in Counter(map(str, frame.columns)).items():
         if times > 1:
             raise DataError(f"{where}: there are {times} columns {name!r}; rename all but one")
-    for name in frame.columns:
-        _place(str(name), np.asarray(frame[name]), cells, unusable)
-    if not cells and not unusable:
-        raise DataError(f"{where}: it has no columns")
-    return Columns(where, cells, unusable, np.arange(len(frame)))
-
-
-def _place(name: str, values: np.ndarray, cells: dict[str, Any], unusable: dict[str, str]) -> None:
-    """Put a column of any type where it belongs."""
-    if values.dtype.kind in "biuf" and values.ndim == 1:
-        cells[name] = values.astype(np.float64)
-        return
-    listed: Sequence[Any] = values.tolist() if values.dtype.kind in "OUT" and values.ndim == 1 else [object()]
-    kept = [None if _is_missing(value) else value for value in listed]
-    known = [value for value in kept if value is not None]
-    if all(isinstance(value, str) for value in known):
-        cells[name] = kept
-    elif all(isinstance(value, int | float) for value in known):
-        cells[name] = np.array([np.nan if value is None else value for value in kept], np.float64)
-    elif all(isinstance(value, int | float | str) for value in known):
-        cells[name] = [value if value is None or isinstance(value, str) else number_text(value) for value in kept]
-    else:
-        unusable[name] = f"values of type {type(known[0]).__name__}" if values.dtype.kind == "O" else str(values.dtype)
+    return columns_of(((str(name), frame[name]) for name in frame.columns), where, np.arange(len(frame)))
 
 
 def _is_missing(value: Any) -> bool:
     """Whether a cell of a data frame has no value: None, NaN or pandas.NA."""
     return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+
+
+def read_table(path: Path, delimiter: str = "") -> Columns:
+    """The columns of a file.
+
+    Args:
+        path: the file; decompressed if its name ends in .gz.
+        delimiter: of a CSV file, one character between cells; by default derived from the first row.
+    """
+    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+    if suffix not in SUFFIXES:
+        advice = "; save the sheet as CSV" if suffix in (".xlsx", ".xls", ".ods") else ""
+        raise DataError(f"{path}: expected a table in a file that ends in .csv, .csv.gz, .tsv or .parquet{advice}")
+    if suffix == ".parquet":
+        return replace(from_frame(_parquet(path), str(path)), row_numbers=None)
+    if delimiter and len(delimiter) != 1:
+        raise ConfigError(f"task.delimiter = {delimiter!r}: expected one character, such as ';'")
+    text = read_text(path, LIMIT)
+    rows = _rows(path, text, delimiter or max(_DELIMITERS, key=text.split("\n", 1)[0].count))
+    header = _header(path, rows.pop(next(iter(rows))))
+    if not rows:
+        raise DataError(f"{path}: it has a row of column names, but no rows of examples")
+    for number, cells in rows.items():
+        if len(cells) != len(header):
+            raise DataError(f"{path}: row {number} has {len(cells)} cells, but row 1 names {len(header)} columns")
+    columns = dict(zip(header, map(list, zip(*rows.values(), strict=True)), strict=True))
+    if columns.get("") == [str(i) for i in range(len(rows))] and len(columns) > 1:
+        del columns[""]  # the index that pandas writes
+    if "" in columns:
+        raise DataError(f"{path}: column {header.index('') + 1} has no name; write one in row 1")
+    return Columns(str(path), columns, row_numbers=np.array(list(rows)))
+
+
+def _rows(path: Path, text: str, delimiter: str) -> dict[int, list[str]]:
+    """Number -> cells of all rows that are not blank, without space around the cells."""
+    rows, number = {}, 0
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
+            if any(cells := [cell.strip() for cell in row]):
+                rows[number] = cells
+    except csv.Error as fault:
+        raise DataError(f"{path}: row {number + 1} is not CSV ({one_line(fault)}); check its quotation marks") from None
+    if not rows:
+        raise DataError(f"{path}: the file is empty; expected a row of column names, then one row for each example")
+    return rows
+
+
+def _header(path: Path, header: list[str]) -> list[str]:
+    """The names of the columns, checked."""
+    if all(cell not in MISSING and is_number(cell) for cell in header):
+        first = visible(", ".join(header), 60)
+        raise DataError(f"{path}: row 1 has numbers ({first}), expected the names of the columns; add a first row")
+    name, times = Counter(header).most_common(1)[0]
+    if times > 1:
+        at = " and ".join(str(i + 1) for i, one in enumerate(header) if one == name)
+        raise DataError(f"{path}: columns {at} have the same name {visible(name, 80)!r}; rename all but one")
+    return header
+
+
+def _parquet(path: Path) -> Any:
+    """The data frame of a parquet file; its size is checked before memory is allocated."""
+    try:
+        import pandas
+        from pyarrow.parquet import read_metadata
+    except ImportError:
+        raise DataError(
+            f"{path}: reading parquet needs pandas and pyarrow; pip install 'thinwire[data]', or save it as CSV"
+        ) from None
+    try:
+        facts = read_metadata(path)
+        frame = pandas.read_parquet(path) if facts.num_rows * facts.num_columns <= CELLS else None
+    except Exception as fault:  # the type depends on the version: not a parquet file, cut off, damaged
+        raise DataError(f"{path}: cannot be read as parquet ({one_line(fault)})") from None
+    if frame is None or frame.empty:
+        size = f"{facts.num_rows:,} x {facts.num_columns:,} cells"
+        raise DataError(f"{path}: has {size}, expected from 1 to {CELLS:,}")
+    return frame

@@ -1,13 +1,21 @@
-"""Records as conversations: which columns hold them, and the texts that a model reads and that it learns.
+"""Records of texts as conversations, and as rows of tokens of a language model.
+
+    .jsonl, .jsonl.gz, .jsonl.xz    one JSON object a line
+    .json                           a list of objects
+    .csv, .tsv, .txt, .parquet      a table with a row of column names
 
     prompt/response   two columns of texts
     messages          a list of {"role": ..., "content": ...}, the form of chat templates
-    text              plain text, all of which is learned
+    text              plain text, all of which is learned; it is cut into rows of `length` tokens
+
+    template = chat   the chat template of the tokenizer
+    plain             prompt and answer on a line each, the end-of-text token behind the answer
+    auto              chat if the tokenizer has a template, else plain
 
 A conversation is a sequence of pieces, each a text that is learned or not. Pieces are tokenized one by one, so that the
-tokens of a prompt are the same in training and when an answer is generated.
+tokens of a prompt are the same in training and when an answer is generated. Every record knows its file and row, for
+messages of errors. Nothing in a file is trusted.
 
->>> from thinwire.data.records import Record
 >>> form = RecordForm.of(Record({"instruction": "Say hi.", "output": "Hi!", "task": "a"}, "row 1"))
 >>> form.kind, form.prompt, form.response
 ('prompt', 'instruction', 'output')
@@ -17,20 +25,114 @@ tokens of a prompt are the same in training and when an answer is generated.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
 
 from thinwire.core.text import visible
-from thinwire.data.reading import one_line
-from thinwire.data.records import Record
+from thinwire.data.cache import cached
+from thinwire.data.columns import LIMIT, SUFFIXES, listed, number_text, read_table
+from thinwire.data.files import one_line, read_text
+from thinwire.data.token_rows import Questions, TokenRows
 from thinwire.errors import ConfigError, DataError
 
+TemplateName = Literal["auto", "chat", "plain"]
+TooLong = Literal["error", "drop"]
+Learned = Literal["answers", "all"]
 Message = Mapping[str, str]
+Tokens = tuple[np.ndarray, np.ndarray]  # ids, and whether each is learned
 
 _PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "output"), ("question", "answer"))
-_MESSAGES = ("messages", "conversations")
+_AT_ONCE = 4096  # texts that are tokenized in one call
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: its values by column, and its place, file and row.
+
+    >>> record = Record({"prompt": "1 + 1", "response": ""}, "sums.jsonl: row 3")
+    >>> record.text("prompt", "task.prompt")
+    '1 + 1'
+    >>> record.text("response", "task.response")
+    Traceback (most recent call last):
+    thinwire.errors.DataError: sums.jsonl: row 3: 'response' (task.response) is empty; write a text, or delete the row
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def text(self, column: str, option: str) -> str:
+        """The text of a column that must not be empty; `option` is the setting that names the column."""
+        value, where = self.value(column, option), f"{self.where}: {column!r} ({option})"
+        if isinstance(value, int | float):
+            value = str(value) if isinstance(value, bool) else number_text(float(value))
+        if not isinstance(value, str):
+            raise DataError(f"{where} is of type {type(value).__name__}, expected a text")
+        if not value.strip():
+            raise DataError(f"{where} is empty; write a text, or delete the row")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{where} has half of a character (a lone surrogate)") from None
+        return value
+
+    def value(self, column: str, option: str) -> Any:
+        """The value of a column, which must be there."""
+        if column not in self.values:
+            known = listed(list(self.values)) or "none"
+            raise DataError(f"{self.where}: no column {visible(column, 80)!r} ({option}); it has {known}")
+        if self.values[column] is None:
+            raise DataError(f"{self.where}: {column!r} ({option}) has no value; fill it in, or delete the row")
+        return self.values[column]
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file."""
+    suffix = (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+    if suffix in SUFFIXES:
+        table = read_table(path)
+        cells = zip(*(table.texts(name) for name in table.cells), strict=True)
+        return [Record(dict(zip(table.cells, row, strict=True)), table.row(i)) for i, row in enumerate(cells)]
+    if suffix not in (".jsonl", ".ndjson", ".json"):
+        raise DataError(f"{path}: expected records in a file that ends in .jsonl, .json, .csv, .tsv or .parquet")
+    text = read_text(path, LIMIT)
+    rows: Any = None
+    if suffix == ".json":
+        try:
+            rows = json.loads(text)
+            rows = enumerate(rows if isinstance(rows, list) else [rows], 1)
+        except (ValueError, RecursionError):  # one object a line all the same
+            rows = None
+    found = []
+    for number, row in _lines(path, text) if rows is None else rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: row {number} is a JSON {type(row).__name__}, expected an object of columns")
+        found.append(Record(row, f"{path}: row {number}"))
+    if not found:
+        raise DataError(f"{path}: the file has no records; expected one JSON object a line")
+    return found
+
+
+def _lines(path: Path, text: str) -> Iterable[tuple[int, Any]]:
+    """The JSON value of each line that is not blank, with its number."""
+    for number, line in enumerate(text.split("\n"), 1):  # other line breaks may stand inside of a text
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as fault:
+                raise DataError(f"{path}: row {number} is not a JSON object ({one_line(fault)})") from None
+
+
+# -- conversations ---------------------------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -85,31 +187,24 @@ class RecordForm:
             **named: columns by option, "" where none is named.
         """
         given = cls(**named)
-        forms = [name for name in ("messages", "text") if getattr(given, name)]
-        forms += ["prompt and response"] * bool(given.prompt or given.response)
+        pair = bool(given.prompt) + bool(given.response)
+        forms = [name for name in ("messages", "text") if getattr(given, name)] + ["prompt and response"] * bool(pair)
         if len(forms) > 1:
             raise ConfigError(
                 f"task.{forms[0]} and task.{forms[1]} are both named; a record has one form: leave one out"
             )
-        if given.prompt or given.response:
+        if pair == 1:
             missing = "response" if given.prompt else "prompt"
-            if not (given.prompt and given.response):
-                raise ConfigError(f"task.{missing} is missing; name the columns of prompts and of responses")
-            return given
+            raise ConfigError(f"task.{missing} is missing; name the columns of prompts and of responses")
         if forms:
             return given
-        for prompt, response in _PAIRS:
-            if prompt in record.values and response in record.values:
-                return replace(given, prompt=prompt, response=response)
-        for name in _MESSAGES:
-            if name in record.values:
-                return replace(given, messages=name)
-        if "text" in record.values:
-            return replace(given, text="text")
-        listed = ", ".join(visible(name, 40) for name in list(record.values)[:12])
+        usual = [{"prompt": prompt, "response": response} for prompt, response in _PAIRS]
+        for columns in (*usual, {"messages": "messages"}, {"messages": "conversations"}, {"text": "text"}):
+            if all(name in record.values for name in columns.values()):
+                return replace(given, **columns)
         raise DataError(
-            f"{record.where}: it has {listed}; name the columns of the texts: task.prompt and task.response, "
-            "task.messages, or task.text"
+            f"{record.where}: it has {listed(list(record.values))}; name the columns of the texts: task.prompt and "
+            "task.response, task.messages, or task.text"
         )
 
     def note(self) -> str:
@@ -129,29 +224,21 @@ def conversation(record: Record, form: RecordForm, template: Template) -> Conver
         pieces = template(messages)
     except ValueError as fault:
         raise DataError(f"{record.where}: {one_line(fault)}") from None
-    answer = str([one["content"] for one in messages if one["role"] == "assistant"][-1]).strip()
+    while pieces and not pieces[-1].learned:  # nothing behind the last answer
+        pieces.pop()
+    answer = [one["content"] for one in messages if one["role"] == "assistant"][-1].strip()
     return Conversation(tuple(pieces), answer, _options(record, form, answer))
-
-
-def with_answer(found: Conversation, option: str) -> tuple[Piece, ...]:
-    """The pieces of a conversation with another last answer."""
-    *before, last = found.pieces
-    if not last.text.startswith(found.answer):
-        raise ValueError("the template changes the answer, so that other answers cannot be put in its place")
-    return (*before, Piece(option + last.text.removeprefix(found.answer), True))
 
 
 def plain(end: str) -> Template:
     """A template without roles: the contents of messages, each on a line of its own; answers end with a token."""
 
     def render(messages: list[Message]) -> list[Piece]:
-        pieces = []
-        for one in messages:
-            if one["role"] == "assistant":
-                pieces.append(Piece(one["content"].strip() + end, True))
-            else:
-                pieces.append(Piece(one["content"].strip() + "\n", False))
-        return _to_last_answer(pieces)
+        learned = [one["role"] == "assistant" for one in messages]
+        ends = ["\n", end]
+        return [
+            Piece(one["content"].strip() + ends[answer], answer) for one, answer in zip(messages, learned, strict=True)
+        ]
 
     return render
 
@@ -181,26 +268,19 @@ def chat(tokenizer: Any) -> Template:
             answer, stop, rest = after[len(before) :].partition(end) if end else (after[len(before) :], "", "")
             pieces += [Piece(before[len(done) :], False), Piece(answer + stop, True), Piece(rest, False)]
             done = after
-        return _to_last_answer([piece for piece in pieces if piece.text])
+        return [piece for piece in pieces if piece.text]
 
     return render
-
-
-def _to_last_answer(pieces: list[Piece]) -> list[Piece]:
-    while pieces and not pieces[-1].learned:
-        pieces.pop()
-    return pieces
 
 
 def _messages(record: Record, form: RecordForm) -> list[Message]:
     """The messages of a record, checked."""
     if form.kind == "prompt":
-        system = [{"role": "system", "content": record.text(form.system, "task.system")}] if form.system else []
-        prompt = record.text(form.prompt, "task.prompt")
+        columns = {"system": "system"} if form.system else {}
+        columns |= {"prompt": "user", "response": "assistant"}
         return [
-            *system,
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": record.text(form.response, "task.response")},
+            {"role": role, "content": record.text(getattr(form, column), f"task.{column}")}
+            for column, role in columns.items()
         ]
     where = f"{record.where}: {form.messages!r} (task.messages)"
     found = record.value(form.messages, "task.messages")
@@ -231,18 +311,165 @@ def _message(one: Any, where: str) -> Message:
 
 def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
     """The answers to choose from, checked; empty if the form has none."""
-    if not form.options or record.values.get(form.options) is None:
+    found = record.values.get(form.options) if form.options else None
+    if found is None:
         return ()
-    found = record.values[form.options]
-    listed = found.split("|") if isinstance(found, str) else found
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) and one.strip() for one in listed):
-        raise DataError(f"{record.where}: {form.options!r} (task.options) is not a list of texts")
-    options = tuple(one.strip() for one in listed)
-    if len(set(options)) < 2 or len(set(options)) != len(options):
-        raise DataError(f"{record.where}: {form.options!r} (task.options) needs two or more different texts")
+    where = f"{record.where}: {form.options!r} (task.options)"
+    texts = found.split("|") if isinstance(found, str) else found
+    if not isinstance(texts, list | tuple) or not all(isinstance(one, str) and one.strip() for one in texts):
+        raise DataError(f"{where} is not a list of texts")
+    options = tuple(one.strip() for one in texts)
+    if len(set(options)) < max(2, len(options)):
+        raise DataError(f"{where} needs two or more different texts")
     if answer not in options:
-        raise DataError(
-            f"{record.where}: the response {visible(answer, 40)!r} is none of the options "
-            f"({visible(', '.join(options), 80)})"
-        )
+        known = visible(", ".join(options), 80)
+        raise DataError(f"{record.where}: the response {visible(answer, 40)!r} is none of the options ({known})")
     return options
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+class Encoded(NamedTuple):
+    """Rows of tokens, which record each is of, and how many records were too long."""
+
+    rows: TokenRows
+    records: np.ndarray
+    dropped: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """How records become rows of tokens.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        length: the most tokens of a row.
+        template: chat, plain or auto.
+        learned: `answers` (tokens of answers only) or `all` tokens.
+        too_long: what a conversation of more tokens is: an `error`, or to `drop`.
+        files: of the tokenizer, by which its tokens are cached; empty for no cache.
+    """
+
+    tokenizer: Any
+    length: int = 512
+    template: TemplateName = "auto"
+    learned: Learned = "answers"
+    too_long: TooLong = "error"
+    files: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in {"template": TemplateName, "learned": Learned, "too_long": TooLong}.items():
+            if (given := getattr(self, name)) not in get_args(known):
+                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
+        if not 8 <= self.length <= 1 << 20:
+            raise ConfigError(f"task.length must be from 8 to {1 << 20} tokens, not {self.length}")
+        if self.template == "chat" and not getattr(self.tokenizer, "chat_template", None):
+            raise ConfigError("task.template = 'chat', but the checkpoint has no chat template; write 'plain'")
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether conversations are written by the chat template."""
+        return self.template != "plain" and bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def pad(self) -> int:
+        """The token of padding."""
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((one for one in known if isinstance(one, int)), 0)
+
+    def conversations(self, records: Sequence[Record], form: RecordForm) -> list[Conversation]:
+        """The conversation of each record."""
+        template = chat(self.tokenizer) if self.is_chat else plain(self.tokenizer.eos_token or "")
+        return [conversation(record, form, template) for record in records]
+
+    def rows(
+        self, records: Sequence[Record], found: Sequence[Conversation], form: RecordForm, window: int = 1
+    ) -> Encoded:
+        """The rows of conversations: of plain texts as many as they need, of others one."""
+        rows, owners, dropped, length = list[Tokens](), list[int](), 0, self.length
+        for i, (ids, learned) in enumerate(self.tokens([one.pieces for one in found])):
+            if form.kind == "text":
+                if self.tokenizer.eos_token:
+                    ids, learned = np.append(ids, int(self.tokenizer.eos_token_id)), np.append(learned, True)
+                cuts = range(0, max(1, len(ids) - 1), length)  # a row of one token has no label
+                rows += [(ids[first : first + length], learned[first : first + length]) for first in cuts]
+                owners += [i] * len(cuts)
+            elif len(ids) <= length:
+                rows.append((ids, learned | (self.learned == "all")))
+                owners.append(i)
+            elif self.too_long == "error":
+                raise DataError(
+                    f"{records[i].where}: it has {len(ids):,} tokens, more than task.length = {length}; shorten it, or "
+                    "write task.too_long = 'drop' to leave such records out"
+                )
+            else:
+                dropped += 1
+        if not rows:
+            raise DataError(f"all {len(records):,} records have more than task.length = {length} tokens")
+        return Encoded(TokenRows.of(rows, pad=self.pad, window=window), np.array(owners), dropped)
+
+    def questions(self, found: Sequence[Conversation], **settings: Any) -> Questions:
+        """The questions of conversations, one for each row: their prompts, and rows of all options.
+
+        Args:
+            found: the conversations.
+            **settings: further arguments of `Questions`.
+        """
+        prompts = [ids for ids, _ in self.tokens([one.pieces[:-1] for one in found])]
+        owners, others = list[int](), list[tuple[Piece, ...]]()
+        for i, one in enumerate(found):
+            *before, last = (Piece(text, False) for text, _ in one.pieces)
+            if one.options and not last.text.startswith(one.answer):
+                raise ValueError("the template changes the answer, so that other answers cannot be put in its place")
+            rest = last.text.removeprefix(one.answer)
+            others += [(*before, Piece(option + rest, True)) for option in one.options]
+            owners += [i] * len(one.options)
+        return Questions(
+            tuple(prompts),
+            tuple(one.answer for one in found),
+            options=TokenRows.of(self.tokens(others), pad=self.pad) if owners else None,
+            owners=torch.tensor(owners) if owners else None,
+            right=torch.tensor([one.options.index(one.answer) if one.options else -1 for one in found]),
+            tokenizer=self.tokenizer,
+            **settings,
+        )
+
+    def tokens(self, conversations: Sequence[tuple[Piece, ...]]) -> list[Tokens]:
+        """The tokens of each sequence of pieces, and whether each is learned."""
+        texts = list(dict.fromkeys(piece.text for pieces in conversations for piece in pieces))
+        known = dict(zip(texts, self._ids(texts), strict=True))
+        # the token that the tokenizer puts before a text; a chat template writes it itself
+        begin = None if self.is_chat else self.tokenizer.bos_token_id
+        starts = begin is not None and self.tokenizer("a")["input_ids"][:1] == [begin]
+        out = []
+        for pieces in conversations:
+            parts = [np.array([begin] if starts else [], np.int32), *(known[piece.text] for piece in pieces)]
+            flags = np.repeat([False, *(piece.learned for piece in pieces)], [len(part) for part in parts])
+            out.append((np.concatenate(parts), flags))
+        return out
+
+    def _ids(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of texts, each without special tokens; from the cache if there is one."""
+        if not texts:
+            return []
+
+        def make() -> dict[str, np.ndarray]:
+            found: list[np.ndarray] = []
+            for first in range(0, len(texts), _AT_ONCE):
+                try:
+                    made = self.tokenizer(texts[first : first + _AT_ONCE], add_special_tokens=False)["input_ids"]
+                except Exception as fault:  # of a tokenizer of another library
+                    raise DataError(f"the tokenizer of the checkpoint failed ({one_line(fault)})") from None
+                found += [np.asarray(ids, np.int32) for ids in made]
+            return {"ids": np.concatenate(found), "lengths": np.array([len(ids) for ids in found], np.int64)}
+
+        def fits(arrays: dict[str, np.ndarray]) -> bool:
+            ids, lengths = (arrays.get(name, np.zeros(0)) for name in ("ids", "lengths"))
+            if ids.dtype != np.int32 or lengths.dtype != np.int64 or lengths.shape != (len(texts),):
+                return False
+            return bool(lengths.min() >= 0 and lengths.sum() == ids.size)
+
+        digest = hashlib.sha256(b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)).hexdigest()
+        arrays = cached(f"pieces-v1-{digest[:16]}", self.files, make, fits) if self.files else make()
+        return np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])

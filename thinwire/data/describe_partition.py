@@ -24,7 +24,6 @@ from typing import Any, Literal
 import numpy as np
 
 from thinwire.data.losses import bce
-from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.metrics.labels import IGNORED
 
@@ -122,57 +121,26 @@ class PartitionDescription:
 
 def describe_partition(task: Task) -> PartitionDescription:
     """Who has what in a task; reads the targets, not the inputs."""
-    groups = task.train.groups
+    groups, clients, tests = task.train.groups, task.clients, task.client_tests
     targets = (task.train.targets if groups is None else groups).cpu().numpy()
-    clients = task.clients
     names = task.client_names or tuple(str(i) for i in range(len(clients)))
-    validation = np.zeros(len(clients), np.int64) if task.client_tests is None else task.client_tests.sizes()
     kind: Kind = "labels" if task.loss is bce else "numbers" if targets.dtype.kind == "f" else "classes"
-    quantiles = None
-    if kind == "numbers":
-        values = targets.reshape(len(targets), -1)[:, 0].astype(np.float64)
-        quantiles = np.stack([np.quantile(values[clients.client(i)], QUANTILES) for i in range(len(clients))])
-        counts, classes = _binned(values, clients)
-    else:
-        counts = _multi_counts(targets, clients) if kind == "labels" else _class_counts(targets, clients)
-        known = task.class_names if len(task.class_names) >= counts.shape[1] else ()
-        counts = np.pad(counts, ((0, 0), (0, max(0, len(known) - counts.shape[1]))))
-        classes = known or tuple(str(k) for k in range(counts.shape[1]))
-    held_out = 0 if task.client_tests is None else len(task.client_tests.order)
-    unused = len(targets) - len(np.unique(clients.order)) - held_out
-    return PartitionDescription(kind, clients.sizes(), validation, counts, classes, names, quantiles, max(unused, 0))
-
-
-def _owners(clients: Assignment) -> np.ndarray:
-    """The client of each entry of `clients.order`."""
-    return np.repeat(np.arange(len(clients)), clients.sizes())
-
-
-def _class_counts(targets: np.ndarray, clients: Assignment) -> np.ndarray:
-    """(clients, classes): labels of each class; of sequences, all labels that are not ignored."""
+    owner, known, quantiles = np.repeat(np.arange(len(clients)), clients.sizes()), task.class_names, None
     rows = targets[clients.order].reshape(len(clients.order), -1)
-    owner = np.repeat(_owners(clients), rows.shape[1])
-    flat = rows.reshape(-1)
-    kept = (flat != IGNORED) & (flat >= 0)
-    classes = int(flat[kept].max(initial=0)) + 1
-    found = np.bincount(owner[kept] * classes + flat[kept], minlength=len(clients) * classes)
-    return np.asarray(found.reshape(len(clients), classes))
-
-
-def _multi_counts(targets: np.ndarray, clients: Assignment) -> np.ndarray:
-    """(clients, labels): examples that have each label."""
-    rows = (targets[clients.order].reshape(len(clients.order), -1) > 0).astype(np.int64)
-    return np.asarray(np.add.reduceat(rows, clients.offsets[:-1], axis=0))
-
-
-def _binned(values: np.ndarray, clients: Assignment) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(clients, bins): targets in bins with equally many examples, and the range of each bin."""
-    used = values[clients.order]
-    edges = np.unique(np.quantile(used, np.linspace(0, 1, BINS + 1)))
-    if len(edges) < 2:
-        edges = np.array([edges[0], edges[0]])
-    bins = len(edges) - 1
-    code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, bins - 1)
-    found = np.bincount(_owners(clients) * bins + code, minlength=len(clients) * bins).reshape(len(clients), bins)
-    names = tuple(f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges))
-    return found, names
+    if kind == "numbers":
+        used = rows[:, 0].astype(np.float64)
+        quantiles = np.stack([np.quantile(one, QUANTILES) for one in np.split(used, clients.offsets[1:-1])])
+        edges = np.unique(np.quantile(used, np.linspace(0, 1, BINS + 1)))
+        edges = edges if len(edges) > 1 else np.repeat(edges, 2)
+        code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, len(edges) - 2)
+        known = tuple(f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges))
+    else:  # several labels of an example count each; of sequences, all labels that are not ignored
+        at, column = np.nonzero(rows > 0 if kind == "labels" else (rows != IGNORED) & (rows >= 0))
+        owner, code = owner[at], column if kind == "labels" else rows[at, column].astype(np.int64)
+        classes = rows.shape[1] if kind == "labels" else int(code.max(initial=0)) + 1
+        known = known if len(known) >= classes else tuple(str(k) for k in range(classes))
+    width = len(known)
+    counts = np.bincount(owner * width + code, minlength=len(clients) * width).reshape(len(clients), width)
+    validation = np.zeros(len(clients), np.int64) if tests is None else tests.sizes()
+    unused = len(targets) - len(np.unique(clients.order)) - int(validation.sum())
+    return PartitionDescription(kind, clients.sizes(), validation, counts, known, names, quantiles, max(unused, 0))

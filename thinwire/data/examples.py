@@ -12,13 +12,11 @@ device of the tensors. All clients share one copy of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,9 +59,16 @@ class Examples(Protocol):
         """Inputs and targets of the examples in `index`, int64 of shape S; results have the shape (*S, ...)."""
         ...
 
-    def to(self, device: Device) -> Examples:
-        """The same examples on another device."""
-        ...
+    def to(self, device: Device) -> Self:
+        """The same examples on another device; of a dataclass, all tensors and examples among its fields are moved."""
+        moved = {one.name: _moved(getattr(self, one.name), device) for one in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **moved)  # type: ignore[type-var]
+
+
+def _moved(value: Any, device: Device) -> Any:
+    if isinstance(value, dict):
+        return {name: block.to(device) for name, block in value.items()}
+    return value.to(device) if hasattr(value, "to") else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +86,6 @@ class Arrays(Examples):
         if isinstance(self.inputs, dict):
             return {name: block[index] for name, block in self.inputs.items()}, self.targets[index]
         return self.inputs[index], self.targets[index]
-
-    def to(self, device: Device) -> Arrays:
-        """The same rows on another device."""
-        if isinstance(self.inputs, dict):
-            inputs: Inputs = {name: block.to(device) for name, block in self.inputs.items()}
-        else:
-            inputs = self.inputs.to(device)
-        return Arrays(inputs, self.targets.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +123,6 @@ class Images(Examples):
         """Mean and standard deviation on the device of the pixels: a copy for every batch would block the device."""
         shape, device = (len(self.mean), 1, 1), self.pixels.device
         return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)
-
-    def to(self, device: Device) -> Images:
-        """The same images on another device."""
-        return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,10 +177,6 @@ class AugmentedImages(Examples):
         shifted = pixels[image[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
         return self.images.scaled(shifted * inside[..., None, :, :]), self.targets[image]
 
-    def to(self, device: Device) -> AugmentedImages:
-        """The same images on another device."""
-        return replace(self, images=self.images.to(device))
-
 
 @dataclass(frozen=True, eq=False)
 class TextWindows(Examples):
@@ -217,9 +206,30 @@ class TextWindows(Examples):
         offsets = torch.arange(self.length, device=first.device)
         return self.codes[first[..., None] + offsets].long(), self.codes[first + self.length].long()
 
-    def to(self, device: Device) -> TextWindows:
-        """The same text on another device."""
-        return replace(self, codes=self.codes.to(device), starts=self.starts.to(device))
+
+@dataclass(frozen=True, eq=False)
+class Relabeled(Examples):
+    """Examples whose targets are replaced, one row each; the inputs are shared.
+
+    >>> pool = Relabeled(Arrays(torch.arange(3.0), torch.tensor([0, 1, 2])), torch.tensor([2, 1, 0]))
+    >>> pool.gather(torch.tensor([0, 2]))[1].tolist()
+    [2, 0]
+    """
+
+    examples: Examples
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def variants(self) -> int:  # type: ignore[override]
+        """Those of the examples."""
+        return self.examples.variants
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Inputs of the examples, and the targets that replace theirs."""
+        return self.examples.gather(index)[0], self.targets[index % len(self)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,25 +266,32 @@ class Source:
     class_names: tuple[str, ...] = ()
     user_names: tuple[str, ...] = ()
 
+    @classmethod
+    def by_user(cls, train: Examples, test: Examples, classes: int, owners: Sequence[Any], **more: Any) -> Source:
+        """A dataset from the users of its training and test examples (`owners`): texts or numbers, None for none."""
+        texts = [None if part is None else [str(one) for one in part] for part in owners]
+        names = numbered(one for part in texts for one in part or ())
+        users, test_users = (None if part is None else positions(part, names) for part in texts)
+        return cls(train, test, classes, users, test_users, user_names=names, **more)
 
-class LabeledTexts(NamedTuple):
-    """Texts, one or two per example, and the class label of each example."""
 
-    texts: list[tuple[str, ...]]
-    labels: np.ndarray
+def numbered(texts: Iterable[str]) -> tuple[str, ...]:
+    """The different texts in order: as numbers if all are whole numbers, otherwise alphabetical.
 
-
-class TextDataset(NamedTuple):
-    """A dataset of texts before tokenization.
-
-    Args:
-        files: all files that `read` reads; empty if it downloads.
-        read: returns the training and the test split.
-        classes: number of classes.
-        note: as in `Source`.
+    >>> numbered(["10", "9", "10"]), numbered(["b", "10", "9"])
+    (('9', '10'), ('10', '9', 'b'))
     """
+    found = sorted(set(texts))
+    if all(text.isascii() and text.isdigit() and len(text) < 20 for text in found):
+        found.sort(key=int)
+    return tuple(found)
 
-    files: tuple[Path, ...]
-    read: Callable[[], list[LabeledTexts]]
-    classes: int
-    note: str = ""
+
+def positions(texts: Iterable[str], names: Sequence[str]) -> Tensor:
+    """(texts,) int64, the position of each text in a list of names.
+
+    >>> positions(["b", "a", "b"], ("a", "b"))
+    tensor([1, 0, 1])
+    """
+    at = {name: i for i, name in enumerate(names)}
+    return torch.tensor([at[text] for text in texts], dtype=torch.int64)

@@ -16,19 +16,16 @@ Both have a schema of their own (`schema_of`), so that neither can be taken for 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import math
-import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.data.examples import Arrays, Examples, Images
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.task import Exchange
 from thinwire.errors import WireError
 from thinwire.wire import message as wire
@@ -36,36 +33,6 @@ from thinwire.wire.bits import Bytes
 
 MOST_VALUES = 2**48  # of one channel of one client: 10^9 images of 500 x 500
 _LEAST_STD = 1e-6  # of a channel that is constant
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over the values of each channel.
-
-    Args:
-        count: number of values of one channel.
-        total: the sum of the values of each channel.
-        squares: the sum of their squares.
-    """
-
-    count: int
-    total: tuple[float, ...]
-    squares: tuple[float, ...]
-
-    def __add__(self, other: Sums) -> Sums:
-        pairs = ((self.total, other.total), (self.squares, other.squares))
-        total, squares = (tuple(a + b for a, b in zip(*pair, strict=True)) for pair in pairs)
-        return Sums(self.count + other.count, total, squares)
-
-    def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation (of the population) of each channel.
-
-        >>> Sums(2, (1.0,), (1.0,)).mean_and_std()
-        ((0.5,), (0.5,))
-        """
-        mean = tuple(one / self.count for one in self.total)
-        variances = (square / self.count - one * one for square, one in zip(self.squares, mean, strict=True))
-        return mean, tuple(max(math.sqrt(max(one, 0.0)), _LEAST_STD) for one in variances)
 
 
 def image_values(examples: Examples) -> Tensor | None:
@@ -76,11 +43,14 @@ def image_values(examples: Examples) -> Tensor | None:
     return stored if isinstance(stored, Tensor) and stored.dim() == 4 and stored.is_floating_point() else None
 
 
-def sums_of(values: Tensor) -> Sums:
-    """The sums over images (n, channels, height, width); bytes count as pixel / 255.
+def sums_of(values: Tensor) -> np.ndarray:
+    """(1 + 2 channels,) float64: the number of values of a channel, then sums, then sums of squares by channel.
+
+    Args:
+        values: (n, channels, height, width) images; bytes count as pixel / 255.
 
     >>> sums_of(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
-    Sums(count=2, total=(1.0,), squares=(1.0,))
+    array([2., 1., 1.])
     """
     rows = values.transpose(0, 1).flatten(1)
     if values.dtype == torch.uint8:
@@ -91,7 +61,18 @@ def sums_of(values: Tensor) -> Sums:
     else:
         wide = rows.double()
         total, squares = wide.sum(1), wide.square().sum(1)
-    return Sums(rows.shape[1], tuple(total.tolist()), tuple(squares.tolist()))
+    return np.array([rows.shape[1], *total.tolist(), *squares.tolist()])
+
+
+def mean_and_std(sums: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation (of the population) of each channel.
+
+    >>> mean_and_std(np.array([2.0, 1.0, 1.0]))
+    ((0.5,), (0.5,))
+    """
+    mean, squares = np.split(sums[1:] / sums[0], 2)
+    std = np.maximum(np.sqrt(np.maximum(squares - mean * mean, 0.0)), _LEAST_STD)
+    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def standardized(examples: Examples, mean: Sequence[float], std: Sequence[float]) -> Examples:
@@ -118,25 +99,24 @@ def schema_of(kind: str, channels: int) -> wire.Schema:
     return wire.Schema(digest, tuple(f"channel {i}" for i in range(channels)))
 
 
-def pack_sums(sums: Sums, schema: wire.Schema, client: int) -> bytes:
+def pack_sums(sums: np.ndarray, schema: wire.Schema, client: int) -> bytes:
     """The message of a client. The inverse of `unpack_sums`."""
-    values = np.array([sums.count, *sums.total, *sums.squares], "<f8").tobytes()
-    body = wire.pack_body(wire.Body(fields={wire.REPORT: values}), schema)
+    body = wire.pack_body(wire.Body(fields={wire.REPORT: sums.astype("<f8").tobytes()}), schema)
     return wire.pack(wire.UP, 0, [body], schema.sent_by(client))
 
 
-def unpack_sums(data: Bytes, schema: wire.Schema, client: int) -> Sums:
+def unpack_sums(data: Bytes, schema: wire.Schema, client: int) -> np.ndarray:
     """The sums in a message of a client, not trusted: refused unless some values could have them."""
-    channels = len(schema.blocks)
-    values = _payload(data, schema.sent_by(client), wire.UP, wire.REPORT, 8 * (1 + 2 * channels))
-    count, *rest = np.frombuffer(values, "<f8").tolist()
-    if not (1 <= count <= MOST_VALUES and count == int(count)):
+    length = 8 * (1 + 2 * len(schema.blocks))
+    sums = np.frombuffer(_payload(data, schema.sent_by(client), wire.UP, wire.REPORT, length), "<f8")
+    count, (total, squares) = float(sums[0]), np.split(sums[1:], 2)
+    if not (1 <= count <= MOST_VALUES and count.is_integer()):
         raise WireError(f"sums over {count} values, expected an integer from 1 to {MOST_VALUES:,}")
-    sums = Sums(int(count), tuple(rest[:channels]), tuple(rest[channels:]))
-    for total, squares in zip(sums.total, sums.squares, strict=True):
-        # by Cauchy and Schwarz, up to rounding
-        if not (math.isfinite(total) and math.isfinite(squares) and total / count * total <= squares * (1 + 1e-9)):
-            raise WireError(f"no {int(count)} values have the sum {total} and the sum of squares {squares}")
+    with np.errstate(over="ignore", invalid="ignore"):  # by Cauchy and Schwarz, up to rounding
+        fits = np.isfinite(total) & np.isfinite(squares) & (total / count * total <= squares * (1 + 1e-9))
+    if not fits.all():
+        at = int(fits.argmin())
+        raise WireError(f"no {int(count)} values have the sum {total[at]} and the sum of squares {squares[at]}")
     return sums
 
 
@@ -149,9 +129,9 @@ def pack_scale(mean: Sequence[float], std: Sequence[float], schema: wire.Schema)
 def unpack_scale(data: Bytes, schema: wire.Schema) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation in a message of the server, not trusted."""
     channels = len(schema.blocks)
-    values = np.frombuffer(_payload(data, schema, wire.STEPS, wire.VALUES, 8 * channels), "<f4").tolist()
-    mean, std = tuple(values[:channels]), tuple(values[channels:])
-    if not all(map(math.isfinite, values)) or min(std) <= 0:
+    values = np.frombuffer(_payload(data, schema, wire.STEPS, wire.VALUES, 8 * channels), "<f4")
+    mean, std = tuple(values[:channels].tolist()), tuple(values[channels:].tolist())
+    if not np.isfinite(values).all() or min(std) <= 0:
         raise WireError(f"a mean of {mean} and a standard deviation of {std}, expected finite values and std above 0")
     return mean, std
 
@@ -175,6 +155,6 @@ def estimate(kind: str, values: Tensor, clients: Assignment) -> tuple[bytes, Exc
     """
     schema = schema_of(kind, values.shape[1])
     up = {i: pack_sums(sums_of(values[torch.from_numpy(clients.client(i))]), schema, i) for i in range(len(clients))}
-    received = [unpack_sums(message, schema, i) for i, message in up.items()]
-    scale = pack_scale(*functools.reduce(operator.add, received).mean_and_std(), schema)
+    total = sum(unpack_sums(message, schema, i) for i, message in up.items())
+    scale = pack_scale(*mean_and_std(np.asarray(total)), schema)
     return scale, Exchange(up, dict.fromkeys(up, scale))

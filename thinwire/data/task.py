@@ -1,6 +1,11 @@
 """A task: a model, a dataset and its partition into clients, a loss.
 
->>> import torch
+>>> from thinwire.data.named_images import digits
+>>> task = make_task(digits(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), clients=5)
+>>> len(task.clients), len(task.train), len(task.test)
+(5, 1438, 359)
+>>> make_task(digits(), "mlp", partition="dirichlet", clients=3).model.head.out_features
+10
 >>> pool, clients = pool_clients([(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(1, 2), torch.ones(1))])
 >>> len(pool), clients.sizes().tolist()
 (4, [3, 1])
@@ -8,24 +13,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Key, permutations
-from thinwire.data.bad_values import different_shapes
-from thinwire.data.examples import Arrays, Examples, Inputs
-from thinwire.data.losses import Loss, cross_entropy
-from thinwire.data.own_examples import as_tensors
-from thinwire.data.partitions.base import Assignment, offsets_of
+from thinwire.core.registry import lookup
+from thinwire.core.text import visible
+from thinwire.data.examples import Arrays, Examples, Inputs, Source
+from thinwire.data.losses import Loss, cross_entropy, loss_by_name
+from thinwire.data.partition import Assignment, Partition, offsets_of
 from thinwire.errors import ConfigError
+from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
+from thinwire.models.exact_init import seeded
 
+MOST_EXAMPLES = 100_000_000  # of one client: an iterable without an end is refused
 _AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
+_BATCH = 1 << 12  # items of a dataset that are collated in one call
+
+Model = nn.Module | Callable[..., nn.Module] | str
 
 
 class Exchange(NamedTuple):
@@ -85,6 +98,107 @@ class Task:
             raise ConfigError(f"client {empty[0]}{more} has no examples; leave empty clients out, or use fewer clients")
 
 
+# -- a task from a dataset -------------------------------------------------------------------------------------------
+
+
+def make_task(
+    source: Source,
+    model: Model,
+    *,
+    partition: str | Partition = "iid",
+    clients: int = 10,
+    seed: int = 0,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None = None,
+    validation_fraction: float = 0.0,
+    scale: Literal["unit", "standard"] = "unit",
+) -> Task:
+    """A task: the examples of a dataset, divided into clients, and a model with its initial weights.
+
+    Args:
+        source: the dataset, for example from `tw.data.from_table`.
+        model: a module, which is used as it is; a function that makes one, called with those of its parameters that
+            the dataset states (`classes`, and for example `inputs` or `channels`); or the name of a registered model.
+        partition: the name of a partition (`thinwire list partitions`) or a `Partition`; `natural` makes one client of
+            each user.
+        clients: number of clients; 0 with `natural` or `auto` for all users.
+        seed: of the partition, of the initial weights of a model that is made here, and of the validation examples.
+        loss: the loss, or its name; by default that of the dataset.
+        metrics: metrics besides loss and accuracy, by name; by default those of the dataset.
+        validation_fraction: fraction of each client's examples that is held out to evaluate the client's model.
+        scale: of images: `unit` for values from 0 to 1, `standard` for mean 0 and standard deviation 1.
+    """
+    from thinwire.data.scaling import standardized  # which imports this module
+
+    key = Key(seed)
+    rule = lookup("partition", partition).make() if isinstance(partition, str) else partition
+    assignment, validation = assign_clients(source, rule, clients, key), None
+    names = client_names(source, assignment)
+    if validation_fraction:
+        assignment, validation = _held_out(assignment, validation_fraction, key.fold("hold-out"))
+    train, test = source.train, source.test
+    if scale != "unit":
+        if scale != "standard" or not source.mean:
+            why = "the dataset states no mean and std" if scale == "standard" else f"{scale!r} is not unit or standard"
+            raise ConfigError(f"scale: {why}; write scale='unit'")
+        train, test = (standardized(part, source.mean, source.std) for part in (train, test))
+    chosen = source.metrics if metrics is None else metrics
+    loss = source.loss if loss is None else loss
+    return Task(
+        _module(model, source, key),
+        train,
+        assignment,
+        test,
+        validation,
+        loss_by_name(loss) if isinstance(loss, str) else loss,
+        source.note,
+        metrics=chosen if isinstance(chosen, Mapping) else metrics_by_name(chosen),
+        objective=source.objective,
+        class_names=source.class_names,
+        client_names=names,
+    )
+
+
+def assign_clients(source: Source, partition: Partition, clients: int, key: Key) -> Assignment:
+    """The training examples of each client; of several targets, the first one counts as the label."""
+    labels = source.train.targets if source.train.groups is None else source.train.groups
+    if labels.dim() != 1:
+        labels = labels.reshape(len(labels), -1)[:, 0]
+    users = None if source.users is None else source.users.numpy()
+    return partition.assign(labels.numpy(), clients, key.fold("split"), users)
+
+
+def client_names(source: Source, clients: Assignment) -> tuple[str, ...]:
+    """The name of each client where all its examples are of one user with a name; empty if one has none."""
+    if source.users is None or not source.user_names or not clients.sizes().all():
+        return ()
+    users = source.users.numpy()[clients.order]
+    first = users[clients.offsets[:-1]]
+    if not np.array_equal(users, np.repeat(first, clients.sizes())):
+        return ()
+    return tuple(source.user_names[user] for user in first.tolist())
+
+
+def _module(model: Model, source: Source, key: Key) -> nn.Module:
+    """The module that is given, or that a name or a function makes."""
+    if isinstance(model, nn.Module):
+        return model
+    make = lookup("model", model).make if isinstance(model, str) else model
+    if not callable(make):
+        raise ConfigError(f"model must be a module, a function that makes one, or a name, not {type(model).__name__}")
+    with seeded(key.fold("model")):
+        return make_module(make, {**source.model, "classes": source.classes})
+
+
+def make_module(make: Callable[..., Any], stated: Mapping[str, Any]) -> nn.Module:
+    """The module that a function makes, called with those of its parameters that the data states."""
+    known = inspect.signature(make).parameters
+    made = make(**{name: value for name, value in stated.items() if name in known})
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"the function of the model returned {type(made).__name__}, expected a torch nn.Module")
+    return made
+
+
 def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple[Assignment, Assignment]:
     """Hold out a random fraction of each client's examples for validation: (training, validation) assignments.
 
@@ -100,17 +214,21 @@ def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple
     if len(wrong):
         i = int(wrong[0])
         raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a fraction of {fraction}")
-    order = np.empty_like(clients.order)
+    within = np.empty_like(clients.order)
     for first in range(0, len(clients), _AT_ONCE):
         ids = range(first, min(first + _AT_ONCE, len(clients)))
-        shuffled = np.concatenate(permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist()))
-        begin, end = clients.offsets[first], clients.offsets[ids.stop]
-        order[begin:end] = clients.order[
-            shuffled + np.repeat(clients.offsets[first : ids.stop], sizes[first : ids.stop])
-        ]
-    position = np.arange(len(order)) - np.repeat(clients.offsets[:-1], sizes)
-    held_out = position < np.repeat(counts, sizes)
+        shuffled = permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist())
+        within[clients.offsets[first] : clients.offsets[ids.stop]] = np.concatenate(shuffled)
+    starts = np.repeat(clients.offsets[:-1], sizes)
+    order = clients.order[within + starts]
+    held_out = np.arange(len(order)) - starts < np.repeat(counts, sizes)
     return Assignment(order[~held_out], offsets_of(sizes - counts)), Assignment(order[held_out], offsets_of(counts))
+
+
+_held_out = validation_fraction  # `make_task` has a parameter of that name
+
+
+# -- the examples of clients -----------------------------------------------------------------------------------------
 
 
 def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
@@ -123,33 +241,118 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     if not len(clients):
         raise ConfigError("there are no clients; give at least one pair (inputs, targets)")
     pairs = [as_tensors(client, f"client {i}") for i, client in enumerate(clients)]
-    sizes = [len(targets) for _, targets in pairs]
     try:
-        first = pairs[0][0]
-        inputs: Inputs
-        if isinstance(first, dict):
-            inputs = {name: torch.cat([x[name] for x, _ in pairs]) for name in first}  # type: ignore[index]
-        else:
-            inputs = torch.cat([x for x, _ in pairs])  # type: ignore[misc]
-        targets = torch.cat([y for _, y in pairs])
+        pool = Arrays(*_joined(pairs))
     except (RuntimeError, KeyError, TypeError) as error:
-        which = different_shapes(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
-        raise ConfigError(which or f"the examples of clients differ in shape or type: {error}") from error
-    return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
-
-
-def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assignment]:
-    """The examples of a machine that has the data of one client only, for any client index that it is given.
-
-    >>> pool, assignment = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
-    >>> len(pool), assignment.sizes().tolist()
-    (3, [3, 3, 3, 3])
-    """
-    own, _ = pool_clients([(inputs, targets)])
-    return own, Assignment(np.tile(np.arange(len(own)), clients), len(own) * np.arange(clients + 1))
+        raise ConfigError(_different(pairs) or f"the examples of clients differ in shape or type: {error}") from error
+    return pool, Assignment(np.arange(len(pool)), offsets_of(np.array([len(targets) for _, targets in pairs])))
 
 
 def as_examples(data: Any, what: str = "test") -> Arrays:
     """Examples from a pair `(inputs, targets)`, a torch Dataset or a DataLoader."""
-    inputs, targets = as_tensors(data, what)
-    return Arrays(inputs, targets)
+    return Arrays(*as_tensors(data, what))
+
+
+def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
+    """Inputs and targets with one row for each example.
+
+    Args:
+        data: a pair `(inputs, targets)` of tensors or numpy arrays, where inputs may also be a dictionary of these; a
+            torch Dataset whose items are such pairs of one example; or a DataLoader, which is read once.
+        what: whose examples these are, for error messages.
+
+    >>> inputs, targets = as_tensors((np.zeros((3, 2)), np.array([0, 1, 0])), "client 0")
+    >>> inputs.dtype, targets.dtype, inputs.shape
+    (torch.float32, torch.int64, torch.Size([3, 2]))
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor | np.ndarray):
+        inputs, targets = data
+    elif isinstance(data, str | bytes | Mapping) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise ConfigError(
+            f"{what} must be a pair (inputs, targets) of tensors or numpy arrays, a torch Dataset or a DataLoader, not "
+            f"{type(data).__name__}"
+        )
+    else:
+        inputs, targets = _read(data, what)
+    if isinstance(inputs, Mapping):
+        inputs = {str(name): _tensor(one, f"{what}: inputs {name!r}") for name, one in inputs.items()}
+    else:
+        inputs = _tensor(inputs, f"{what}: inputs")
+    targets = _tensor(targets, f"{what}: targets")
+    rows = {len(block) for block in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
+    if rows != {len(targets)}:
+        raise ConfigError(
+            f"{what} has {sorted(rows)} inputs but {len(targets)} targets; give one target for each input"
+        )
+    if not len(targets):
+        raise ConfigError(f"{what} has no examples; leave empty clients out")
+    return inputs, targets
+
+
+def _read(data: Any, what: str) -> tuple[Any, Tensor]:
+    """All examples of a Dataset or a DataLoader, one after another."""
+    from torch.utils.data import DataLoader, IterableDataset, default_collate  # imported late: multiprocessing
+
+    if getattr(data, "drop_last", False):
+        raise ConfigError(
+            f"{what}: this DataLoader leaves out the last examples; write DataLoader(..., drop_last=False)"
+        )
+    batched = isinstance(data, DataLoader) and (data.batch_size or data.batch_sampler)
+    indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
+    items = (data[i] for i in range(len(data))) if indexed else iter(data)
+    pairs, count = list[tuple[Any, Tensor]](), 0
+    try:
+        for batch in items if batched else iter(lambda: list(itertools.islice(items, _BATCH)), []):
+            inputs, targets = batch if batched else default_collate(batch)
+            pairs.append((inputs, targets))
+            count += len(targets)
+            if count > MOST_EXAMPLES:
+                raise ConfigError(f"{what} gives more than {MOST_EXAMPLES:,} examples; it must have an end")
+        if pairs:
+            return _joined(pairs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{what}: the items must be pairs (inputs, targets) of one shape: {visible(str(error), 300)}"
+        ) from error
+    raise ConfigError(f"{what} has no examples; leave empty clients out")
+
+
+def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+    """Inputs and targets of several pairs as one."""
+    inputs, targets = zip(*pairs, strict=True)
+    if isinstance(inputs[0], Mapping):
+        return {name: torch.cat([one[name] for one in inputs]) for name in inputs[0]}, torch.cat(targets)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def _different(pairs: Sequence[tuple[Any, Tensor]]) -> str:
+    """The first client whose examples differ in names or shape from client 0's, in words; empty if there is none."""
+    for i, pair in enumerate(pairs):
+        for what, one, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
+            named, expected = (one, first) if isinstance(one, Mapping) else ({"": one}, {"": first})
+            if isinstance(one, Mapping) != isinstance(first, Mapping) or set(named) != set(expected):
+                kinds = [sorted(x) if isinstance(x, Mapping) else type(x).__name__ for x in (one, first)]
+                return f"client {i} has {what} {kinds[0]}, client 0 {kinds[1]}"
+            for name, block in named.items():
+                given, wanted = list(block.shape[1:]), list(expected[name].shape[1:])
+                if given != wanted:
+                    which = f"{what} {name!r}" if name else what
+                    return (
+                        f"client {i} has {which} of shape {given}, client 0 of shape {wanted}; all examples need one "
+                        "shape"
+                    )
+    return ""
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    """A tensor as it is; an array with floats as float32 and integers as int64, the types of torch's layers."""
+    if isinstance(values, Tensor):
+        return values
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf" or not values.ndim:
+        kind = f"an array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise ConfigError(f"{what} must be a tensor or a numpy array of numbers, one row per example, not {kind}")
+    if values.dtype == np.uint8 and values.ndim > 1:
+        return torch.from_numpy(np.ascontiguousarray(values))
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32 if values.dtype.kind == "f" else np.int64))

@@ -1,5 +1,8 @@
 """Rows of tokens of different lengths, for language models: gathered without the padding that no batch needs.
 
+Rows of a test set may have questions: prompts to generate answers for, and answers to choose from, which the metrics
+`exact-match` and `option-accuracy` read (`metrics/questions.py`).
+
     input_ids         (n, width)   tokens, padded at the end to the longest row of the batch
     label_positions   (n, labels)  positions of which the model predicts the next token; only these get logits
     position_ids      (n, width)   of packed rows: the position within the own record; 0 begins a record
@@ -26,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.key import Device
 from thinwire.core.recording import is_recorded
 from thinwire.data.examples import Examples, Inputs
 from thinwire.metrics.labels import IGNORED
@@ -47,7 +49,7 @@ class TokenRows(Examples):
         groups: (n,) int64, the group of each row, by which partitions go; or None.
         pad: the token of padding.
         window: batches within which rows of similar length are put together in training; 1 for none.
-        questions: prompts, answers and options of the rows (`questions.py`), or None.
+        questions: prompts, answers and options of the rows (`Questions`), or None.
     """
 
     ids: Tensor
@@ -121,36 +123,23 @@ class TokenRows(Examples):
         Returns:
             The packs, and the first row of each.
         """
-        packs = _packs(self.sizes.numpy(), length, _keys(len(self), users, self.groups))
-        order, first = np.concatenate(packs), np.array([pack[0] for pack in packs])
-        sizes, counts = self.sizes.numpy(), self.labels.numpy()
-        within = np.concatenate([np.cumsum([0, *sizes[pack[:-1]]]) for pack in packs])  # where a row begins in its pack
-        tokens = _spans(self.starts.numpy()[order], sizes[order])
-        labels = _spans(self.label_starts.numpy()[order], counts[order])
-        shifted = self.labeled.numpy()[labels] + np.repeat(within, counts[order])
-        places = _spans(np.zeros(len(order), np.int64), sizes[order])
-        made = replace(
-            self,
-            ids=self.ids[torch.from_numpy(tokens)],
-            starts=_starts([int(sizes[pack].sum()) for pack in packs]),
-            labeled=torch.from_numpy(shifted.astype(np.int32)),
-            label_starts=_starts([int(counts[pack].sum()) for pack in packs]),
-            places=torch.from_numpy(places.astype(np.int32)),
-            groups=None if self.groups is None else self.groups[torch.from_numpy(first)],
-            questions=None,
-        )
-        return made, first
+        columns = [one for one in (users, None if self.groups is None else self.groups.numpy()) if one is not None]
+        same = np.stack(columns or [np.zeros(len(self), np.int64)], 1)
+        packs = _packs(self.sizes.numpy(), length, np.unique(same, axis=0, return_inverse=True)[1].reshape(-1))
+        first, cuts = np.array([pack[0] for pack in packs]), self.starts[1:-1].numpy()
+        ids, flags = (np.split(values, cuts) for values in (self.ids.numpy(), self.learned.numpy()))
+        rows = [tuple(np.concatenate([one[i] for i in pack]) for one in (ids, flags)) for pack in packs]
+        places = np.concatenate([np.arange(len(ids[i]), dtype=np.int32) for pack in packs for i in pack])
+        groups = None if self.groups is None else self.groups[torch.from_numpy(first)]
+        made = TokenRows.of(rows, pad=self.pad, window=self.window)  # type: ignore[arg-type]
+        return replace(made, places=torch.from_numpy(places), groups=groups), first
 
-    def to(self, device: Device) -> TokenRows:
-        """The same rows on another device; questions stay where they are."""
-        return replace(
-            self,
-            ids=self.ids.to(device),
-            starts=self.starts.to(device),
-            labeled=self.labeled.to(device),
-            label_starts=self.label_starts.to(device),
-            places=None if self.places is None else self.places.to(device),
-        )
+    @property
+    def learned(self) -> Tensor:
+        """(tokens,) whether each token is a label."""
+        out = torch.zeros(len(self.ids), dtype=torch.bool)
+        out[self.starts[:-1].repeat_interleave(self.labels) + self.labeled + 1] = True
+        return out
 
     def _most(self, counts: Tensor, flat: Tensor) -> int:
         """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
@@ -186,20 +175,6 @@ def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
 
 
-def _spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The numbers starts[i], ..., starts[i] + sizes[i] - 1 of all i, in order."""
-    before = np.cumsum(sizes) - sizes
-    return np.asarray(np.arange(int(sizes.sum())) - np.repeat(before, sizes) + np.repeat(starts, sizes))
-
-
-def _keys(rows: int, users: np.ndarray | None, groups: Tensor | None) -> np.ndarray:
-    """(rows,) what rows of one pack have in common."""
-    columns = [one for one in (users, None if groups is None else groups.numpy()) if one is not None]
-    if not columns:
-        return np.zeros(rows, np.int64)
-    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
-
-
 def _packs(sizes: np.ndarray, length: int, keys: np.ndarray) -> list[list[int]]:
     """Rows in packs: best fit in order of falling length, within rows of one key."""
     packs: list[list[int]] = []
@@ -215,3 +190,54 @@ def _packs(sizes: np.ndarray, length: int, keys: np.ndarray) -> list[list[int]]:
             packs[at].append(row)
             rooms[(length if free is None else free) - size].append(at)
     return sorted(packs, key=lambda pack: pack[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """The questions of some rows of tokens, one for each row.
+
+    Args:
+        prompts: the tokens of each prompt.
+        answers: the right answer of each, as text.
+        names: names of the groups, for the names of metrics; empty for none.
+        groups: (n,) the group of each question, or None.
+        options: rows of prompt and option, those of one question after those of the other; None without options.
+        owners: (options,) the question of each option.
+        right: (n,) which of its options is right; -1 for a question without options.
+        new_tokens: the most tokens of a generated answer.
+        answer_after: what is compared begins after the last one of this text; "" for all of an answer.
+        tokenizer: decodes tokens; it has `decode`, `eos_token_id`.
+    """
+
+    prompts: tuple[np.ndarray, ...]
+    answers: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    groups: Tensor | None = None
+    options: TokenRows | None = None
+    owners: Tensor | None = None
+    right: Tensor | None = None
+    new_tokens: int = 32
+    answer_after: str = ""
+    tokenizer: Any = None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def result(self, text: str) -> str:
+        """What is compared of an answer.
+
+        >>> Questions((), (), answer_after="####").result("6 + 12 = 18\\n#### 18 ")
+        '18'
+        """
+        return " ".join((text.rpartition(self.answer_after)[2] if self.answer_after else text).split())
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Generated tokens as text, up to the token that ends an answer."""
+        found = list(tokens)
+        end = self.tokenizer.eos_token_id
+        return str(self.tokenizer.decode(found[: found.index(end)] if end in found else found))
+
+    def options_of(self, index: Tensor) -> Tensor:
+        """The rows of the options of some questions."""
+        assert self.owners is not None
+        return torch.isin(self.owners, index.to(self.owners.device)).nonzero()[:, 0]

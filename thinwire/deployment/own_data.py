@@ -2,7 +2,7 @@
 
     thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
 
-`task.py` of the app names data, model and metrics (`data/sites`); templates/ has one for each kind of data. A node
+`task.py` of the app names data, model and metrics (`data/site.py`); templates/ has one for each kind of data. A node
 reads the folder `data-dir` of its configuration; the server has no data, and sites evaluate the model.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from thinwire.core.key import Key
 from thinwire.core.reference import load_reference, short_name
-from thinwire.data.sites import OwnData
+from thinwire.data.site import OwnData
 from thinwire.data.task import Task
 from thinwire.deployment.app_folder import check_new, write_files
 from thinwire.deployment.jobs import MakeJob, deployable

@@ -13,10 +13,9 @@ from thinwire.core.reference import failure, is_reference, short_name, source_fi
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.losses import loss_by_name
-from thinwire.data.make_task import assign_clients, client_names
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
-from thinwire.data.task import Exchange, Task, validation_fraction
+from thinwire.data.task import Exchange, Task, assign_clients, client_names, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
 from thinwire.experiments.own_task import make_own, missing_argument

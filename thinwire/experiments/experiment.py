@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from thinwire.core.registry import SLOTS
 from thinwire.core.text import unfit_for_a_name, visible
-from thinwire.data.partitions.base import Partition
+from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError
 from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.records import KEEP, Accounting

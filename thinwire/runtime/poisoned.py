@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from thinwire.core.key import Key
-from thinwire.data.examples import Examples
-from thinwire.data.relabeled import Relabeled
+from thinwire.data.examples import Examples, Relabeled
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.runtime.attacks import Attack

@@ -13,7 +13,7 @@ import torch
 from thinwire.core.key import Key, choices
 from thinwire.core.pinned import sent
 from thinwire.data.examples import Examples
-from thinwire.data.partitions.base import Assignment
+from thinwire.data.partition import Assignment
 from thinwire.training.batches import Batches, Local, by_size, plan_rounds
 from thinwire.training.inputs import Workload
 

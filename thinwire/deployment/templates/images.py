@@ -9,7 +9,7 @@ Try the folder of a site with `thinwire site check`.
 
 from torch import Tensor, nn
 
-from thinwire.data.sites import OwnData, SiteImages
+from thinwire.data.site import OwnData, SiteImages
 
 data = SiteImages(
     classes=("benign", "malignant"),  # of all sites, in this order; a site need not have all of them

@@ -10,7 +10,7 @@ Try the folder of a site with `thinwire site check`.
 
 from torch import Tensor, nn
 
-from thinwire.data.sites import OwnData, SiteTable
+from thinwire.data.site import OwnData, SiteTable
 
 data = SiteTable(
     file="records.csv",

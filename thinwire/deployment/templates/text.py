@@ -10,7 +10,7 @@ Try the folder of a site with `thinwire site check`.
 
 from torch import Tensor, nn
 
-from thinwire.data.sites import OwnData, SiteTexts
+from thinwire.data.site import OwnData, SiteTexts
 
 data = SiteTexts(
     file="texts.csv",

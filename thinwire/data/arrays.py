@@ -6,7 +6,8 @@ thinwire run fedavg --on arrays --set task.file=data.npz
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.data.columns import Columns
-from thinwire.data.datasets.image_folder import image_options
+from thinwire.core.text import visible
+from thinwire.data.columns import Columns, listed, similar
 from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
-from thinwire.data.folder import own_path
-from thinwire.data.hold_out import held_out_rows
-from thinwire.data.npz_files import names_in, read_array
-from thinwire.data.reading import numbered
-from thinwire.data.scaling import image_values, standardized, sums_of
-from thinwire.data.targets import POOLED, TargetCode
-from thinwire.errors import ConfigError, DataError
+from thinwire.data.files import one_line, own_path
+from thinwire.data.images import image_options
+from thinwire.data.partition import held_out_rows
+from thinwire.data.scaling import image_values, mean_and_std, standardized, sums_of
+from thinwire.data.table import POOLED, TargetCode
+from thinwire.errors import DataError
 
+LIMIT = 1 << 33  # bytes of one array of a file
 _NUMBERS = "biuf"
 
 
@@ -48,15 +49,33 @@ def arrays(
 ) -> Source:
     """Arrays in a file of `numpy.savez`; five options name the arrays, of which `x` and `y` are required."""
     path = own_path(data_dir, file, "task.file")
-    known = names_in(path)
-    test = None
-    if x_test in known or y_test in known:
-        test = (read_array(path, x_test, "task.x_test"), read_array(path, y_test, "task.y_test"))
+    options = {"x": x, "y": y, "client": client, "x_test": x_test, "y_test": y_test}
+    found: dict[str, Any] = dict.fromkeys(options)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            known = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+            sizes = {name: archive.getinfo(f"{name}.npy").file_size for name in known}
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError) as fault:
+        raise DataError(f"{path}: cannot be read as .npz of numpy.savez ({one_line(fault)})") from None
+    tested = x_test in known or y_test in known
+    for option, name in options.items():
+        if ("test" in option and not tested) or (option == name == "client" and name not in known):
+            continue
+        if name not in known:
+            words = f"{similar(name, known)}; the file has {listed(known)}"
+            raise DataError(f"{path}: no array {visible(name, 80)!r} (task.{option}){words}")
+        if sizes[name] > LIMIT:
+            raise DataError(f"{path}: array {name!r} has {sizes[name]:,} bytes, more than {LIMIT:,}")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                found[option] = archive[name]
+        except Exception as fault:  # of numpy, zipfile and zlib: Python objects, a damaged or a false header
+            raise DataError(f"{path}: array {name!r} cannot be read ({one_line(fault)})") from None
     return from_arrays(
-        read_array(path, x, "task.x"),
-        read_array(path, y, "task.y"),
-        client=read_array(path, client, "task.client") if client in known or client != "client" else None,
-        test=test,
+        found["x"],
+        found["y"],
+        client=found["client"],
+        test=(found["x_test"], found["y_test"]) if tested else None,
         target_kind=target_kind,
         tokens=tokens,
         standardize=standardize,
@@ -101,23 +120,22 @@ def from_arrays(
     >>> len(source.train), len(source.test), source.classes, source.model
     (8, 2, 2, {'inputs': 4})
     """
-    rows = _targets(y, f"{where}: y")
-    code = TargetCode.of(rows, tuple(rows.cells), target_kind or _kind(y, rows))
+    rows, kind = _targets(y, f"{where}: y")
+    code = TargetCode.of(rows, tuple(rows.cells), target_kind or kind)
     users = _clients(client, len(rows), f"{where}: client")
     inputs = _inputs(x, len(rows), f"{where}: x", tokens)
     if test is None:
         labels = code.encode(rows).numpy() if code.kind == "classification" else None
-        ids = None if users is None else np.unique(users, return_inverse=True)[1]
-        held = held_out_rows(len(rows), test_fraction, ids, labels, split_seed)
+        held = held_out_rows(len(rows), test_fraction, users, labels, split_seed)
         index = [np.flatnonzero(~held), np.flatnonzero(held)]
         parts = [(_take(inputs, one), rows.take(one)) for one in index]
         owners = [None if users is None else users[one] for one in index]
     else:
-        other = _targets(test[1], f"{where}: y of the test")
+        other, _ = _targets(test[1], f"{where}: y of the test")
         parts = [(inputs, rows), (_inputs(test[0], len(other), f"{where}: x of the test", tokens), other)]
         owners = [users, _clients(test_client, len(other), f"{where}: client of the test")]
     code = code.fitted(parts[0][1])
-    train, test_set = (_examples(one, code.encode(target)) for one, target in parts)
+    train, test_set = (examples_of(one, code.encode(target)) for one, target in parts)
     return source_of(train, test_set, code, owners, derived=not target_kind, standardize=standardize)
 
 
@@ -125,28 +143,21 @@ def source_of(
     train: Examples,
     test: Examples,
     code: TargetCode,
-    owners: list[np.ndarray | None],
+    owners: Sequence[Any],
     *,
     derived: bool,
     standardize: bool = True,
 ) -> Source:
     """The dataset of examples in memory, with the client of each where there are clients."""
-    names = numbered(str(one) for part in owners if part is not None for one in part.tolist())
-    position = {name: i for i, name in enumerate(names)}
-    users = [None if part is None else torch.tensor([position[str(one)] for one in part.tolist()]) for part in owners]
     options = _model_options(train, test)
     words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
-    mean, std = sums_of(train.pixels).mean_and_std() if isinstance(train, Images) else ((), ())
+    mean, std = mean_and_std(sums_of(train.pixels)) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
-    if scaled is not None:
-        train, test = scaled
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
-    return Source(
-        train,
-        test,
+    return Source.by_user(
+        *(scaled or (train, test)),
         code.outputs,
-        users[0],
-        users[1],
+        owners,
         note=words,
         model=options,
         mean=mean,
@@ -154,7 +165,6 @@ def source_of(
         loss=code.loss,
         metrics=code.metrics,
         class_names=code.names,
-        user_names=names,
     )
 
 
@@ -174,8 +184,11 @@ def _array(values: Any, where: str) -> np.ndarray:
     return found
 
 
-def _targets(values: Any, where: str) -> Columns:
-    """Targets as columns: one for (n,) or (n, 1), otherwise one for each value of an example."""
+def _targets(values: Any, where: str) -> tuple[Columns, str]:
+    """Targets as columns, one for (n,) or (n, 1), otherwise one for each value; and the kind that their type suggests.
+
+    Integers and texts suggest classification, floats regression; for several columns it is "".
+    """
     found = _array(values, where)
     if found.ndim == 2 and found.shape[1] == 1:
         found = found[:, 0]
@@ -183,22 +196,16 @@ def _targets(values: Any, where: str) -> Columns:
         raise DataError(
             f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example"
         )
+    cells: dict[str, Any] = {"y": found} if found.ndim == 1 else {f"y{i}": one for i, one in enumerate(found.T)}
     if found.dtype.kind in "OUT":
         if found.ndim > 1 or not all(isinstance(one, str) for one in found.tolist()):
-            raise DataError(
-                f"{where} holds {type(found.reshape(-1)[0]).__name__}, expected numbers, or a text for each example"
-            )
-        return Columns(where, {"y": found.tolist()}, row_numbers=np.arange(len(found)), word="example")
-    columns = {"y": found} if found.ndim == 1 else {f"y{i}": found[:, i] for i in range(found.shape[1])}
-    cells = {name: one.astype(np.float64) for name, one in columns.items()}
-    return Columns(where, cells, row_numbers=np.arange(len(found)), word="example")
-
-
-def _kind(values: Any, rows: Columns) -> str:
-    """Classification for integers and texts, regression for floats; several columns are derived from their values."""
-    if len(rows.cells) > 1:
-        return ""
-    return "regression" if _array(values, rows.where).dtype.kind == "f" else "classification"
+            kind = type(found.reshape(-1)[0]).__name__
+            raise DataError(f"{where} holds {kind}, expected numbers, or a text for each example")
+        cells = {"y": found.tolist()}
+    else:
+        cells = {name: one.astype(np.float64) for name, one in cells.items()}
+    kind = "" if len(cells) > 1 else "regression" if found.dtype.kind == "f" else "classification"
+    return Columns(where, cells, row_numbers=np.arange(len(found)), word="example"), kind
 
 
 def _clients(values: Any, rows: int, where: str) -> np.ndarray | None:
@@ -224,27 +231,20 @@ def _inputs(values: Any, rows: int, where: str, tokens: bool) -> Inputs:
         raise DataError(f"{where} holds {found.dtype}, expected numbers; texts go through from_table or a tokenizer")
     if len(found) != rows:
         raise DataError(f"{where} has {len(found)} examples, but y has {rows}; give one target for each input")
+    if not found.size:
+        raise DataError(f"{where} has shape {found.shape}: examples without values")
     if found.ndim == 1:
         found = found[:, None]
-    if found.dtype == np.uint8 and found.ndim in (3, 4) and not tokens:
-        return torch.from_numpy(np.ascontiguousarray(_channels_first(found, where)))
-    if found.dtype.kind == "f":
-        bad = np.flatnonzero(~np.isfinite(found).reshape(rows, -1).all(1))
-        if len(bad):
-            raise DataError(f"{where}: example {bad[0]} has a value that is not finite; replace or leave it out")
+    if found.dtype == np.uint8 and found.ndim in (3, 4) and not tokens:  # images, perhaps with channels last or none
+        if found.ndim == 3:
+            found = found[:, None]
+        elif found.shape[1] not in (1, 3) and found.shape[3] in (1, 3):
+            found = found.transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(found))
+    if found.dtype.kind == "f" and len(bad := np.flatnonzero(~np.isfinite(found).reshape(rows, -1).all(1))):
+        raise DataError(f"{where}: example {bad[0]} has a value that is not finite; replace or leave it out")
     kept = tokens and found.dtype.kind in "iu"
     return torch.from_numpy(np.ascontiguousarray(found, np.int64 if kept else np.float32))
-
-
-def _channels_first(pixels: np.ndarray, where: str) -> np.ndarray:
-    """(n, channels, height, width) of images that may lack channels or have them last."""
-    if pixels.ndim == 3:
-        return pixels[:, None]
-    if pixels.shape[1] not in (1, 3) and pixels.shape[3] in (1, 3):
-        return pixels.transpose(0, 3, 1, 2)
-    if not pixels.size:
-        raise ConfigError(f"{where} has shape {pixels.shape}: images without pixels")
-    return pixels
 
 
 def _take(inputs: Inputs, index: np.ndarray) -> Inputs:
@@ -252,7 +252,8 @@ def _take(inputs: Inputs, index: np.ndarray) -> Inputs:
     return {name: one[rows] for name, one in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
 
 
-def _examples(inputs: Inputs, targets: Tensor) -> Examples:
+def examples_of(inputs: Inputs, targets: Tensor) -> Examples:
+    """Images where inputs are bytes, otherwise arrays."""
     if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
         return Images(inputs, targets)
     return Arrays(inputs, targets)
@@ -261,10 +262,9 @@ def _examples(inputs: Inputs, targets: Tensor) -> Examples:
 def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] | None:
     """Both with mean 0 and standard deviation 1 over the training examples; None for inputs that are no numbers."""
     if (values := image_values(train)) is not None:
-        mean, std = sums_of(values).mean_and_std()
-        return standardized(train, mean, std), standardized(test, mean, std)
-    inputs = [one.inputs if isinstance(one, Arrays) else {} for one in (train, test)]
-    first, second = inputs
+        scale = mean_and_std(sums_of(values))
+        return standardized(train, *scale), standardized(test, *scale)
+    first, second = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
     if isinstance(first, dict) or isinstance(second, dict) or not first.is_floating_point():
         return None
     wide = first.double()

@@ -1,0 +1,249 @@
+"""Images of your own in PNG and JPEG files, one folder for each class. Needs pillow; nothing in a file is trusted.
+
+FOLDER/CLASS/*.png                                   a fifth of the images is held out for testing
+FOLDER/train/CLASS/*.png, FOLDER/test/CLASS/*.png    the test images are given
+FOLDER/CLIENT/CLASS/*.png                            with client_folders = true; also below train and test
+
+thinwire run fedavg --on image-folder --set task.folder=leaves
+
+The size in a header is checked before pixels are decoded, so that a small file cannot take much memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core.registry import register
+from thinwire.core.text import visible
+from thinwire.data.examples import Images, Source, numbered, positions
+from thinwire.data.files import one_line, own_path
+from thinwire.data.partition import held_out_rows
+from thinwire.data.scaling import mean_and_std, sums_of
+from thinwire.errors import ConfigError, DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+MOST_PIXELS = 1 << 26  # of one image
+MOST_BYTES = 1 << 33  # of all images, decoded
+MOST_FOLDERS = 100_000
+_TEST = ("test", "val", "valid", "validation")
+_GRAY = ("1", "L", "LA", "I", "I;16", "F")
+
+
+def from_image_folder(
+    folder: str | Path,
+    *,
+    size: int | tuple[int, ...] | Sequence[int] = 0,
+    channels: int = 0,
+    client_folders: bool = False,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> Source:
+    """A dataset of images, one folder for each class.
+
+    Args:
+        folder: has a folder for each class, or the folders `train` and `test` with these.
+        size: height and width to which all images are resized, or one number for both; by default images are not
+            resized, and all must have the size of the first one.
+        channels: 1 for gray, 3 for color; by default as the first image.
+        client_folders: whether there is a folder for each client, which has the folders of classes.
+        test_fraction: the fraction of images that is held out for testing, if there is no folder `test`.
+        split_seed: of another choice of test images; the seed of a run does not change them.
+    """
+    base = Path(folder).expanduser()
+    if not base.is_dir():
+        raise DataError(f"{base}: not a folder; expected one with a folder of images for each class")
+    test_folder = next((base / name for name in _TEST if (base / name).is_dir()), None)
+    if (base / "train").is_dir() and test_folder is not None:
+        parts = [_listed(part, client_folders) for part in (base / "train", test_folder)]
+        how = f"the folder {test_folder.name}"
+    else:
+        found, how = _listed(base, client_folders), "drawn once, independent of the seed"
+        _, labels, clients = zip(*found, strict=True)
+        test = held_out_rows(len(found), test_fraction, clients, labels, split_seed)
+        parts = [[one for one, held in zip(found, test, strict=True) if held == part] for part in (False, True)]
+    classes = numbered(one.label for one in parts[0])
+    if len(classes) < 2:
+        raise DataError(
+            f"{base}: one class only, {visible(classes[0], 40)!r}; expected a folder for each of two or more"
+        )
+    for one in parts[1]:
+        if one.label not in classes:
+            given = visible(", ".join(classes), 80)
+            raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
+    shape = shape_of(parts[0][0].path, size, channels)
+    pixels = [read_images([(one.path, str(one.path)) for one in part], len(part), shape) for part in parts]
+    train, test_set = (
+        Images(x, positions((one.label for one in part), classes)) for x, part in zip(pixels, parts, strict=True)
+    )
+    mean, std = mean_and_std(sums_of(pixels[0]))
+    note = (
+        f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
+        f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
+        "standard are those of the pooled training images; task.scale = estimated has clients report them."
+    )
+    return Source.by_user(
+        train,
+        test_set,
+        len(classes),
+        [[one.client for one in part] if client_folders else None for part in parts],
+        note=note,
+        model=image_options(pixels[0]),
+        mean=mean,
+        std=std,
+        class_names=classes,
+    )
+
+
+@register(
+    "dataset", "image-folder", doc="A folder of PNG or JPEG images of your own, one folder for each class: task.folder."
+)
+@functools.wraps(from_image_folder)
+def image_folder(data_dir: Path | None = None, folder: str = "", **options: Any) -> Source:
+    """Images in folders; the options are those of `from_image_folder`."""
+    return from_image_folder(own_path(data_dir, folder, "task.folder"), **options)
+
+
+def image_options(pixels: Tensor) -> dict[str, int]:
+    """What models need to know about images (n, channels, height, width)."""
+    channels, height, width = pixels.shape[1:]
+    square = {"size": height} if height == width else {}
+    return {"channels": channels, "height": height, "width": width, "inputs": channels * height * width, **square}
+
+
+class _File(NamedTuple):
+    path: Path
+    label: str
+    client: str = ""
+
+
+def _listed(folder: Path, client_folders: bool) -> list[_File]:
+    """All images in the folders of classes, or of clients and classes."""
+    if client_folders:
+        return [one._replace(client=client.name) for client in folders_in(folder) for one in _listed(client, False)]
+    if loose := image_files(folder):
+        raise DataError(f"{loose[0]}: this image is in no class; put it into a folder with the name of its class")
+    found = []
+    for inner in folders_in(folder):
+        files = image_files(inner)
+        if not files:
+            deeper = any(path.is_dir() and image_files(path) for path in inner.iterdir())
+            advice = (
+                "if these are clients, write task.client_folders = true" if deeper else "delete the folder, or fill it"
+            )
+            raise DataError(f"{inner}: no image ({', '.join(SUFFIXES)}) in this class; {advice}")
+        found += [_File(path, inner.name) for path in files]
+    return found
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, in alphabetical order, without hidden ones."""
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    if not found or len(found) > MOST_FOLDERS:
+        count = f"{len(found):,} folders" if found else "no folders"
+        raise DataError(f"{folder}: {count}, expected one for each class")
+    return found
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder, in alphabetical order; hidden files and files of other kinds are ignored."""
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    return sorted(path for path in found if path.is_file())
+
+
+# -- pixels ----------------------------------------------------------------------------------------------------------
+
+
+class ImageShape(NamedTuple):
+    """Channels (1 or 3), height and width of all images, and whether others are resized."""
+
+    channels: int
+    height: int
+    width: int
+    resize: bool
+
+
+def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> ImageShape:
+    """The shape of all images.
+
+    Args:
+        first: the first image, a path or an open image, whose shape is used where none is given.
+        size: height and width, or one number for both; 0 for that of the first image.
+        channels: 1 for gray, 3 for color; 0 for those of the first image.
+    """
+    if channels not in (0, 1, 3):
+        raise ConfigError(f"task.channels must be 1 (gray), 3 (color) or 0 (as the first image), not {channels}")
+    given = (size, size) if isinstance(size, int) else tuple(size)
+    if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MOST_PIXELS:
+        raise ConfigError(f"task.size must be a number of pixels, or [height, width], not {size}")
+    image = _opened(first)
+    height, width = given if min(given) else (image.height, image.width)
+    return ImageShape(channels or (1 if image.mode in _GRAY else 3), height, width, bool(min(given)))
+
+
+def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape) -> Tensor:
+    """(n, channels, height, width) uint8: all images, read one by one.
+
+    Args:
+        images: each a path or an open image, and its name for errors.
+        count: number of images.
+        shape: the shape of all.
+    """
+    channels, height, width, _ = shape
+    if count * channels * height * width > MOST_BYTES:
+        raise DataError(
+            f"{count:,} images of {height} x {width} are more than {MOST_BYTES >> 30} GiB; write task.size to make "
+            "them smaller"
+        )
+    out = np.empty((count, height, width, channels), np.uint8)
+    for i, (given, name) in enumerate(images):
+        out[i] = _pixels(_opened(given), name, shape)
+    return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+
+
+def _opened(given: Any) -> Any:
+    """An image, read from a file if it is a path; the size in the header is bounded before pixels are decoded."""
+    if not isinstance(given, Path):
+        return given
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(f"{given}: reading images needs pillow; pip install pillow") from None
+    try:
+        with Image.open(given, formats=("PNG", "JPEG")) as image:
+            if image.width * image.height <= MOST_PIXELS:
+                image.load()
+                return image
+    except Exception as fault:  # pillow raises errors of many types for damaged files
+        raise DataError(f"{given}: cannot be read as PNG or JPEG ({one_line(fault)})") from None
+    size = f"{image.height} x {image.width}"
+    raise DataError(f"{given}: the image has {size} pixels, more than {MOST_PIXELS:,}; make it smaller")
+
+
+def _pixels(image: Any, name: str, shape: ImageShape) -> np.ndarray:
+    """(height, width, channels) uint8: the pixels of an image in the shape of all."""
+    channels, height, width, resize = shape
+    if (image.height, image.width) != (height, width) and not resize:
+        raise DataError(
+            f"{name}: the image has {image.height} x {image.width} pixels, but the first one {height} x {width}; write "
+            f"task.size = [{height}, {width}] to resize all images"
+        )
+    if channels == 1 and image.mode not in _GRAY:
+        raise DataError(
+            f"{name}: the image is in color, but the first one is gray; write task.channels = 3 (or 1 for gray)"
+        )
+    try:
+        if image.mode in ("I", "I;16", "F"):  # 16 bits: the upper eight
+            image = image.point(lambda value: value / 256).convert("L")
+        image = image.convert("L" if channels == 1 else "RGB")
+        if (image.height, image.width) != (height, width):
+            image = image.resize((width, height))
+        return np.asarray(image, np.uint8).reshape(height, width, channels)
+    except Exception as fault:  # of an image of another library: cut off or damaged
+        raise DataError(f"{name}: cannot be decoded ({one_line(fault)})") from None

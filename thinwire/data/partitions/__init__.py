@@ -1,1 +1,0 @@
-"""Partitions of a dataset into clients; base.py is the contract."""

@@ -1,0 +1,488 @@
+"""A table of your own: one row for each example, a target column, perhaps a column that names the client.
+
+    thinwire run fedavg --on table --set task.file=patients.csv --set task.target=outcome --set task.client=hospital
+
+Columns become inputs and targets; statistics are those of the training rows.
+
+    number           (x - mean) / std;  a missing number is the mean, and a second input is 1 where it was missing
+    category         one input for each text of the training rows, and one for all other texts
+    classification   one target column: texts, or whole numbers with few different values
+    multi-label      several target columns of 0 and 1
+    regression       one or several target columns of numbers: (y - mean) / std
+
+>>> rows = Columns("t.csv", {"age": ["30", "", "50"], "city": ["Rome", "Oslo", "Rome"], "pet": ["dog", "cat", "dog"]})
+>>> features = Features.of(rows, ("age", "city"))
+>>> features.encode(rows).tolist()
+[[-1.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0]]
+>>> features.encode(Columns("u.csv", {"age": ["40"], "city": ["Bonn"]})).tolist()
+[[0.0, 0.0, 0.0, 0.0, 1.0]]
+>>> code = TargetCode.of(rows, ("pet",))
+>>> code.kind, code.names, code.encode(rows)
+('classification', ('cat', 'dog'), tensor([1, 0, 1]))
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core.registry import register
+from thinwire.core.text import visible
+from thinwire.data.columns import Columns, from_frame, listed, number_text, read_table
+from thinwire.data.examples import Arrays, Source, positions
+from thinwire.data.files import own_path
+from thinwire.data.partition import held_out_rows
+from thinwire.errors import ConfigError, DataError
+
+MOST_CATEGORIES = 256  # of one column
+MOST_VALUES = 1 << 31  # of all encoded rows
+FEW = 20  # whole numbers with at most so many different values are classes
+MOST_CLASSES = 10_000
+POOLED = (
+    "Statistics (means, standard deviations, categories) come from the pooled training examples; a real federation "
+    "would have to estimate them."
+)
+
+TargetKind = Literal["classification", "multi-label", "regression"]
+_LOSSES = {"classification": "cross-entropy", "multi-label": "bce", "regression": "mse"}
+_METRICS: dict[str, tuple[str, ...]] = {"multi-label": ("multilabel-f1",), "regression": ("r2",)}
+
+
+def from_table(
+    file: str | Path | Any = "",
+    target: str | tuple[str, ...] | Sequence[str] = "",
+    *,
+    client: str = "",
+    features: tuple[str, ...] | Sequence[str] = (),
+    drop: tuple[str, ...] | Sequence[str] = (),
+    target_kind: str = "",
+    test_fraction: float = 0.2,
+    test_file: str | Path | Any = None,
+    delimiter: str = "",
+    split_seed: int = 0,
+) -> Source:
+    """A dataset from a table: numbers are standardized, texts become one-hot inputs, targets get labels or a scale.
+
+    Args:
+        file: a CSV file (also .gz), a parquet file, or a pandas DataFrame.
+        target: the column to predict, or several columns: labels of 0 and 1, or numbers.
+        client: the column that names the client of a row; "" for none.
+        features: the columns that are inputs of the model; by default all others.
+        drop: columns that are not used.
+        target_kind: classification, multi-label or regression; by default derived: texts and few whole numbers are
+            classes, other numbers a regression, several columns of 0 and 1 are labels.
+        test_fraction: the fraction of rows that is held out for testing, of each client and of each class.
+        test_file: a file or DataFrame of test rows instead.
+        delimiter: of a CSV file; by default derived.
+        split_seed: of another choice of test rows; the seed of a run does not change them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "pets.csv"
+    ...     _ = file.write_text("home,grams,species\\n" + "a,900,dog\\na,410,cat\\nb,870,dog\\nb,400,cat\\n" * 5)
+    ...     source = from_table(file, "species", client="home")
+    >>> len(source.train), len(source.test), source.class_names, source.user_names, source.model
+    (16, 4, ('cat', 'dog'), ('a', 'b'), {'inputs': 1})
+    """
+    rows, drawn = _columns(file, delimiter), ""
+    code = TargetCode.of(rows, (target,) if isinstance(target, str) and target else tuple(target), target_kind)
+    if test_file is None:
+        drawn = " (drawn once, independent of the seed)"
+        rows, others = divided(rows, code, client, test_fraction, split_seed)
+    else:
+        others = _columns(test_file, delimiter)
+    note = f"{len(rows):,} rows for training, {len(others):,} for testing{drawn}. "
+    note += code.fitted(rows).note(derived=not target_kind)
+    return from_columns(rows, others, code, client=client, features=features, drop=drop, note=note)
+
+
+@register("dataset", "table", doc="A CSV or parquet file of your own: task.file, task.target, task.client.")
+@functools.wraps(from_table)
+def table(data_dir: Path | None = None, **options: Any) -> Source:
+    """A table in a file; the options are those of `from_table`."""
+    for option in ("file", *(["test_file"] if options.get("test_file") else [])):
+        options[option] = own_path(data_dir, options.get(option, ""), f"task.{option}")
+    return from_table(**options)
+
+
+def divided(rows: Columns, code: TargetCode, client: str, fraction: float, seed: int) -> tuple[Columns, Columns]:
+    """Training and test rows: a fraction of each client and of each class is held out."""
+    labels = [str(text) for text in rows.texts(code.columns[0])] if code.kind == "classification" else None
+    test = held_out_rows(len(rows), fraction, clients_of(rows, client), labels, seed)
+    return rows.take(np.flatnonzero(~test)), rows.take(np.flatnonzero(test))
+
+
+def from_columns(
+    train_rows: Columns,
+    test_rows: Columns,
+    code: TargetCode,
+    *,
+    client: str = "",
+    features: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    note: str = "",
+) -> Source:
+    """A dataset from training and test rows; the options are those of `from_table`."""
+    code = code.fitted(train_rows)
+    encoding = Features.of(train_rows, _inputs(train_rows, code.columns, client, features, drop))
+    train, test = (Arrays(encoding.encode(part), code.encode(part)) for part in (train_rows, test_rows))
+    owners = [clients_of(train_rows, client), clients_of(test_rows, client) if client in test_rows.cells else None]
+    return Source.by_user(
+        train,
+        test,
+        code.outputs,
+        owners,
+        note=f"{note} {encoding.note()} {POOLED}",
+        model={"inputs": encoding.width},
+        loss=code.loss,
+        metrics=code.metrics,
+        class_names=code.names,
+    )
+
+
+def _columns(file: Any, delimiter: str) -> Columns:
+    """The columns of a file or a DataFrame."""
+    if isinstance(file, str | Path):
+        return read_table(Path(file).expanduser(), delimiter)
+    if not hasattr(file, "columns") or not hasattr(file, "__getitem__"):
+        raise ConfigError(f"a table is a file (.csv, .parquet) or a pandas DataFrame, not {type(file).__name__}")
+    found = from_frame(file)
+    if not len(found):
+        raise DataError("the data frame has no rows")
+    return found
+
+
+def _inputs(
+    rows: Columns, targets: Sequence[str], client: str, features: Sequence[str], drop: Sequence[str]
+) -> list[str]:
+    """The columns that are inputs."""
+    for name in drop:
+        if name not in rows.names:
+            rows.need(name, "task.drop")
+    taken = {*targets, client}
+    if both := [name for name in features if name in taken]:
+        raise ConfigError(f"task.features has {both[0]!r}, which is the target or the client; leave it out")
+    chosen = [name for name in features or rows.names if name not in taken and name not in drop]
+    for name in chosen:
+        rows.need(name, "task.features" if features else "an input")
+    return chosen
+
+
+def clients_of(rows: Columns, client: str) -> list[str] | None:
+    """The client of each row; None without a client column."""
+    if not client:
+        return None
+    rows.need(client, "task.client")
+    texts = rows.texts(client)
+    if None in texts:
+        where = rows.row(texts.index(None))
+        raise DataError(f"{where} names no client in the column {client!r}; fill it in, or delete the row")
+    return [str(text) for text in texts]
+
+
+# -- inputs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of numbers.
+
+    Args:
+        name: of the column.
+        mean, std: of the training rows that have a value.
+        missing: whether training rows without a value exist, which a second input marks.
+    """
+
+    name: str
+    mean: float
+    std: float
+    missing: bool
+
+    @property
+    def width(self) -> int:
+        """The number of inputs that it becomes."""
+        return 1 + self.missing
+
+    @classmethod
+    def of(cls, name: str, values: np.ndarray, rows: Columns) -> NumberColumn:
+        """The statistics of a column."""
+        known = values[~np.isnan(values)]
+        if len(bad := np.flatnonzero(np.isinf(values))):
+            raise DataError(f"{rows.row(int(bad[0]))}: column {name!r} has {values[bad[0]]}, expected a finite number")
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = float(known.mean()), float(known.std())
+        if not np.isfinite(std):
+            largest = float(np.abs(known).max())
+            raise DataError(
+                f"{rows.where}: column {name!r} has numbers as large as {largest:g}; divide them by a constant"
+            )
+        return cls(name, mean, std or 1.0, len(known) < len(values))
+
+    def encode(self, rows: Columns) -> np.ndarray:
+        """(rows, width) float32."""
+        values = rows.numbers(self.name)
+        if values is None:
+            i, cell = rows.first_text(self.name)
+            given = f"column {self.name!r} has {visible(cell, 40)!r}"
+            raise DataError(f"{rows.row(i)}: {given}, expected a number as in all training rows")
+        absent = np.isnan(values)
+        scaled = (np.where(absent, self.mean, values) - self.mean) / self.std
+        if len(bad := np.flatnonzero(~(np.abs(scaled) < 1e30))):
+            raise DataError(
+                f"{rows.row(int(bad[0]))}: column {self.name!r} has {values[bad[0]]:g}, far from the training rows "
+                f"(mean {self.mean:g}, standard deviation {self.std:g})"
+            )
+        return np.stack([scaled, absent][: self.width], 1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A column of texts; `categories` are those of the training rows, "" for a missing one."""
+
+    name: str
+    categories: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """The number of inputs that it becomes: one for each category, and one for all others."""
+        return len(self.categories) + 1
+
+    @classmethod
+    def of(cls, name: str, rows: Columns) -> CategoryColumn:
+        """The categories of a column."""
+        found = sorted({text or "" for text in rows.texts(name)})
+        if len(found) > MOST_CATEGORIES:
+            raise DataError(
+                f"{rows.where}: column {name!r} has {len(found):,} different texts, such as {visible(found[1], 40)!r}; "
+                f"at most {MOST_CATEGORIES} can be categories; leave it out: task.drop = [{name!r}]"
+            )
+        return cls(name, tuple(found))
+
+    def encode(self, rows: Columns) -> np.ndarray:
+        """(rows, width) float32 of zeros and one 1 in each row."""
+        position = {text: i for i, text in enumerate(self.categories)}
+        code = np.array([position.get(text or "", len(position)) for text in rows.texts(self.name)])
+        return np.asarray(code[:, None] == np.arange(self.width), np.float32)
+
+
+@dataclass(frozen=True)
+class Features:
+    """The columns that a model gets, in order, and how each is encoded; `empty` were left out: they have no values."""
+
+    columns: tuple[NumberColumn | CategoryColumn, ...]
+    empty: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Columns, names: Sequence[str]) -> Features:
+        """The encoding of these columns, from the training rows."""
+        found: list[NumberColumn | CategoryColumn] = []
+        empty = []
+        for name in names:
+            values = rows.numbers(name)
+            if values is None:
+                found.append(CategoryColumn.of(name, rows))
+            elif np.isnan(values).all():
+                empty.append(name)
+            else:
+                found.append(NumberColumn.of(name, values, rows))
+        if not found:
+            raise DataError(f"{rows.where}: no column is left for the inputs of the model; {rows.listed()}")
+        return cls(tuple(found), tuple(empty))
+
+    @property
+    def width(self) -> int:
+        """The number of inputs of the model."""
+        return sum(column.width for column in self.columns)
+
+    def encode(self, rows: Columns) -> Tensor:
+        """(rows, width) float32."""
+        if self.width * len(rows) > MOST_VALUES:
+            raise DataError(
+                f"{rows.where}: {len(rows):,} rows with {self.width:,} inputs each are more than {MOST_VALUES:,} "
+                "numbers; leave columns out: task.drop"
+            )
+        for column in self.columns:
+            rows.need(column.name, "an input of the training rows")
+        return torch.from_numpy(np.concatenate([column.encode(rows) for column in self.columns], 1))
+
+    def note(self) -> str:
+        """What was done, for readers of results."""
+        numbers = [one for one in self.columns if isinstance(one, NumberColumn)]
+        texts = [one for one in self.columns if isinstance(one, CategoryColumn)]
+        parts = []
+        if numbers:
+            parts.append(f"{len(numbers)} number column{'s' * (len(numbers) > 1)}, standardized")
+        if texts:
+            width = sum(one.width for one in texts)
+            parts.append(f"{len(texts)} text column{'s' * (len(texts) > 1)} as {width} one-hot inputs")
+        words = f"{self.width} inputs: {' and '.join(parts)}."
+        if filled := [one.name for one in numbers if one.missing]:
+            words += f" Missing numbers are the mean, with an input that marks them ({listed(filled, 5)})."
+        if self.empty:
+            words += f" Left out, because no training row has a value: {listed(self.empty, 5)}."
+        return words
+
+
+# -- targets ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetCode:
+    """How values become targets.
+
+    Args:
+        kind: classification, multi-label or regression.
+        columns: the names of the target columns.
+        names: of the classes, of the labels, or of the numbers to predict.
+        numeric: of classes, whether they are numbers in the file.
+        mean, std: of the numbers to predict.
+        listed: where the classes are from, for error messages.
+    """
+
+    kind: TargetKind
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    numeric: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    listed: str = "the training rows"
+
+    @classmethod
+    def of(cls, rows: Columns, columns: Sequence[str], kind: str = "") -> TargetCode:
+        """The code of target columns; the kind is derived if it is not given."""
+        if not columns:
+            raise DataError(f"{rows.where}: no target column is named; write task.target; {rows.listed()}")
+        if kind and kind not in get_args(TargetKind):
+            raise ConfigError(f"task.target_kind must be one of {', '.join(get_args(TargetKind))}, not {kind!r}")
+        numbers = [_complete(rows, name) for name in columns]
+        kind = kind or _derived(numbers)
+        if kind != "classification":
+            _stacked(rows, columns, numbers, kind)
+            return cls("multi-label" if kind == "multi-label" else "regression", tuple(columns), tuple(columns))
+        if len(columns) > 1:
+            raise ConfigError(
+                f"task.target names {len(columns)} columns, but a classification has one; write one column, or "
+                "task.target_kind = 'multi-label' for columns of 0 and 1"
+            )
+        if numbers[0] is None:
+            names = sorted({str(text) for text in rows.texts(columns[0])})
+        else:
+            names = [number_text(value) for value in np.unique(numbers[0]).tolist()]
+        where = f"{rows.where}: the target column {columns[0]!r} has"
+        if len(names) < 2:
+            raise DataError(f"{where} one class only, {visible(names[0], 40)!r}; expected two or more")
+        if len(names) > min(MOST_CLASSES, max(len(rows) // 2, FEW)):
+            raise DataError(
+                f"{where} {len(names):,} different texts in {len(rows):,} rows, such as {visible(names[0], 40)!r}: too "
+                "many for classes; name another column: task.target"
+            )
+        return cls("classification", tuple(columns), tuple(names), numbers[0] is not None)
+
+    def fitted(self, train: Columns) -> TargetCode:
+        """The code with mean and standard deviation of the training rows, for regression."""
+        if self.kind != "regression":
+            return self
+        values = _stacked(train, self.columns, [train.numbers(name) for name in self.columns], self.kind)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = values.mean(0), values.std(0)
+        for name, one in zip(self.columns, std.tolist(), strict=True):
+            if not 0 < one < np.inf:
+                raise DataError(
+                    f"{train.where}: the target column {name!r} has a standard deviation of {one:g}, expected above 0"
+                )
+        return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a model: classes, labels or numbers."""
+        return len(self.names)
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss."""
+        return _LOSSES[self.kind]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics besides loss and accuracy."""
+        return _METRICS.get(self.kind, ())
+
+    def encode(self, rows: Columns) -> Tensor:
+        """(rows,) or (rows, labels) int64, or (rows,) or (rows, numbers) float32."""
+        numbers = [_complete(rows, name) for name in self.columns]
+        if self.kind == "classification":
+            return self._labels(rows, numbers[0])
+        table = _stacked(rows, self.columns, numbers, self.kind)
+        if self.kind == "multi-label":
+            return torch.from_numpy(table.astype(np.int64))
+        scaled = torch.from_numpy(((table - self.mean) / self.std).astype(np.float32))
+        return scaled[:, 0] if len(self.columns) == 1 else scaled
+
+    def _labels(self, rows: Columns, numbers: np.ndarray | None) -> Tensor:
+        if self.numeric and numbers is not None:
+            texts = [number_text(value) for value in numbers.tolist()]
+        else:
+            texts = [str(text) for text in rows.texts(self.columns[0])]
+        for i, text in enumerate(texts if set(texts) - set(self.names) else ()):
+            if text not in self.names:
+                known = visible(", ".join(self.names), 80)
+                raise DataError(f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in {self.listed} ({known})")
+        return positions(texts, self.names)
+
+    def note(self, derived: bool) -> str:
+        """What the targets are, for readers of results."""
+        named = listed(self.columns, 3)
+        how = " (derived from its values; task.target_kind states it)" if derived else ""
+        if self.kind == "classification":
+            return f"Target {named}: classification with {self.outputs} classes{how}."
+        if self.kind == "multi-label":
+            return f"Targets {named}: multi-label classification with {self.outputs} labels{how}."
+        scale = "; ".join(f"(y - {m:g}) / {s:g}" for m, s in zip(self.mean[:3], self.std[:3], strict=True))
+        return f"Target {named}: regression{how}, standardized: {scale}."
+
+
+def _derived(numbers: Sequence[np.ndarray | None]) -> str:
+    """The kind of learning that target columns suggest."""
+    if len(numbers) == 1:
+        values = numbers[0]
+        few = values is None or (bool(np.all(values == np.rint(values))) and len(np.unique(values)) <= FEW)
+        return "classification" if few else "regression"
+    binary = all(values is not None and np.isin(values, (0, 1)).all() for values in numbers)
+    return "multi-label" if binary else "regression"
+
+
+def _complete(rows: Columns, name: str) -> np.ndarray | None:
+    """The numbers of a target column or None; a row without a target, or with one that is not finite, is an error."""
+    rows.need(name, "task.target")
+    values = rows.numbers(name)
+    absent = np.array([text is None for text in rows.texts(name)]) if values is None else np.isnan(values)
+    if absent.any():
+        where = rows.row(int(absent.argmax()))
+        raise DataError(f"{where} has no value in the target column {name!r}; fill it in, or delete the row")
+    if values is not None and len(bad := np.flatnonzero(np.isinf(values))):
+        raise DataError(
+            f"{rows.row(int(bad[0]))}: the target column {name!r} has {values[bad[0]]}, expected a finite number"
+        )
+    return values
+
+
+def _stacked(rows: Columns, names: Sequence[str], numbers: Sequence[np.ndarray | None], kind: str) -> np.ndarray:
+    """(rows, columns) target numbers; a text, or of multi-label targets neither 0 nor 1, is an error."""
+    found = []
+    for name, values in zip(names, numbers, strict=True):
+        if values is None:
+            i, text = rows.first_text(name)
+            given, expected = visible(text, 40), "0 or 1" if kind == "multi-label" else "a number"
+            raise DataError(f"{rows.row(i)}: the target column {name!r} has {given!r}, expected {expected} ({kind})")
+        if kind == "multi-label" and len(bad := np.flatnonzero(~np.isin(values, (0, 1)))):
+            where, given = rows.row(int(bad[0])), number_text(values[bad[0]])
+            raise DataError(f"{where}: the label column {name!r} has {given}, expected 0 or 1 (multi-label)")
+        found.append(values)
+    return np.stack(found, 1)
