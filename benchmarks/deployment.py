@@ -40,11 +40,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import endurance as long_runs
 from benchmarks.page import write_part
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import Processes, deploy, free_ports
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import Processes, deploy, free_ports
 from thinwire.runtime.job import RoundRecord
 
 Found = dict[str, Any]

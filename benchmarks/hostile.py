@@ -23,12 +23,12 @@ from benchmarks.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import markdown_text
 from thinwire.core.units import human_bytes, percent
-from thinwire.deployment.jobs import MakeJob, deployable
-from thinwire.deployment.local import deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.site_records import read_sites
+from thinwire.flower.apps import MakeJob, deployable
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Response
+from thinwire.flower.local import deploy
+from thinwire.protocol.round import Response
 from thinwire.simulation.engine import LocalEngine
 from thinwire.wire import message as wire
 from thinwire.wire import weight

@@ -46,7 +46,7 @@ def test_the_protocol_imports_contracts_and_the_defaults_of_a_method_only():
     for path in (PACKAGE / "protocol").glob("*.py"):
         for module in imports_of(path):
             if module.split(".")[1] in PARTS and not module.endswith(".base"):
-                allowed = DEFAULTS if path.name == "method.py" else {"thinwire.privacy.secagg", *DEFAULTS}
+                allowed = DEFAULTS if path.name == "method.py" else {"thinwire.secure.masks", *DEFAULTS}
                 assert module in allowed, f"{path.name} imports {module}"
 
 

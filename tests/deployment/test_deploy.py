@@ -15,12 +15,11 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_code import forgotten, write_project
-from thinwire.deployment.certificates import make_certificate, make_key
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import deploy
-from thinwire.deployment.processes import DeploymentFailed, free_ports
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import deploy
+from thinwire.flower.processes import DeploymentFailed, free_ports, make_certificate, make_key
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +152,7 @@ def test_node_with_unknown_key_or_wrong_certificate_is_rejected(tmp_path):
                 at = where["--auth-supernode-private-key"]
                 del changed[at - 1 : at + 1]
             else:
-                changed[where["--root-certificates"]] = str(tmp_path / "ca.pem")
+                changed[where["--root-certificates"]] = str(tmp_path / "server.pem")
                 changed[where["--auth-supernode-private-key"]] = str(make_key(tmp_path / "another"))
             changed += ["--max-retries", "2"]
             with (tmp_path / f"{name}.log").open("wb") as log:

@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from thinwire.deployment.client_app import client_app
-from thinwire.deployment.jobs import deployable, job_of
-from thinwire.deployment.server_app import server_app
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.apps import client_app, deployable, job_of, server_app
 
 flwr = pytest.importorskip("flwr.app")
 

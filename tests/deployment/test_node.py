@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from thinwire.deployment import flower_adapter
-from thinwire.deployment.flower_adapter import shorten_waits, why_not
-from thinwire.deployment.node import AdaptiveTime, Bell, node
 from thinwire.errors import ConfigError
+from thinwire.flower import node as flower_adapter
+from thinwire.flower.node import AdaptiveTime, Bell, node, shorten_waits, why_not
 
 
 class Clock:
@@ -30,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("thinwire.deployment.node.time", clock)
+    monkeypatch.setattr("thinwire.flower.node.time", clock)
     return clock
 
 

@@ -12,18 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from thinwire.deployment.client_files import clean_states, client_file
-from thinwire.deployment.jobs import deployable, job_of
-from thinwire.deployment.private_files import private
-from thinwire.deployment.round_lines import RoundLines
-from thinwire.deployment.server_process import is_stale, server_process, stop_server
-from thinwire.deployment.shutdown import Shutdown
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
-from thinwire.flower.client import Client
+from thinwire.flower.apps import RoundLines, Shutdown, deployable, job_of
+from thinwire.flower.client import Client, InMemory, clean_states, client_file, private
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
+from thinwire.flower.supervisor import is_stale, server_process, stop_server
 from thinwire.simulation.engine import LocalEngine
 
 QUICK = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_sites import SIZES, write_stays
-from thinwire.deployment.processes import Processes, free_ports
+from thinwire.flower.processes import Processes, free_ports
 
 pytestmark = pytest.mark.slow
 

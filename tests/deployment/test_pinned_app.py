@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.flower_adapter import app_bundle
-from thinwire.deployment.pinned_app import LONGEST_PROJECT, PinnedApp, hashes_of, pin
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.node import LONGEST_PROJECT, PinnedApp, app_bundle, hashes_of, pin
 
 PROJECT = b'[project]\nname = "a"\nversion = "1"\n'
 FILES = {"pyproject.toml": PROJECT, "pkg/task.py": b"x = 1\n", "pkg/client_app.py": b"app = None\n"}

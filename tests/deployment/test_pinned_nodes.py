@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from thinwire.deployment.flower_adapter import KNOWN
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import deploy
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import deploy
+from thinwire.flower.node import KNOWN
 
 pytestmark = pytest.mark.slow
 

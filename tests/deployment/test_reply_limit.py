@@ -13,11 +13,11 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from thinwire.deployment.reply_limit import limit_replies
-from thinwire.flower.client_store import Request
 from thinwire.flower.grid_transport import GridTransport, pack
-from thinwire.flower.hello import Software
+from thinwire.flower.node import limit_replies
+from thinwire.flower.sites import Software
 from thinwire.flower.transport import TOO_LONG
+from thinwire.protocol.round import Request
 
 LONGEST = 3_000_000
 SOFTWARE = Software(b"", "1", 3)

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from tests.test_cli import error_line
-from thinwire.deployment.roster import Roster, RosterFile
-from thinwire.deployment.software import app_hash, package_folder
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.flower.site_key import fingerprint, public_key
+from thinwire.flower.apps import app_hash, package_folder
+from thinwire.flower.sites import Roster, RosterFile
+from thinwire.secure.keys import fingerprint, public_key
 
 
 def key(number: int, curve: str = "nistp384", size: int = 48) -> str:

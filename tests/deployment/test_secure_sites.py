@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.deployment.test_deploy import lines
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import CONNECTION, start_superlink
-from thinwire.deployment.processes import Processes
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import CONNECTION, start_superlink
+from thinwire.flower.processes import Processes
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_three_sites_with_signed_keys_sum_what_the_simulation_sums(tmp_path):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} roster={json.dumps(str(roster))}'
             config += f" state-dir={json.dumps(str(home / f'states-{i}'))}"
             node = ["node", "--superlink", f"127.0.0.1:{superlink.port}", "--port", str(superlink.node_ports[i])]
-            node += ["--root-certificates", str(home / "ca.pem"), "--node-config", config]
+            node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})
         words = f"run-dir={json.dumps(str(run))} roster={json.dumps(str(roster))} seconds=120.0"

@@ -9,16 +9,13 @@ pytest.importorskip("flwr")
 from flwr import app as flwr
 
 from tests.deployment.test_flower_apps import DirectGrid, identity, lines, serve  # noqa: F401 - a fixture
-from thinwire.deployment.certificates import make_key
-from thinwire.deployment.client_app import client_app
-from thinwire.deployment.introduction import KEY_VARIABLE
-from thinwire.deployment.jobs import deployable, job_of
-from thinwire.deployment.roster import Roster
-from thinwire.deployment.server_app import server_app
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
-from thinwire.flower.site_key import read_public_key
+from thinwire.flower.apps import client_app, deployable, job_of, server_app
+from thinwire.flower.processes import make_key
+from thinwire.flower.sites import KEY_VARIABLE, Roster
+from thinwire.secure.keys import read_public_key
 
 SMALL = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}
 

@@ -14,19 +14,18 @@ from PIL import Image
 
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
-from thinwire.deployment.jobs import read_experiment
-from thinwire.deployment.own_data import KINDS, site_job, site_jobs, write_own_data_app
-from thinwire.deployment.site_check import check_site
 from thinwire.errors import ConfigError, DataError, WireError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import Cohort
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import EVALUATE, ClientStore, Request, Response
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
+from thinwire.flower.apps import read_experiment
+from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
+from thinwire.flower.site_check import check_site
 from thinwire.flower.site_evaluation import checked, in_record
-from thinwire.flower.transport import InMemory
+from thinwire.flower.transport import RoundPolicy
+from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.runtime.client_evaluations import with_client_evaluations
 from thinwire.runtime.job import RoundRecord
 from thinwire.training.evaluation import Evaluation

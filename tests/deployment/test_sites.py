@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.deployment.test_deploy import equal_runs, small
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.local import CONNECTION, start_superlink
-from thinwire.deployment.processes import Processes
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.local import CONNECTION, start_superlink
+from thinwire.flower.processes import Processes
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
         for i, name in enumerate(names):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} state-dir={json.dumps(str(home))}'
             node = ["node", "--superlink", f"127.0.0.1:{superlink.port}", "--port", str(superlink.node_ports[i])]
-            node += ["--root-certificates", str(home / "ca.pem"), "--node-config", config]
+            node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})
         words = f"run-dir={json.dumps(str(run))} roster={json.dumps(roster[1])} quorum=1.0 seconds=120.0"

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
-from thinwire.deployment.supervisor import Interrupted, Supervisor
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.processes import DeploymentFailed, Processes, free_ports
+from thinwire.flower.supervisor import Interrupted, Supervisor
 
 EXPERIMENT = deployable(
     resolve("fedavg", "digits", {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4})
@@ -138,7 +138,7 @@ def test_wrong_settings_are_refused(tmp_path, program, change, text):
 def test_real_processes_stop_in_order_and_continue(tmp_path):
     """SIGTERM to `thinwire supervise` closes the round; the same command finishes the run; the page is served."""
     pytest.importorskip("flwr")
-    from thinwire.deployment.local import CONNECTION, start_nodes, start_superlink
+    from thinwire.flower.local import CONNECTION, start_nodes, start_superlink
 
     options = {"task.clients": 2, "cohort.size": 2, "local.epochs": 1, "rounds": 4}
     experiment = deployable(resolve("scaffold", "digits", options))

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from thinwire.core.key import Key
-from thinwire.deployment.certificates import make_certificate
-from thinwire.deployment.processes import Processes, free_ports
+from thinwire.flower.processes import Processes, free_ports, make_certificate
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +48,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
         thinwire("site", "check", "trial", "--data-dir", "data/north", "--site", "north")
         make_certificate(home)
         port, *node_ports = free_ports(4)
-        config = f'[superlink.mine]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{home}/ca.pem"\n'
+        config = f'[superlink.mine]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{home}/server.pem"\n'
         (home / "config.toml").write_text(config)
         superlink = processes.start(
             "superlink",
@@ -57,7 +56,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
                 *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"),
                 *("--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"),
                 *("--ssl-certfile", f"{home}/server.pem", "--ssl-keyfile", f"{home}/server.key"),
-                *("--ssl-ca-certfile", f"{home}/ca.pem"),
+                *("--ssl-ca-certfile", f"{home}/server.pem"),
             ],
         )
         processes.wait_for_port(superlink, port)
@@ -70,7 +69,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
                 f"node-{site}",
                 [
                     *(*THINWIRE, "node", "--app", str(tmp_path / "trial"), "--superlink", f"127.0.0.1:{port}"),
-                    *("--root-certificates", f"{home}/ca.pem", "--auth-supernode-private-key", str(key)),
+                    *("--root-certificates", f"{home}/server.pem", "--auth-supernode-private-key", str(key)),
                     *("--port", str(node_port), "--node-config"),
                     f'site="{site}" data-dir="{tmp_path}/data/{site}" state-dir="{tmp_path}/states/{site}"',
                 ],

@@ -11,16 +11,14 @@ import numpy as np
 from tests.flower.test_server import experiment
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import Experiment
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import ClientStore, Request, Response
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.secure.client import SecureClient
-from thinwire.flower.secure.session import SecureStore
-from thinwire.flower.secure.site_keys import SiteKeys
+from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
-from thinwire.protocol import secagg
+from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.protocol.round import Request, Response
 from thinwire.runtime.job import Job
+from thinwire.secure import masks as secagg
+from thinwire.secure.client import SecureClient, SecureStore
+from thinwire.secure.keys import SiteKeys
 
 EIGHT = {"task.clients": 8, "cohort.size": 8, "local.steps": 1, "eval.every": 99, "method.secure_aggregation": True}
 Script = dict[tuple[int, str, int], str]  # version, phase and client: "request lost", "response lost"
@@ -121,7 +119,7 @@ def record_words(monkeypatch) -> tuple[dict[tuple[int, int], np.ndarray], list[n
 
     monkeypatch.setattr(secagg, "hide_words", hide_words)
     monkeypatch.setattr(secagg, "reveal_sum", reveal_sum)
-    monkeypatch.setattr("thinwire.privacy.secagg.reveal_sum", reveal_sum)
+    monkeypatch.setattr("thinwire.secure.masks.reveal_sum", reveal_sum)
     return words, sums
 
 

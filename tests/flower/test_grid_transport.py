@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from thinwire.errors import WireError
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.deadline import Deadline
 from thinwire.flower.grid_transport import (
     INLINE,
     MOST_METRICS,
@@ -18,7 +16,9 @@ from thinwire.flower.grid_transport import (
     response_fields,
     unpack,
 )
-from thinwire.flower.hello import Software
+from thinwire.flower.sites import Software
+from thinwire.flower.transport import Deadline
+from thinwire.protocol.round import Request, Response
 from thinwire.training.evaluation import Evaluation
 
 flwr = pytest.importorskip("flwr.app")

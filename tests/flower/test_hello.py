@@ -11,7 +11,7 @@ from flwr import app as flwr
 from tests.deployment.test_flower_apps import identity  # noqa: F401 - a fixture
 from thinwire.flower import grid_transport
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
-from thinwire.flower.hello import Software
+from thinwire.flower.sites import Software
 
 OURS = Software(b"schema", "1.2", 3)
 

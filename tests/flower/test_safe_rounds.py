@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hostile
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
@@ -18,10 +17,10 @@ from thinwire.experiments.records import read_run, rounds_in
 from thinwire.experiments.retry_store import read_retries
 from thinwire.experiments.rollback import roll_back
 from thinwire.experiments.site_records import append_sites, read_sites, totals_by_site
-from thinwire.flower.client import Client
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.apps import deployable
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.reports.report import report
 from thinwire.wire import message as wire
 

@@ -9,18 +9,16 @@ from tests.federation import same_public
 from tests.flower.secure_federation import Setup, plain_sum, record_words
 from tests.flower.test_server import experiment, play
 from thinwire.experiments.build import build_job
-from thinwire.flower.client import Client
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.secure import frames
-from thinwire.flower.secure.client import context_of, mask_secret
-from thinwire.flower.secure.frames import Reader
-from thinwire.flower.secure.keys import is_committed
-from thinwire.flower.secure.shamir import combine
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
-from thinwire.privacy.secagg import pair_masks, self_mask
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.upload import decode_upload
 from thinwire.schedules.base import Plan
+from thinwire.secure import frames
+from thinwire.secure.client import context_of, mask_secret
+from thinwire.secure.frames import Reader
+from thinwire.secure.keys import combine, is_committed
+from thinwire.secure.masks import pair_masks, self_mask
 
 pytest.importorskip("cryptography")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from thinwire.errors import CheckpointError, Diverged, WireError
-from thinwire.flower.secure import frames
-from thinwire.flower.secure.frames import Advert, Head, Reader, Shares
-from thinwire.flower.secure.session import SecureStore, Session
-from thinwire.flower.secure.shamir import PRIME, combine, recover, split
-from thinwire.flower.secure.totals import pack_totals, read_totals
+from thinwire.secure import frames
+from thinwire.secure.client import SecureStore, Session
+from thinwire.secure.frames import Advert, Head, Reader, Shares
+from thinwire.secure.keys import PRIME, combine, recover, split
+from thinwire.secure.server import pack_totals, read_totals
 
 SECRET = bytes(range(32))
 HEAD = Head(b"0123456789abcdef", 7)

@@ -9,17 +9,15 @@ import pytest
 from tests.federation import same_public
 from tests.flower.secure_federation import Setup, plain_sum, record_words
 from tests.flower.test_server import play
-from thinwire.deployment.certificates import make_key
-from thinwire.deployment.roster import Roster
 from thinwire.errors import WireError
-from thinwire.flower.client_store import Request
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.secure import frames
-from thinwire.flower.secure.frames import Head
-from thinwire.flower.secure.keys import agree, draw_secret
-from thinwire.flower.secure.site_keys import SiteKeys
-from thinwire.flower.site_key import read_public_key
+from thinwire.flower.processes import make_key
+from thinwire.flower.sites import Roster
+from thinwire.flower.transport import RoundPolicy
+from thinwire.protocol.round import Request
 from thinwire.protocol.server import open_round
+from thinwire.secure import frames
+from thinwire.secure.frames import Head
+from thinwire.secure.keys import SiteKeys, agree, draw_secret, read_public_key
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")

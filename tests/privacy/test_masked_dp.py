@@ -18,9 +18,8 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.privacy import NoPrivacy
-from thinwire.privacy.secagg import hide_words, reveal_sum
-from thinwire.protocol.secagg import SecAggCohort, mask_payload
 from thinwire.runtime.job import Job
+from thinwire.secure.masks import SecAggCohort, hide_words, mask_payload, reveal_sum
 from thinwire.simulation.engine import LocalEngine
 
 METHOD = tw.Method(client_weight=tw.Uniform(), server_opt=tw.SGD(1.0), secure_aggregation=True)

@@ -12,10 +12,10 @@ from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantize, RandomK, Ra
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.experiments.check import check
 from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.privacy.secagg import hidden_size, hide, reveal
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.round import plan_round
 from thinwire.runtime.job import Job
+from thinwire.secure.masks import hidden_size, hide, reveal
 from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import EvoFed
 

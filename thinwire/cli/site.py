@@ -30,9 +30,9 @@ def make_key(
 
     Example: thinwire site key /etc/thinwire/north
     """
-    from thinwire.deployment.certificates import make_key
     from thinwire.errors import ConfigError
     from thinwire.flower import need_flower
+    from thinwire.flower.processes import make_key
 
     need_flower()
     public = file.with_name(f"{file.name}.pub")
@@ -55,8 +55,8 @@ def add(
 
     Example: thinwire site add north north.pub
     """
-    from thinwire.deployment.roster import Roster, changing
-    from thinwire.flower.site_key import fingerprint, read_public_key
+    from thinwire.flower.sites import Roster, changing
+    from thinwire.secure.keys import fingerprint, read_public_key
 
     text = read_public_key(key)
     with changing(roster):
@@ -78,8 +78,8 @@ def list_sites(roster: RosterPath = DEFAULT, as_json: AsJson = False) -> None:
 
     from thinwire.cli.tables import print_json
     from thinwire.cli.terminal import out
-    from thinwire.deployment.roster import Roster
-    from thinwire.flower.site_key import fingerprint
+    from thinwire.flower.sites import Roster
+    from thinwire.secure.keys import fingerprint
 
     sites = Roster.read(roster).sites
     if as_json:
@@ -103,7 +103,7 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
 
     Example: thinwire site revoke north
     """
-    from thinwire.deployment.roster import Roster, changing
+    from thinwire.flower.sites import Roster, changing
 
     with changing(roster):
         Roster.read(roster).revoke(name).write(roster)

@@ -23,9 +23,9 @@ def site_check(
     Example: thinwire site check my-app --data-dir /data/records
     """
     from thinwire.cli.tables import print_json, show_facts
-    from thinwire.deployment.app_folder import EXPERIMENT_FILE, PACKAGE
-    from thinwire.deployment.jobs import read_experiment
-    from thinwire.deployment.site_check import check_site
+    from thinwire.flower.app_folder import EXPERIMENT_FILE, PACKAGE
+    from thinwire.flower.apps import read_experiment
+    from thinwire.flower.site_check import check_site
 
     if site and (why := unfit_for_a_name(site, 64)):
         raise ConfigError(f"the name {visible(site, 80)!r} of a site cannot be used: {why}; write for example north")

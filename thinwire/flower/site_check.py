@@ -19,14 +19,13 @@ import torch
 from thinwire.aggregators import WeightedMean
 from thinwire.core.text import visible
 from thinwire.data.losses import is_classification
-from thinwire.deployment.own_data import site_job, site_jobs
 from thinwire.errors import ConfigError, WireError
 from thinwire.experiments.config import Experiment
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.app_folder import site_job, site_jobs
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
+from thinwire.flower.transport import RoundPolicy
+from thinwire.protocol.round import Request, Response
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.training.batches import plan_batches
 

@@ -1,32 +1,37 @@
-"""The phases of secure aggregation on a client, and everything that it refuses.
+"""The phases of secure aggregation on a client, what it stores between them, and everything that it refuses.
+
+    keys      new secrets for a new session; the same answer for the same session
+    shares    the list of keys is fixed
+    upload    the members are fixed; the version counts as answered before the upload leaves
+    unmask    the survivors are fixed: for each client either one secret or the other, never both
 
     another list of keys, other members or other survivors in one session      refused
     a second session for a version that it has answered                        refused: `AlreadyAnswered`
     a threshold of two thirds of the clients or less, fewer members than that  refused
     with site keys: a key without a valid signature, survivors that fewer      refused
       than the threshold confirmed
-    a share of the mask key and of the seed of one client                      never sent: survivors are fixed
 
-A client thus sends, for each version, one upload under one set of masks.
+Everything is stored before an answer leaves, so a client that was killed continues with the same values, and sends, for
+each version, one upload under one set of masks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from secrets import token_bytes
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from thinwire.core.secret_key import SecretKey
-from thinwire.errors import WireError
-from thinwire.flower.client_store import ClientStore, Request, Response
-from thinwire.flower.secure import frames
-from thinwire.flower.secure.frames import Advert, Head, Reader, Shares
-from thinwire.flower.secure.keys import agree, seal, unseal
-from thinwire.flower.secure.session import SecureStore, Session
-from thinwire.flower.secure.shamir import split
-from thinwire.flower.secure.site_keys import SiteKeys
-from thinwire.flower.secure.totals import pack_totals
-from thinwire.protocol.secagg import SecAggCohort
+from thinwire.errors import CheckpointError, WireError
+from thinwire.protocol.round import Request, Response
+from thinwire.secure import frames
+from thinwire.secure.frames import Advert, Head, Reader, Shares
+from thinwire.secure.keys import KEY_BYTES, SiteKeys, agree, commit, seal, session_key, split, unseal
+from thinwire.secure.masks import SecAggCohort
 from thinwire.wire import message as wire
 
 
@@ -34,8 +39,67 @@ class AlreadyAnswered(WireError):
     """This client may have sent an upload for this version in another session, and sends no second one."""
 
 
+class Session(NamedTuple):
+    """One session of secure aggregation on a client."""
+
+    head: Head
+    mask_key: bytes  # private keys
+    seal_key: bytes
+    seed: bytes  # of its own mask
+    advert: bytes = b""  # as it was sent
+    listed: bytes = b""  # the request with all adverts
+    sealed: bytes = b""  # its answer with the shares for others
+    received: bytes = b""  # the sealed shares of others
+    own: Shares = Shares(0, 0)  # its shares of its own secrets
+    uploaded: bool = False
+    survivors: tuple[int, ...] = ()
+
+    @property
+    def listed_hash(self) -> bytes:
+        """The hash of the list of adverts: all clients must have received the same."""
+        return hashlib.sha256(self.listed).digest()
+
+
+class SecureStore(NamedTuple):
+    """What a client stores of secure aggregation between messages."""
+
+    answered: int = -1  # the highest version for which an upload left this client
+    session: Session | None = None
+
+    def dump(self) -> bytes:
+        """As bytes: JSON, with byte strings in hexadecimal digits."""
+        return json.dumps(self, default=bytes.hex).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> SecureStore:
+        """From bytes; empty bytes are those of a client that has not taken part."""
+        if not data:
+            return cls()
+        try:
+            answered, session = json.loads(data)
+            if session is None:
+                return cls(int(answered))
+            (name, version), *texts, own, uploaded, left = session
+            head, shares = Head(bytes.fromhex(name), int(version)), Shares(*map(int, own))
+            texts = [bytes.fromhex(text) for text in texts]
+            return cls(int(answered), Session(head, *texts, shares, bool(uploaded), tuple(map(int, left))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"what this client stored of secure aggregation cannot be read ({error})") from error
+
+
+class Stored(Protocol):
+    """What a client stores, and replaces: its last upload, and a `SecureStore` as bytes."""
+
+    @property
+    def response(self) -> Response | None: ...  # noqa: D102
+    @property
+    def secure(self) -> bytes: ...  # noqa: D102
+    def _replace(self, **fields: Any) -> Any: ...
+
+
+Store = TypeVar("Store", bound=Stored)
 MakeCohort = Callable[[float, int], SecAggCohort]  # loss and number of examples, which are summed, too
-Train = Callable[[int, Request, ClientStore, MakeCohort], tuple[Response, ClientStore]]
+Train = Callable[[int, Request, Store, MakeCohort], tuple[Response, Store]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +118,7 @@ class SecureClient:
     cohort: int
     site_keys: SiteKeys | None = None
 
-    def respond(self, client: int, request: Request, store: ClientStore, train: Train) -> tuple[Response, ClientStore]:
+    def respond(self, client: int, request: Request, store: Store, train: Train[Store]) -> tuple[Response, Store]:
         """The response in any phase, and what is stored before it leaves.
 
         Args:
@@ -63,7 +127,7 @@ class SecureClient:
             store: what it stored.
             train: trains from a download and makes an upload under the masks of a cohort.
         """
-        head, reader = frames.read_head(request.data, frames.known(request.phase), self.clients)
+        head, reader = frames.read_head(request.data, request.phase, self.clients)
         if not store.secure and request.accepted >= 0:  # it took part, and its disk was lost
             kept = SecureStore(answered=head.version)
             why = f"its state was lost, so it may have answered version {head.version}; it takes part from the next on"
@@ -71,50 +135,48 @@ class SecureClient:
         kept = SecureStore.load(store.secure)
         if request.phase == frames.KEYS:
             reader.end()
-            answer, kept = self._keys(client, head, kept)
-            return Response(head.pack(frames.KEYS) + answer), store._replace(secure=kept.dump())
-        if kept.session is None or kept.session.head != head:
+            session = self._keys(client, head, kept)
+            answer = session.advert
+        elif kept.session is None or kept.session.head != head:
             raise WireError("this client has no keys in this session")
-        if request.phase == frames.UPLOAD:
-            return self._upload(client, request, reader, (store, kept.session), train)
-        phases = {frames.SHARES: self._shares, frames.CONFIRM: self._confirm, frames.UNMASK: self._unmask}
-        answer, session = phases[request.phase](client, kept.session, reader)
+        elif request.phase == frames.UPLOAD:
+            return self._upload(client, request, reader, kept.session, store, train)
+        else:
+            phases = {frames.SHARES: self._shares, frames.CONFIRM: self._confirm, frames.UNMASK: self._unmask}
+            answer, session = phases[request.phase](client, kept.session, reader)
         return Response(head.pack(request.phase) + answer), store._replace(secure=kept._replace(session=session).dump())
 
     # -- before the upload -----------------------------------------------------------------------------------------
 
-    def _keys(self, client: int, head: Head, kept: SecureStore) -> tuple[bytes, SecureStore]:
+    def _keys(self, client: int, head: Head, kept: SecureStore) -> Session:
         """New keys for a new session; the same for the same."""
-        session = kept.session
-        if session is None or session.head != head:
-            if head.version <= kept.answered:
-                raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
-            session = Session.draw(head)
-            advert = session.public(client, self._context(head))
-            if self.site_keys is not None:
-                advert = advert._replace(signature=self.site_keys.sign(advert.statement(head, self.schema.digest)))
-            session = session._replace(advert=advert.pack())
-        return session.advert, kept._replace(session=session)
+        if kept.session is not None and kept.session.head == head:
+            return kept.session
+        if head.version <= kept.answered:
+            raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
+        session = Session(head, *(token_bytes(KEY_BYTES) for _ in range(3)))
+        public = session_key(session.mask_key), session_key(session.seal_key)
+        advert = Advert(client, *public, commit(session.seed, self._context(head)))
+        if self.site_keys is not None:
+            advert = advert._replace(signature=self.site_keys.sign(advert.statement(head, self.schema.digest)))
+        return session._replace(advert=advert.pack())
 
     def _shares(self, client: int, session: Session, reader: Reader) -> tuple[bytes, Session]:
         """Shares of both secrets for each other client of the list, sealed."""
-        listed = reader.data
         if session.listed:
-            if session.listed != listed:
+            if session.listed != reader.data:
                 raise WireError("this session has another list of keys")
             return session.sealed, session
-        session = session._replace(listed=listed)
+        session = session._replace(listed=reader.data)
         adverts, threshold = self._listed(client, session)
-        points = {other: other + 1 for other in adverts}  # a share at 0 would be the secret
-        keys = split(session.mask_key, list(points.values()), threshold)
-        seeds = split(session.seed, list(points.values()), threshold)
+        points = [other + 1 for other in adverts]  # a share at 0 would be the secret
+        keys, seeds = (split(secret, points, threshold) for secret in (session.mask_key, session.seed))
+        shares = {other: Shares(keys[other + 1], seeds[other + 1]) for other in adverts}
         sealed = {}
-        for other, point in points.items():
-            if other != client:
-                text = frames.pack_shares(client, other, Shares(keys[point], seeds[point]))
-                sealed[other] = seal(*self._box(session, adverts[other], client, other, text))
-        own = Shares(keys[points[client]], seeds[points[client]])
-        session = session._replace(own=own, sealed=frames.pack_list(sealed))
+        for other in adverts.keys() - {client}:
+            text = frames.pack_shares(client, other, shares[other])
+            sealed[other] = seal(*self._box(session, adverts[other], client, other, text))
+        session = session._replace(own=shares[client], sealed=frames.pack_list(sealed))
         return session.sealed, session
 
     def _listed(self, client: int, session: Session) -> tuple[dict[int, Advert], int]:
@@ -138,41 +200,43 @@ class SecureClient:
     # -- the upload ------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, client: int, request: Request, reader: Reader, stored: tuple[ClientStore, Session], train: Train
-    ) -> tuple[Response, ClientStore]:
+        self, client: int, request: Request, reader: Reader, session: Session, store: Store, train: Train[Store]
+    ) -> tuple[Response, Store]:
         """Train, and upload under the masks of the members; the same upload again, if it was made."""
-        (store, before), kept = stored, SecureStore.load(stored[0].secure)
-        start = reader.at
+        kept, start = SecureStore.load(store.secure), reader.at
         sealed = frames.read_sealed(reader)
         received, download = reader.data[start : reader.at], reader.rest()
-        if not before.listed:
+        if not session.listed:
             raise WireError("this client has shared no secrets in this session")
-        if before.received and before.received != received:
+        if session.received and session.received != received:
             raise WireError("this session has other members")
-        if before.uploaded and store.response is not None:
+        if session.uploaded and store.response is not None:
             return store.response, store
-        if before.head.version <= kept.answered:
+        if session.head.version <= kept.answered:
             raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
-        if wire.unpack(download, self.schema).version != before.head.version:
+        if wire.unpack(download, self.schema).version != session.head.version:
             raise WireError("the download is of another version than the session")
-        session = before._replace(received=received)
+        session = session._replace(received=received)
         adverts, threshold = self._listed(client, session)
         members = self._members(client, session, adverts, threshold)
         for sender in sealed:
             self._shares_of(client, session, adverts, sender, sealed[sender])
 
+        @lru_cache(None)
+        def secret(i: int, j: int) -> bytes:
+            other = adverts[j if i == client else i]
+            return mask_secret(session.mask_key, other.mask_key, self._context(session.head), i, j)
+
         def cohort(loss: float, examples: int) -> SecAggCohort:
-            secret = self._pair_secret(client, session, adverts)
-            extra = pack_totals(loss, examples, len(members))
+            extra = frames.pack_totals(loss, examples, len(members))
             return SecAggCohort(members, secret, SecretKey.draw(), session.seed, extra, threshold)
 
         response, after = train(client, request._replace(data=download), store, cohort)
-        if after.response is response:  # an upload, not a request for the whole state
+        uploaded = after.response is response  # else it is a request for the whole state
+        if uploaded:
             response = Response(response.data)  # loss, examples and accuracy of one client stay on it
-            after = after._replace(response=response)
-            kept = kept._replace(answered=session.head.version)
-        ended = session._replace(uploaded=after.response is response)
-        return response, after._replace(secure=kept._replace(session=ended).dump())
+            after, kept = after._replace(response=response), kept._replace(answered=session.head.version)
+        return response, after._replace(secure=kept._replace(session=session._replace(uploaded=uploaded)).dump())
 
     def _members(self, client: int, session: Session, adverts: dict[int, Advert], threshold: int) -> tuple[int, ...]:
         """The clients whose masks are in the sum: those that shared their secrets with this one, and itself."""
@@ -193,14 +257,6 @@ class SecureClient:
             return frames.read_shares(text, sender, client)
         except WireError as error:
             raise WireError(f"the shares of client {sender} cannot be read: {error}") from error
-
-    def _pair_secret(self, client: int, session: Session, adverts: dict[int, Advert]) -> Callable[[int, int], bytes]:
-        @lru_cache(None)
-        def secret(i: int, j: int) -> bytes:
-            other = adverts[j if i == client else i]
-            return mask_secret(session.mask_key, other.mask_key, self._context(session.head), i, j)
-
-        return secret
 
     # -- after the upload ------------------------------------------------------------------------------------------
 
@@ -226,11 +282,9 @@ class SecureClient:
                 raise WireError(f"{len(confirmed)} clients confirmed the survivors, {threshold} are needed")
         sealed = frames.read_sealed(Reader(session.received, self.clients))
         shares = {other: self._shares_of(client, session, adverts, other, sealed[other]) for other in sealed}
-        shares[client] = session.own
-        left = frozenset(session.survivors)
         revealed = {
-            other: (frames.SEED, mine.seed) if other in left else (frames.MASK_KEY, mine.mask_key)
-            for other, mine in shares.items()
+            other: (frames.SEED, mine.seed) if other in session.survivors else (frames.MASK_KEY, mine.mask_key)
+            for other, mine in {**shares, client: session.own}.items()
         }
         return frames.pack_revealed(revealed), session
 
@@ -252,7 +306,8 @@ class SecureClient:
     # -- keys of two clients ---------------------------------------------------------------------------------------
 
     def _context(self, head: Head) -> bytes:
-        return context_of(self.schema.digest, head)
+        """What distinguishes one session from all others."""
+        return self.schema.digest + head.pack(frames.KEYS)
 
     def _box(
         self, session: Session, other: Advert, sender: int, receiver: int, content: bytes
@@ -261,11 +316,6 @@ class SecureClient:
         pair = self._context(session.head) + frames.number(sender) + frames.number(receiver)
         key = agree(session.seal_key, other.seal_key, b"thinwire secure aggregation: shares", pair)
         return key, content, pair + session.listed_hash
-
-
-def context_of(schema: bytes, head: Head) -> bytes:
-    """What distinguishes one session from all others."""
-    return schema + head.pack(frames.KEYS)
 
 
 def mask_secret(private: bytes, public: bytes, context: bytes, i: int, j: int) -> bytes:

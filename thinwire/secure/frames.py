@@ -18,20 +18,23 @@ Integers are little endian, shares big endian. A message with further or missing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from thinwire.errors import WireError
-from thinwire.flower.secure.keys import KEY_BYTES, TAG_BYTES
-from thinwire.flower.secure.shamir import PRIME, SHARE_BYTES
+import numpy as np
+
+from thinwire.errors import Diverged, WireError
+from thinwire.secure.keys import KEY_BYTES, LONGEST_SIGNATURE, PRIME, SHARE_BYTES, TAG_BYTES
 from thinwire.wire import message as wire
 
 KEYS, SHARES, UPLOAD, CONFIRM, UNMASK = "keys", "shares", "", "confirm", "unmask"
 PHASES = (KEYS, SHARES, UPLOAD, CONFIRM, UNMASK)
 MASK_KEY, SEED = 1, 2  # kinds of a share: of a client that dropped out, of a client that remains
 SESSION_BYTES = 16
-LONGEST_SIGNATURE = 160  # bytes: of ECDSA with P-521 at most 139
+WORDS = 4  # of loss and number of examples, after the masked values
 _FORMAT = 1
+_BITS = 16
 _SEALED = 4 + 4 + 2 * SHARE_BYTES + TAG_BYTES
 _Entry = TypeVar("_Entry")
 
@@ -157,6 +160,8 @@ def pack_clients(clients: Iterable[int]) -> bytes:
 
 def read_head(data: bytes, phase: str, clients: int) -> tuple[Head, Reader]:
     """The head of a message of this phase, and a reader of what follows."""
+    if phase not in PHASES:
+        raise WireError(f"unknown phase {phase[:20]!r}; expected one of {', '.join(filter(None, PHASES))} or none")
     reader = Reader(data, clients)
     form, code = reader.take(2)
     if form != _FORMAT or code != PHASES.index(phase):
@@ -273,8 +278,30 @@ def is_late(data: bytes, phase: str) -> bool:
     return bool(data) and data[0] >> 4 == wire.FORMAT and PHASES.index(phase) > PHASES.index(UPLOAD)
 
 
-def known(phase: str) -> str:
-    """The phase, if it is one; a WireError otherwise."""
-    if phase not in PHASES:
-        raise WireError(f"unknown phase {phase[:20]!r}; expected one of {', '.join(filter(None, PHASES))} or none")
-    return phase
+def pack_totals(loss: float, examples: int, clients: int) -> tuple[int, ...]:
+    """Loss and number of examples as integers that are summed under the masks, so that no client reports its own.
+
+    Two words for the examples, and two for round(2^16 loss examples): the upper bits and the lower 16.
+
+    Args:
+        loss: its mean training loss.
+        examples: its number of examples.
+        clients: number of clients of the sum, which must not overflow 32 bits.
+    """
+    if not math.isfinite(loss):
+        raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
+    most = ((1 << 31) - 1) // clients << _BITS
+    values = examples, round(max(-1e30, min(1e30, loss * examples)) * (1 << _BITS))
+    bounded = [max(-most, min(most, value)) for value in values]
+    return tuple(word for value in bounded for word in (value >> _BITS, value & ((1 << _BITS) - 1)))
+
+
+def read_totals(words: np.ndarray) -> tuple[float, int]:
+    """The mean loss over all examples, and their number, from the sum of the words of all clients (uint32).
+
+    >>> words = [pack_totals(0.5, 100, 8), pack_totals(0.25, 300, 8)]
+    >>> read_totals(np.array(words).sum(0).astype(np.uint32))
+    (0.3125, 400)
+    """
+    examples, loss = ((int(np.int32(high)) << _BITS) + int(low) for high, low in words.reshape(2, 2))
+    return loss / max(1, examples) / (1 << _BITS), max(1, examples)

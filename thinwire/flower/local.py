@@ -16,18 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.certificates import make_certificate, make_key
-from thinwire.deployment.flower_adapter import REGISTER
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
-from thinwire.deployment.server_process import FAILED
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.node import REGISTER
+from thinwire.flower.processes import FAILED, DeploymentFailed, Processes, free_ports, make_certificate, make_key
 
 CONNECTION = "thinwire"
 
@@ -124,14 +122,14 @@ def start_superlink(processes: Processes, nodes: int, database: Path | None = No
     keys = [make_key(home / f"node-{i}") for i in range(nodes)]
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\nroot-certificates = "{home / "ca.pem"}"\n'
+        f'address = "127.0.0.1:{port}"\nroot-certificates = "{home / "server.pem"}"\n'
     )
     process = processes.start(
         "superlink",
         [
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"),
             *("--ssl-certfile", str(home / "server.pem"), "--ssl-keyfile", str(home / "server.key")),
-            *("--ssl-ca-certfile", str(home / "ca.pem"), "--disable-runtime-dependency-installation"),
+            *("--ssl-ca-certfile", str(home / "server.pem"), "--disable-runtime-dependency-installation"),
             *(("--database", str(database)) if database else ()),
         ],
     )
@@ -160,7 +158,7 @@ def start_nodes(
         own = [sys.executable, "-m", "thinwire", "node", *(["--app", str(home / "app")] if pinned else [])]
         command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
-        command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
+        command += ["--root-certificates", str(home / "server.pem"), "--auth-supernode-private-key", str(key)]
         command += ["--node-config", config]
         # Flower unpacks the app into its home without a lock, so nodes must not share one
         env = {"FLWR_HOME": str(home / f"node-{i}.home")}

@@ -1,4 +1,4 @@
-"""Processes of a deployment: started with logs, and all ended when a `with` block is left."""
+"""Processes, certificates and keys of a deployment on one machine; all are ended and deleted when a block is left."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ FLOWER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "NO_COLOR": "1",
 }
+FAILED = "thinwire failed:"  # prefix of the server's error message in the log
+HOPELESS = "thinwire: the same command would fail again"  # the line after it, if the settings are wrong
 STARTUP_SECONDS = 90.0
 
 
@@ -47,8 +49,8 @@ class Processes:
         data = {"THINWIRE_DATA": str(data_dir.resolve())} if data_dir else {}
         self.env = {**os.environ, **FLOWER_ENV, **data, "FLWR_HOME": str(home)}
         # child processes must find Flower's programs and the same Python modules
-        self.env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self.env.get("PATH", "")])
-        self.env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), self.env.get("PYTHONPATH", "")])
+        for name, first in (("PATH", Path(sys.executable).parent), ("PYTHONPATH", Path(__file__).parents[2])):
+            self.env[name] = os.pathsep.join([str(first), self.env.get(name, "")])
 
     def __enter__(self) -> Processes:
         if threading.current_thread() is threading.main_thread():  # SIGTERM ends processes as Ctrl-C does
@@ -70,19 +72,16 @@ class Processes:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _alive(self) -> set[int]:
-        """Ids of our processes that still run, and of all processes that they started."""
-        alive = {process.pid for process in self.running if process.poll() is None}
-        if Path("/proc/self/environ").is_file():
-            return alive | self._descendants()
-        listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
-        ours = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
-        return alive | {int(number) for number, _ in ours}
+        """Ids of our processes that still run, and of all processes that they started.
 
-    def _descendants(self) -> set[int]:
-        """Processes with our FLWR_HOME in their environment; Flower starts some in sessions of their own."""
-        mark = f"FLWR_HOME={self.home}".encode()
-        found: set[int] = set()
-        session: dict[int, int] = {}
+        These have our FLWR_HOME in their environment; Flower starts some in sessions of their own, and some, such as
+        Ray's, overwrite their environment, but share a session with others.
+        """
+        alive = {process.pid for process in self.running if process.poll() is None}
+        if not Path("/proc/self/environ").is_file():
+            ps = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False)
+            return alive | {int(line.split()[0]) for line in ps.stdout.splitlines() if str(self.home) in line}
+        mark, session = f"FLWR_HOME={self.home}".encode(), dict[int, int]()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
@@ -90,10 +89,9 @@ class Processes:
                     continue
                 session[int(entry.name)] = int(fields[3])
                 if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
-                    found.add(int(entry.name))
+                    alive.add(int(entry.name))
                     self.sessions.add(int(fields[3]))
-        # some, such as Ray's, overwrite their environment, but share a session with others
-        return found | {process for process, own in session.items() if own in self.sessions - {os.getsid(0)}}
+        return alive | {process for process, own in session.items() if own in self.sessions - {os.getsid(0)}}
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process in a new session, so that Ctrl-C in the terminal does not reach it."""
@@ -121,14 +119,10 @@ class Processes:
     def wait_for_port(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Wait until the SuperLink listens on a port."""
         end = time.monotonic() + STARTUP_SECONDS
-        while time.monotonic() < end:
-            if process.poll() is not None:
-                break
-            try:
-                socket.create_connection(("127.0.0.1", port), 0.5).close()
+        while time.monotonic() < end and process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
                 return
-            except OSError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         raise DeploymentFailed(f"the SuperLink did not start: {self.log_tail('superlink')}")
 
     def log(self, name: str) -> list[str]:
@@ -150,9 +144,55 @@ class Processes:
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+
+
+def make_certificate(folder: Path) -> None:
+    """Write a certificate for 127.0.0.1 and its key, `server.pem` and `server.key`; it is its own authority."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "thinwire deploy")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "server.pem").write_bytes(certificate.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _write_secret(folder / "server.key", private)
+
+
+def make_key(path: Path) -> Path:
+    """Write the private key by which a node authenticates, and its public key, whose name has `.pub` added."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
+    _write_secret(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+    return path
+
+
+def _write_secret(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
