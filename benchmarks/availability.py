@@ -76,7 +76,7 @@ def write_apps(folder: Path, times: Path, seconds: float) -> None:
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.availability import slow_site\n"
         "from federated.task import job\n"
-        "from thinwire.deployment.apps import client_app\n"
+        "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [slow_site({seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
@@ -84,7 +84,7 @@ def write_apps(folder: Path, times: Path, seconds: float) -> None:
         "from benchmarks import availability\n"
         "from federated.task import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
-        "from thinwire.deployment.apps import server_app\n"
+        "from thinwire.flower.apps import server_app\n"
         f"availability.TimedNetwork.times = Path({str(times)!r})\n"
         "grid_transport.GridTransport = availability.TimedNetwork\n"
         "app = server_app(EXPERIMENT, job)\n"

@@ -128,12 +128,12 @@ import flwr.supernode.runtime.run_clientapp
 lap("import Flower")
 import torch
 lap("import torch")
-import thinwire.deployment.apps, thinwire.flower.grid_transport, thinwire.models
+import thinwire.flower.apps, thinwire.flower.grid_transport, thinwire.models
 lap("import thinwire")
 import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request
+from thinwire.protocol.round import Request
 from thinwire.simulation.engine import LocalEngine
 from thinwire.protocol.round import initial_server_state, open_round
 from thinwire.experiments.build import build_job

@@ -118,13 +118,13 @@ def write_hostile_app(folder: Path, *, memory: Path) -> None:
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.hostile import hostile_mod\n"
         "from federated.task import job\n"
-        "from thinwire.deployment.apps import client_app\n"
+        "from thinwire.flower.apps import client_app\n"
         "app = client_app(job, [hostile_mod(job)])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "import resource\n"
         "from federated.task import EXPERIMENT, job\n"
-        "from thinwire.deployment.apps import server_app\n"
+        "from thinwire.flower.apps import server_app\n"
         "def note(number, direction, client, message):\n"
         f"    with open({str(memory)!r}, 'a') as file:\n"
         "        print(number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=file)\n"

@@ -46,7 +46,7 @@ _SERVER = """
 from pathlib import Path
 from benchmarks.faults import MessageLog
 from federated.task import EXPERIMENT, job
-from thinwire.deployment.apps import server_app
+from thinwire.flower.apps import server_app
 app = server_app(EXPERIMENT, job, MessageLog(Path({accepted!r})))
 """
 

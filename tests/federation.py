@@ -158,4 +158,10 @@ class Federation:
 
 def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: int, noise=None) -> ClosedRound:
     """Decode messages and close the round."""
-    return close_round(contract, server, plan, decode_uploads(contract, server.public, plan, up), Terms(registered, noise, sum_masked=sum_masked))
+    return close_round(
+        contract,
+        server,
+        plan,
+        decode_uploads(contract, server.public, plan, up),
+        Terms(registered, noise, sum_masked=sum_masked),
+    )

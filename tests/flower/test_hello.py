@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from flwr import app as flwr
 
-from tests.deployment.test_flower_apps import identity  # noqa: F401 - a fixture
+from tests.flower.test_flower_apps import identity  # noqa: F401 - a fixture
 from thinwire.flower import grid_transport
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
 from thinwire.flower.sites import Software

@@ -71,7 +71,7 @@ def honest(tmp_path_factory):
 
 
 def test_a_run_with_five_hostile_clients_of_eight_ends_as_the_honest_one(honest, tmp_path):
-    """In every round; replies of 400 MB are refused before they reach the server, see tests/deployment."""
+    """In every round; replies of 400 MB are refused before they reach the server, see tests/flower."""
     attacks = {
         1: partial(hostile.scaled, -1e6),
         2: hostile.largest,

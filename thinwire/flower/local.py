@@ -57,7 +57,7 @@ def deploy(
         on_round: called after every round.
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: maps the port of the SuperLink to the one that nodes connect to, such as that of a proxy.
-        low_latency: run `thinwire node` (`deployment/node.py`), or else `flower-supernode`.
+        low_latency: run `thinwire node` (`node.py`), or else `flower-supernode`.
         pinned: let `thinwire node` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """

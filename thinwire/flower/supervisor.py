@@ -81,7 +81,7 @@ def supervise(
 
 def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> dict[str, str]:
     """One `flwr run`, until it or its server has ended; returns what was said: why it failed, by `FAILED`."""
-    while (server := _server(run_dir)) is not None:  # that of a supervisor that was killed
+    while (server := server_process(run_dir)) is not None:  # that of a supervisor that was killed
         parent = re.search(rb"--parent-pid\0(\d+)", _command(server))
         if parent and not Path(f"/proc/{int(parent[1])}").exists():
             log(f"supervisor: killing process {server}, a server whose SuperLink is gone")
@@ -101,8 +101,8 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
-            while client.poll() is None and (server is None or _server(run_dir) == server):
-                server = server or _server(run_dir)
+            while client.poll() is None and (server is None or server_process(run_dir) == server):
+                server = server or server_process(run_dir)
                 time.sleep(POLL)
             with suppress(subprocess.TimeoutExpired):
                 client.wait(LAST_LINES)
@@ -125,7 +125,7 @@ def _flwr(*command: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([program, *command], start_new_session=True, **options)
 
 
-def _server(run_dir: Path) -> int | None:
+def server_process(run_dir: Path) -> int | None:
     """The process of Flower that writes to a run directory on this machine; None if there is none."""
     if writer(run_dir) != "running":
         return None
@@ -146,9 +146,9 @@ def _command(process: int) -> bytes:
 def _stop(run_dir: Path) -> None:
     """Let the server end its round in order; it is killed if it takes too long."""
     end = time.monotonic() + STOPPING
-    if (server := _server(run_dir)) is not None:
+    if (server := server_process(run_dir)) is not None:
         os.kill(server, signal.SIGTERM)
-    while server is not None and _server(run_dir) == server:
+    while server is not None and server_process(run_dir) == server:
         if time.monotonic() > end:
             os.kill(server, signal.SIGKILL)
         time.sleep(POLL)

@@ -31,7 +31,6 @@ from thinwire.protocol.client import (
 )
 from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.receive import receive
-from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.protocol.server import ClosedRound, Terms, close_round
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import decode_uploads
@@ -39,6 +38,7 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
+from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.simulation.attacked import Attackers
 from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates

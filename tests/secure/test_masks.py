@@ -15,7 +15,7 @@ from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.round import plan_round
 from thinwire.runtime.job import Job
-from thinwire.secure.masks import hidden_size, hide, reveal
+from thinwire.secure.masks import fixed_point, hidden_size, hide, reveal
 from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import EvoFed
 
@@ -27,13 +27,19 @@ def secret(i, j):
 
 
 def hidden(values, weights, version=3):
-    return [hide(x, w, client, COHORT, version, secret) for x, w, client in zip(values, weights, COHORT, strict=True)]
+    words = [fixed_point(x, w, client, 4) for x, w, client in zip(values, weights, COHORT, strict=True)]
+    return [hide(one, client, COHORT, version, secret) for one, client in zip(words, COHORT, strict=True)]
+
+
+def mean_of(messages, count):
+    total, weight = reveal(messages, count)
+    return total / weight / 2**16
 
 
 def test_reveal_returns_the_weighted_mean_up_to_rounding():
     rng = np.random.default_rng(0)
     values, weights = rng.normal(size=(4, 1000)), (3, 50, 1, 17)
-    mean = reveal(hidden(values, weights), 1000)
+    mean = mean_of(hidden(values, weights), 1000)
     exact = np.average(values, axis=0, weights=weights)
     assert np.abs(mean - exact).max() <= 4 * 0.5 / 2**16 / sum(weights) + 1e-12
 
@@ -61,10 +67,10 @@ def test_a_sum_without_all_clients_is_refused(left):
 
 def test_values_that_overflow_the_ring_are_refused():
     with pytest.raises(Diverged, match="does not fit into 32 bits"):
-        hide(np.array([40_000.0]), 1, 2, COHORT, 0, secret)
+        fixed_point(np.array([40_000.0]), 1, 2, 4)
     most = ((1 << 31) - 1) // 4
     edge = np.array([most / 2**16, -most / 2**16])
-    assert np.allclose(reveal(hidden([edge] * 4, (1,) * 4), 2), edge)
+    assert np.allclose(mean_of(hidden([edge] * 4, (1,) * 4), 2), edge)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.federation import same_public
-from tests.flower.secure_federation import Setup, plain_sum, record_words
 from tests.flower.test_server import play
+from tests.secure.federation import Setup, plain_sum, record_words
 from thinwire.errors import WireError
 from thinwire.flower.processes import make_key
 from thinwire.flower.sites import Roster
@@ -17,7 +17,7 @@ from thinwire.protocol.round import Request
 from thinwire.protocol.server import open_round
 from thinwire.secure import frames
 from thinwire.secure.frames import Head
-from thinwire.secure.keys import SiteKeys, agree, draw_secret, read_public_key
+from thinwire.secure.keys import SiteKeys, agree, read_public_key
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")
@@ -218,7 +218,7 @@ def test_points_of_small_order_are_refused():
     """Their secret would not depend on the private key."""
     for point in (bytes(32), b"\x01" + bytes(31)):
         with pytest.raises(WireError, match="a public key is not valid"):
-            agree(draw_secret(), point, b"", b"")
+            agree(bytes(range(32)), point, b"", b"")
 
 
 def test_requests_of_another_kind_are_refused():

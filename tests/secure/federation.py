@@ -16,7 +16,7 @@ from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Request, Response
 from thinwire.runtime.job import Job
-from thinwire.secure import masks as secagg
+from thinwire.secure import masks
 from thinwire.secure.client import SecureClient, SecureStore
 from thinwire.secure.keys import SiteKeys
 
@@ -106,20 +106,19 @@ def record_words(monkeypatch) -> tuple[dict[tuple[int, int], np.ndarray], list[n
     """The plain integers of each client, by version and client, and the sums that the server gets."""
     words: dict[tuple[int, int], np.ndarray] = {}
     sums: list[np.ndarray] = []
-    hide, reveal = secagg.hide_words, secagg.reveal_sum
+    hide, reveal = masks.hide, masks.reveal
 
-    def hide_words(values, client, cohort, version, secret, own=b""):
-        words[version, client] = values
-        return hide(values, client, cohort, version, secret, own)
+    def recorded(values, client, *rest):
+        words[rest[1], client] = values
+        return hide(values, client, *rest)
 
-    def reveal_sum(messages, count):
+    def summed(messages, count):
         total, weight = reveal(messages, count)
         sums.append(total)
         return total, weight
 
-    monkeypatch.setattr(secagg, "hide_words", hide_words)
-    monkeypatch.setattr(secagg, "reveal_sum", reveal_sum)
-    monkeypatch.setattr("thinwire.secure.masks.reveal_sum", reveal_sum)
+    monkeypatch.setattr(masks, "hide", recorded)
+    monkeypatch.setattr(masks, "reveal", summed)
     return words, sums
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from flwr import app as flwr
 
-from tests.deployment.test_flower_apps import DirectGrid, identity, lines, serve  # noqa: F401 - a fixture
+from tests.flower.test_flower_apps import DirectGrid, identity, lines, serve  # noqa: F401 - a fixture
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
@@ -115,7 +115,7 @@ def test_response_of_a_site_that_was_revoked_meanwhile_is_not_used(sites, tmp_pa
 
         def pull_messages(self, names):
             replies = super().pull_messages(names)
-            if any(reply.metadata.message_type == "train" for reply in replies) and Roster.read(file).site_of(1):
+            if any(reply.metadata.message_type == "train" for reply in replies) and 1 in Roster.read(file).keys():
                 Roster.read(file).revoke("south").write(file)
             return replies
 

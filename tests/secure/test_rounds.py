@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.federation import same_public
-from tests.flower.secure_federation import Setup, plain_sum, record_words
 from tests.flower.test_server import experiment, play
+from tests.secure.federation import Setup, plain_sum, record_words
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
@@ -15,7 +15,7 @@ from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.upload import decode_upload
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
-from thinwire.secure.client import context_of, mask_secret
+from thinwire.secure.client import mask_secret
 from thinwire.secure.frames import Reader
 from thinwire.secure.keys import combine, is_committed
 from thinwire.secure.masks import pair_masks, self_mask
@@ -129,7 +129,7 @@ def known_to_colluders(setup: Setup, colluders, others) -> dict[int, np.ndarray]
     """The uploads of the others without all masks that the server and the colluding clients can compute."""
     kept = {i: setup.transport.kept(i).session for i in colluders}
     head, schema = kept[colluders[0]].head, setup.server.contract.schema.digest
-    context = context_of(schema, head)
+    context = schema + head.pack("keys")
     _, reader = frames.read_head(kept[colluders[0]].listed, "shares", 8)
     threshold, adverts = reader.number(), frames.read_adverts(reader)
     result = {}

@@ -13,7 +13,7 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.flower.app_folder import write_app
-from thinwire.flower.node import LONGEST_PROJECT, PinnedApp, app_bundle, hashes_of, pin
+from thinwire.flower.node import LONGEST_PROJECT, PinnedApp, app_bundle, files_of, pin
 
 PROJECT = b'[project]\nname = "a"\nversion = "1"\n'
 FILES = {"pyproject.toml": PROJECT, "pkg/task.py": b"x = 1\n", "pkg/client_app.py": b"app = None\n"}
@@ -29,9 +29,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def pinned() -> PinnedApp:
-    return PinnedApp(
-        Path("/app"), "the app", hashes_of(zipped(FILES)), {name: len(data) for name, data in FILES.items()}
-    )
+    return PinnedApp(Path("/app"), "the app", files_of(zipped(FILES)))
 
 
 def test_the_same_files_are_the_same_app(pinned):
@@ -45,12 +43,12 @@ def test_the_same_files_are_the_same_app(pinned):
     [
         ({"pkg/task.py": b"x = 2\n"}, "it has another pkg/task.py"),
         ({"pkg/task.py": b"x = 1\n" * 1000}, "it has another pkg/task.py"),
-        ({"pkg/more.py": b""}, "it adds pkg/more.py"),
-        ({"pkg/\x1b[31m.py": b"x"}, "it adds pkg/\\x1b[31m.py"),
+        ({"pkg/more.py": b""}, "it has another pkg/more.py"),
+        ({"pkg/\x1b[31m.py": b"x"}, "it has another pkg/\\x1b[31m.py"),
         ({"pyproject.toml": PROJECT + b"dependencies = ['x']\n"}, "it has another pyproject.toml"),
         ({"pyproject.toml": b"#" * (LONGEST_PROJECT + 1)}, "it has another pyproject.toml"),
         ({"pyproject.toml": b"not TOML"}, "it cannot be read"),
-        ({f"pkg/{i}.py": b"" for i in range(9)}, "it adds pkg/0.py, pkg/1.py, pkg/2.py and 6 more files"),
+        ({f"pkg/{i}.py": b"" for i in range(9)}, "it has another pkg/0.py, pkg/1.py, pkg/2.py and 6 more files"),
     ],
 )
 def test_every_difference_is_named(change, words, pinned):
@@ -60,7 +58,7 @@ def test_every_difference_is_named(change, words, pinned):
 
 def test_missing_files_and_damaged_bundles_are_another_app(pinned):
     bundle = zipped(FILES)
-    assert pinned.difference(zipped({"pyproject.toml": PROJECT})) == "it lacks pkg/client_app.py, pkg/task.py"
+    assert pinned.difference(zipped({"pyproject.toml": PROJECT})) == "it has another pkg/client_app.py, pkg/task.py"
     for damaged in (b"", b"PK", bundle[:-40], bundle[:60] + bytes(10) + bundle[70:]):
         assert pinned.difference(damaged)
 

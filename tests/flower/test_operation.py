@@ -18,7 +18,7 @@ from thinwire.experiments.execute import execute
 from thinwire.flower.apps import RoundLines, Shutdown, deployable, job_of
 from thinwire.flower.client import Client, InMemory, clean_states, client_file, private
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.supervisor import is_stale, server_process, stop_server
+from thinwire.flower.supervisor import _attempt, _stop, server_process
 from thinwire.simulation.engine import LocalEngine
 
 QUICK = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}
@@ -108,8 +108,11 @@ def test_states_of_a_run_that_trains_are_kept(tmp_path):
     with client_file(context, old.name, 0):
         assert clean_states(states_of(tmp_path, 2, 0)) == []
     os.utime(old / "client-0.lock", (1, 1))
-    with client_file(context, f"{3:016x}", 5) as file:
-        file.save(b"state")
+    with client_file(context, f"{3:016x}", 5) as (before, save):
+        assert before is None
+        save(b"state")
+    with client_file(context, f"{3:016x}", 5) as (before, _):
+        assert before == b"state"
     assert not old.exists()
     for path in (tmp_path / f"{3:016x}").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0
@@ -142,17 +145,23 @@ def holder(folder: Path, parent: int) -> subprocess.Popen:
     return process
 
 
-def test_a_stale_server_is_found_and_stopped(tmp_path):
+def test_a_stale_server_is_killed_and_another_one_stopped_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinwire.flower.supervisor.shutil.which", lambda *_, **__: "true")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
+    lines: list[str] = []
     assert server_process(tmp_path / "run") is None
     with holder(tmp_path, ended.pid) as process:
         assert server_process(tmp_path / "run") == process.pid
-        assert is_stale(process.pid)
-        assert not stop_server(tmp_path / "run", process.pid, 0)
+        assert _attempt(["run"], tmp_path / "run", lines.append)  # it starts only when the stale server is gone
+        assert process.wait(10) == -signal.SIGKILL
+    assert "whose SuperLink is gone" in lines[0]
+    with holder(tmp_path, os.getpid()) as process:
+        _stop(tmp_path / "run")
+        assert process.wait(10) == -signal.SIGTERM
+    monkeypatch.setattr("thinwire.flower.supervisor.STOPPING", 0.0)
+    with holder(tmp_path, os.getpid()) as process:
+        process.send_signal(signal.SIGSTOP)  # it cannot end in order
+        _stop(tmp_path / "run")
         assert process.wait(10) == -signal.SIGKILL
     assert server_process(tmp_path / "run") is None
-    with holder(tmp_path, os.getpid()) as process:
-        assert not is_stale(process.pid)
-        assert stop_server(tmp_path / "run", process.pid, 10)
-        assert process.wait(10) == -signal.SIGTERM

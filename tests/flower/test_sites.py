@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deployment.test_deploy import equal_runs, small
+from tests.flower.test_deploy import equal_runs, small
 from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.local import CONNECTION, start_superlink

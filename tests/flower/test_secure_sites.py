@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deployment.test_deploy import lines
+from tests.flower.test_deploy import lines
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app

@@ -78,7 +78,7 @@ def test_deployment_with_each_known_version_of_flower(known, tmp_path):
         pytest.skip(f"flwr {known}.0 cannot be installed here")
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "flwr"), str(root)])}
-    code = "from thinwire.deployment.flower_adapter import flower_version, why_not; print(flower_version() + why_not())"
+    code = "import flwr; from thinwire.flower.node import why_not; print(flwr.__version__ + why_not())"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{known}.0"
     command = ["deploy", "fedavg", "--on", "digits", "--nodes", "2", "--rounds", "2", "--set", "local.epochs=1"]

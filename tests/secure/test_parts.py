@@ -11,9 +11,8 @@ import pytest
 from thinwire.errors import CheckpointError, Diverged, WireError
 from thinwire.secure import frames
 from thinwire.secure.client import SecureStore, Session
-from thinwire.secure.frames import Advert, Head, Reader, Shares
+from thinwire.secure.frames import Advert, Head, Reader, Shares, pack_totals, read_totals
 from thinwire.secure.keys import PRIME, combine, recover, split
-from thinwire.secure.server import pack_totals, read_totals
 
 SECRET = bytes(range(32))
 HEAD = Head(b"0123456789abcdef", 7)
@@ -161,7 +160,7 @@ def test_heads_name_phase_and_format():
     with pytest.raises(WireError, match="format 9"):
         frames.read_head(b"\x09" + data[1:], frames.SHARES, 5)
     with pytest.raises(WireError, match="unknown phase 'what'"):
-        frames.known("what")
+        frames.read_head(data, "what", 5)
 
 
 def test_the_store_of_a_session_returns_as_it_was():
@@ -169,6 +168,6 @@ def test_the_store_of_a_session_returns_as_it_was():
     store = SecureStore(6, session._replace(uploaded=True, received=b"r", listed=b"l"))
     assert SecureStore.load(store.dump()) == store
     assert SecureStore.load(b"") == SecureStore()
-    for damaged in (b"{", b"[]", b'{"answered": 1}', b'{"answered": 1, "session": {"head": 3}}'):
+    for damaged in (b"{", b"[]", b"[1]", b"[1, [3]]", b'[1, [["zz", 1], "", [1, 2], 0, []]]'):
         with pytest.raises(CheckpointError):
             SecureStore.load(damaged)
