@@ -38,6 +38,8 @@ class DirectGrid:
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
             self.waiting[message.object_id] = message
+            if "refusal" in message.content["thinwire"]:
+                self.pull_messages([message.object_id])
         return [message.object_id for message in messages]
 
     def pull_messages(self, names):
@@ -71,7 +73,7 @@ def test_both_apps_equal_the_simulation(method, on_disk, tmp_path):
     where = {"state-dir": str(tmp_path / "nodes")} if on_disk else {}
     configs = {100 + part: {"partition-id": part, "num-partitions": 2, **where} for part in range(2)}
     grid = DirectGrid(client_app(job), configs)
-    serve(server_app(experiment, job), grid, tmp_path / "deployed", quorum=1.0, seconds=30.0, http="127.0.0.1:0")
+    serve(server_app(experiment, job), grid, tmp_path / "deployed", quorum=1.0, seconds=30.0)
     execute(experiment, tmp_path / "simulated")
     one, two = (tmp_path / run / "model.safetensors" for run in ("deployed", "simulated"))
     assert one.read_bytes() == two.read_bytes()
