@@ -34,7 +34,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +52,7 @@ from thinwire.flower.transport import TOO_LONG
 KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
 PROJECT = "pyproject.toml"
 LONGEST_PROJECT = 1_000_000
+Files = dict[str, tuple[int, str]]  # by name: size and SHA-256
 LONGEST_LIST = 32_000_000  # bytes of the list of replies and their objects; an error of an app is in it
 
 # `flwr supernode register KEY CONNECTION` for many keys, in one process: python -c REGISTER CONNECTION KEY...
@@ -287,7 +287,7 @@ def _run_message(spec: Any, pinned: PinnedApp | None, is_done: Bell) -> NoReturn
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         is_done.ring()
         sys.stdout.flush()
@@ -314,7 +314,7 @@ class PinnedApp:
 
     folder: Path
     app: Any
-    files: Mapping[str, tuple[int, str]]
+    files: Files
 
     def difference(self, bundle: bytes) -> str:
         """How the app that the server sent differs from this one, in a few words; empty if it does not."""
@@ -344,7 +344,7 @@ class PinnedApp:
         return Message(Error(code=0, reason=reason), reply_to=message)
 
 
-def files_of(bundle: bytes, known: Mapping[str, tuple[int, str]] | None = None) -> dict[str, tuple[int, str]]:
+def files_of(bundle: bytes, known: Files | None = None) -> Files:
     """Size and SHA-256 of each file of a bundle.
 
     Flower rewrites `pyproject.toml`, so of this file the values are hashed, not the text.
@@ -353,7 +353,7 @@ def files_of(bundle: bytes, known: Mapping[str, tuple[int, str]] | None = None) 
         bundle: a Flower app bundle, not trusted.
         known: the expected files; a longer file is not read, so that reading takes no more memory than these.
     """
-    found = {}
+    found: Files = {}
     with zipfile.ZipFile(io.BytesIO(bundle)) as files:
         for entry in files.infolist():
             name, size = entry.filename, entry.file_size

@@ -104,9 +104,12 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
             while client.poll() is None and (server is None or server_process(run_dir) == server):
                 server = server or server_process(run_dir)
                 time.sleep(POLL)
+        except KeyboardInterrupt:
+            _stop(run_dir)
+            raise
+        finally:
             with suppress(subprocess.TimeoutExpired):
                 client.wait(LAST_LINES)
-        finally:
             gone = client.poll() is None
             client.kill()
             reader.join(LAST_LINES)
