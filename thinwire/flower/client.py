@@ -310,7 +310,7 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
     """What a client stored, None if nothing, and a function that stores; locked while it is used.
 
     The files of a run are in a folder of `state-dir` with the name of the run; only their owner may read them. When a
-    run begins, the folders of past runs are removed (`clean_states`). Without `state-dir`, Flower's context stores them.
+    run begins, the folders of past runs are removed (`clean_states`). Without `state-dir`, Flower's context has them.
     """
     config, name = context.node_config, f"client-{number}"
     if not (folder := config.get("state-dir")):

@@ -263,7 +263,7 @@ class _Executor:
 
 
 def _run_message(spec: Any, pinned: PinnedApp | None, is_done: Bell) -> NoReturn:
-    """Handle one message as `flwr-clientapp` does, then exit. With a pinned app, what the server sent is only compared."""
+    """Handle one message as `flwr-clientapp` does, then exit; with a pinned app, what the server sent is compared."""
     from flwr.supercore.exit import exit_handler
 
     module: Any = import_module("flwr.supernode.runtime.run_clientapp")
@@ -418,7 +418,7 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
 def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], None] = lambda line: None) -> bool:
     """Refuse replies that are too long before they are loaded; returns whether that is possible.
 
-    What a node can store in the SuperLink is limited by a proxy in front of it, such as `client_max_body_size` of nginx.
+    What a node can store in the SuperLink is limited by a proxy before it, such as `client_max_body_size` of nginx.
 
     Args:
         grid: Flower's grid.
@@ -444,8 +444,8 @@ class ReplyLimit:
     A reply waits in the SuperLink as objects: a record of fields, and the chunks of a long message. The server is sent
     a list of the objects of each reply, and pulls them one by one over HTTP. Here the header `Content-Length` of each
     is read before its body is; if the objects of one reply together are longer than any upload, the rest is not pulled,
-    the SuperLink is told to delete the reply, and the server treats it as refused. A reply that was announced, but whose
-    objects do not arrive, is given up after `seconds`; Flower alone would wait for two hours.
+    the SuperLink is told to delete the reply, and the server treats it as refused. A reply that was announced, but
+    whose objects do not arrive, is given up after `seconds`; Flower alone would wait for two hours.
 
     Args:
         runtime: Flower's client of the SuperLink.

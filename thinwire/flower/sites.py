@@ -1,4 +1,4 @@
-"""Sites and nodes: the roster, what a node says of itself before it is used, and which nodes are used for which clients.
+"""Sites and nodes: the roster, what a node says of itself before it is used, and which nodes have which clients.
 
     server to node    run, and with a roster a nonce
     node to server    schema, version, format, app; and its clients, or with a roster its site and a signature
@@ -10,7 +10,7 @@ site. The nonce is new for each node and each question, and Flower's node id is 
 so the proof of another node, run or time is worth nothing.
 
 The roster is a file. Of the sites that are not revoked, names and clients are unique; keys are unique among all, so a
-key that was revoked does not return. A site whose key was lost is revoked and added again under its name with a new key.
+key that was revoked does not return. A site whose key was lost is revoked and added again with a new key.
 
     [[sites]]
     name = "north"

@@ -85,7 +85,7 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
         parent = re.search(rb"--parent-pid\0(\d+)", _command(server))
         if parent and not Path(f"/proc/{int(parent[1])}").exists():
             log(f"supervisor: killing process {server}, a server whose SuperLink is gone")
-            os.kill(server, signal.SIGKILL)
+            _kill(server, signal.SIGKILL)
         time.sleep(POLL)
     said: dict[str, str] = {}
     with _flwr(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
@@ -113,10 +113,8 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
             gone = client.poll() is None
             client.kill()
             reader.join(LAST_LINES)
-    said.setdefault(
-        FAILED, f"process {server} of the server is gone" if gone else f"`flwr run` ended, {client.returncode}"
-    )
-    return said
+    why = f"process {server} of the server is gone" if gone else f"`flwr run` ended, {client.returncode}"
+    return {FAILED: why, **said}
 
 
 def _flwr(*command: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -150,11 +148,16 @@ def _stop(run_dir: Path) -> None:
     """Let the server end its round in order; it is killed if it takes too long."""
     end = time.monotonic() + STOPPING
     if (server := server_process(run_dir)) is not None:
-        os.kill(server, signal.SIGTERM)
+        _kill(server, signal.SIGTERM)
     while server is not None and server_process(run_dir) == server:
         if time.monotonic() > end:
-            os.kill(server, signal.SIGKILL)
+            _kill(server, signal.SIGKILL)
         time.sleep(POLL)
+
+
+def _kill(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(process, number)
 
 
 def _rounds(run_dir: Path) -> int:
