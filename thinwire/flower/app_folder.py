@@ -4,8 +4,8 @@
     thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
 
 In an app of the template own-data each site has data of its own: `task.py` names data, model and metrics
-(`data/sites`); templates/ has one for each kind of data. A node reads the folder `data-dir` of its configuration; the server has no
-data, and sites evaluate the model.
+(`data/sites`); templates/ has one for each kind of data. A node reads the folder `data-dir` of its configuration; the
+server has no data, and sites evaluate the model.
 """
 
 from __future__ import annotations

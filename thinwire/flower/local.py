@@ -94,7 +94,20 @@ def deploy(
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
         if on_start:
             on_start([superlink.process, *supernodes])
-        summary = _wait(processes, folder, server, superlink.process, on_round)
+        seen, over = 0, False
+        while not over:
+            over = server.poll() is not None or folder.summary() is not None
+            records = folder.history()
+            for record in records[seen:] if on_round else ():
+                on_round(record)  # type: ignore[misc]
+            seen = len(records)
+            if not over and superlink.process.poll() is not None:
+                raise DeploymentFailed(f"the SuperLink stopped: {processes.log_tail('superlink')}")
+            time.sleep(0.0 if over else 0.2)
+        if (summary := folder.summary()) is None:
+            lines = [*processes.log("superlink"), *processes.log("server")]
+            said = [line.split(FAILED, 1)[1] for line in lines if FAILED in line]
+            raise DeploymentFailed(said[-1].strip() if said else f"the server stopped: {processes.log_tail('server')}")
     refuse_diverged(summary)
     return summary
 
@@ -166,38 +179,3 @@ def start_nodes(
             env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(superlink.keys)))
         started.append(processes.start(f"node-{i}", command, env))
     return started
-
-
-def _wait(
-    processes: Processes,
-    folder: RunFolder,
-    server: subprocess.Popen[bytes],
-    superlink: subprocess.Popen[bytes],
-    on_round: OnRound | None,
-) -> Summary:
-    """Wait until the run has ended, and report its rounds; returns its summary."""
-    seen = 0
-    while True:
-        over = server.poll() is not None or folder.summary() is not None
-        records = folder.history()
-        for record in records[seen:] if on_round else ():
-            on_round(record)  # type: ignore[misc]
-        seen = len(records)
-        if over:
-            break
-        if superlink.poll() is not None:
-            raise DeploymentFailed(f"the SuperLink stopped: {processes.log_tail('superlink')}")
-        time.sleep(0.2)
-    summary = folder.summary()
-    if summary is None:
-        raise DeploymentFailed(_failure(processes))
-    return summary
-
-
-def _failure(processes: Processes) -> str:
-    """Why there is no summary: the server's error message, or the end of its log."""
-    for name in ("server", "superlink"):
-        for line in reversed(processes.log(name)):
-            if FAILED in line:
-                return line.split(FAILED, 1)[1].strip()
-    return f"the server stopped: {processes.log_tail('server')}"

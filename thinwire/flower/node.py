@@ -121,11 +121,12 @@ class AdaptiveTime:
             if self.other is not None:
                 self.other.ring()
         self.last_wait = seconds
-        poll = max(0.0, now - self.woke)  # the time from the end of the last wait
-        short = max(seconds / 20, (now - self.last_work) / 5, min(10 * poll, seconds / 4))
+        # now - self.woke is the time that the last poll took
+        short = max(seconds / 20, (now - self.last_work) / 5, min(10 * max(0.0, now - self.woke), seconds / 4))
         rung = self.bell.wait(min(seconds, short) if self.polls else seconds)
         self.woke = time.monotonic()
-        self.last_work = self.woke if rung else self.last_work
+        if rung:
+            self.last_work = self.woke
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -165,8 +166,7 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
 
     sys.argv = ["flower-supernode", *options]
     parsed: Any = _parse_args_run_supernode().parse_args(options)
-    config = parse_config_args([parsed.node_config] if parsed.node_config else None)
-    pinned = pin(app, dict(config)) if app is not None else None
+    pinned = app and pin(app, parse_config_args([parsed.node_config] if parsed.node_config else None))
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as the collector does not write to them
     secret, has_come, is_done = secrets.token_bytes(32), Bell(), Bell()
@@ -280,7 +280,7 @@ def _run_message(spec: Any, pinned: PinnedApp | None, is_done: Bell) -> NoReturn
             spec.runtime_api_address,
             spec.token,
             spec.insecure,
-            Path(path).read_bytes() if path else None,
+            path and Path(path).read_bytes(),
             os.getppid(),
             spec.runtime_dependency_install and pinned is None,
         )
@@ -324,7 +324,7 @@ class PinnedApp:
             return f"it cannot be read ({visible(str(error), 100)})"
         names = sorted(name for name in {*sent, *self.files} if sent.get(name) != self.files.get(name))
         more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
-        return f"it has another {', '.join(visible(name, 80) for name in names[:3])}{more}" if names else ""
+        return f"it has another {visible(', '.join(names[:3]), 240)}{more}" if names else ""
 
     def choose(self, bundle: bytes) -> Callable[..., Any]:
         """What handles a message: this app, or, if the server sent another one, a refusal."""
@@ -429,9 +429,9 @@ def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], 
     if type(grid).__name__ == "InMemoryGrid":  # of Flower's simulation: replies are objects of this process
         return False
     try:
-        http = grid._runtime_client._client
+        hooks = grid._runtime_client._client.event_hooks
         limit = ReplyLimit(grid._runtime_client, grid.node, longest, seconds)
-        http.event_hooks = {**http.event_hooks, "response": [*http.event_hooks.get("response", ()), limit.check]}
+        grid._runtime_client._client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), limit.check]}
     except (ImportError, AttributeError):
         log("this version of Flower loads replies before their length can be checked; see docs/safe-rounds.md")
         return False

@@ -21,7 +21,7 @@ from thinwire.core.text import visible
 from thinwire.data.losses import is_classification
 from thinwire.errors import ConfigError, WireError
 from thinwire.experiments.config import Experiment
-from thinwire.flower.app_folder import site_job, site_jobs
+from thinwire.flower.app_folder import site_job
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
@@ -59,7 +59,7 @@ def check_site(experiment: Experiment, folder: Path) -> dict[str, Any]:
         experiment: that of the app.
         folder: the folder of the site's data.
     """
-    site_jobs(experiment)(None)  # the model is tried first; this also loads code, whose time is not that of the data
+    site_job(experiment, None)  # the model is tried first; this also loads code, whose time is not that of the data
     began = time.perf_counter()
     job = site_job(experiment, folder.expanduser().absolute())
     loaded = time.perf_counter() - began
@@ -89,7 +89,7 @@ def _one_step(job: Job) -> Job:
 
 def _two_rounds(experiment: Experiment, site: _Site) -> RoundRecord:
     """The record of the last of two rounds of a server with this site alone."""
-    job, lines = _one_step(site_jobs(experiment)(None)), list[str]()
+    job, lines = _one_step(site_job(experiment, None)), list[str]()
     server = FlowerServer(experiment.engine, job, lambda *_: site, RoundPolicy(60.0, 1.0, 1, wait=0.0), lines.append)
     if server.contract.schema.digest != site.client.contract.schema.digest:
         raise ConfigError(
@@ -112,12 +112,14 @@ def _data(job: Job) -> dict[str, Any]:
     task = job.task
     own, held = (torch.from_numpy(one.client(0)) for one in (task.clients, task.client_tests or task.clients))
     inputs, targets = task.train.gather(own[:1])
-    shape = (
-        {name: list(one.shape[1:]) for name, one in inputs.items()} if isinstance(inputs, dict) else inputs.shape[1:]
-    )
-    facts: dict[str, Any] = {"examples_to_train": len(own)}
-    facts |= {"examples_to_evaluate": len(held) if task.client_tests is not None else 0}
-    facts |= {"input_shape": str(shape if isinstance(shape, dict) else list(shape)), "target_type": str(targets.dtype)}
+    named_inputs = inputs if isinstance(inputs, dict) else {"": inputs}
+    shapes = {name: list(one.shape[1:]) for name, one in named_inputs.items()}
+    facts: dict[str, Any] = {
+        "examples_to_train": len(own),
+        "examples_to_evaluate": len(held) if task.client_tests is not None else 0,
+        "input_shape": str(shapes.get("", shapes)),
+        "target_type": str(targets.dtype),
+    }
     if not is_classification(task.loss) or not task.class_names:
         return facts
     counts = torch.bincount(task.train.targets, minlength=len(task.class_names)).tolist()

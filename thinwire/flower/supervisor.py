@@ -31,7 +31,6 @@ from thinwire.experiments.lock import PROCESS, writer
 from thinwire.experiments.records import read_totals
 from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed
 
-LONGEST_PAUSE = 30
 STOPPING = 50.0  # seconds that a server has to end its round
 LAST_LINES = 3.0  # seconds for the last lines of a server that has ended
 POLL = 0.25
@@ -64,16 +63,12 @@ def supervise(
     failures = 0
     while (done := read_totals(run_dir)) is None:
         before = _rounds(run_dir)
-        try:
-            said = _attempt(command, run_dir, log)
-        except KeyboardInterrupt:
-            _stop(run_dir)
-            raise
+        said = _attempt(command, run_dir, log)
         failures = 1 if _rounds(run_dir) > before else failures + 1
         if read_totals(run_dir) is None:
             if HOPELESS in said or failures > restarts:
                 raise DeploymentFailed(said[FAILED])
-            pause = min(LONGEST_PAUSE, 2 ** (failures - 1))
+            pause = min(30, 2 ** (failures - 1))
             log(f"supervisor: {said[FAILED]}; starting again in {pause} s")
             time.sleep(pause)
     return done
@@ -81,7 +76,7 @@ def supervise(
 
 def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> dict[str, str]:
     """One `flwr run`, until it or its server has ended; returns what was said: why it failed, by `FAILED`."""
-    while (server := server_process(run_dir)) is not None:  # that of a supervisor that was killed
+    while (server := server_process(run_dir)) is not None:  # that of another supervisor, or of one that was killed
         parent = re.search(rb"--parent-pid\0(\d+)", _command(server))
         if parent and not Path(f"/proc/{int(parent[1])}").exists():
             log(f"supervisor: killing process {server}, a server whose SuperLink is gone")
@@ -147,17 +142,18 @@ def _command(process: int) -> bytes:
 def _stop(run_dir: Path) -> None:
     """Let the server end its round in order; it is killed if it takes too long."""
     end = time.monotonic() + STOPPING
-    if (server := server_process(run_dir)) is not None:
-        _kill(server, signal.SIGTERM)
-    while server is not None and server_process(run_dir) == server:
+    server = server_process(run_dir)
+    _kill(server, signal.SIGTERM)
+    while server and server_process(run_dir) == server:
         if time.monotonic() > end:
             _kill(server, signal.SIGKILL)
         time.sleep(POLL)
 
 
-def _kill(process: int, number: int) -> None:
+def _kill(process: int | None, number: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended
-        os.kill(process, number)
+        if process:
+            os.kill(process, number)
 
 
 def _rounds(run_dir: Path) -> int:
