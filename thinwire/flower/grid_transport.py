@@ -58,7 +58,7 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
     fields = records.get(_FIELDS)
     if not isinstance(fields, ConfigRecord):
         raise WireError("not a message of thinwire: the record 'thinwire' is missing")
-    values = []
+    values: list[Any] = []
     for name, kind in {**types, "data": bytes}.items():
         value = fields.get(name.replace("_", "-"), None if kind in (int, float) else kind())
         if not isinstance(value, kind) or isinstance(value, bool):

@@ -153,7 +153,7 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     if why := why_not():
         if app is not None:
             raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
-        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr, flush=True)
+        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
         beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         if (program := shutil.which("flower-supernode", path=beside)) is None:
             raise ConfigError(f"the program flower-supernode was not found beside {sys.executable} or in PATH")
@@ -166,7 +166,7 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
 
     sys.argv = ["flower-supernode", *options]
     parsed: Any = _parse_args_run_supernode().parse_args(options)
-    pinned = app and pin(app, parse_config_args([parsed.node_config] if parsed.node_config else None))
+    pinned = pin(app, parse_config_args([parsed.node_config] if parsed.node_config else None)) if app else None
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as the collector does not write to them
     secret, has_come, is_done = secrets.token_bytes(32), Bell(), Bell()

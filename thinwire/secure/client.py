@@ -81,8 +81,8 @@ class SecureStore(NamedTuple):
                 return cls(int(answered))
             (name, version), *texts, own, uploaded, left = session
             head, shares = Head(bytes.fromhex(name), int(version)), Shares(*map(int, own))
-            texts = [bytes.fromhex(text) for text in texts]
-            return cls(int(answered), Session(head, *texts, shares, bool(uploaded), tuple(map(int, left))))
+            rest = (*map(bytes.fromhex, texts), shares, bool(uploaded), tuple(map(int, left)))
+            return cls(int(answered), Session._make((head, *rest)))
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"what this client stored of secure aggregation cannot be read ({error})") from error
 
@@ -94,7 +94,8 @@ class Stored(Protocol):
     def response(self) -> Response | None: ...  # noqa: D102
     @property
     def secure(self) -> bytes: ...  # noqa: D102
-    def _replace(self, **fields: Any) -> Any: ...
+    @property
+    def _replace(self) -> Any: ...
 
 
 Store = TypeVar("Store", bound=Stored)
@@ -154,7 +155,7 @@ class SecureClient:
             return kept.session
         if head.version <= kept.answered:
             raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
-        session = Session(head, *(token_bytes(KEY_BYTES) for _ in range(3)))
+        session = Session(head, token_bytes(KEY_BYTES), token_bytes(KEY_BYTES), token_bytes(KEY_BYTES))
         public = session_key(session.mask_key), session_key(session.seal_key)
         advert = Advert(client, *public, commit(session.seed, self._context(head)))
         if self.site_keys is not None:

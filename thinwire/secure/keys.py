@@ -126,6 +126,11 @@ def session_key(private: bytes) -> bytes:
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
+def is_private_key(private: bytes, public: bytes) -> bool:
+    """Whether a private key is that of this public key."""
+    return session_key(private) == public
+
+
 def agree(private: bytes, public: bytes, label: bytes, context: bytes) -> bytes:
     """The secret of two key pairs, for one purpose in one context; both sides compute the same.
 

@@ -37,7 +37,7 @@ from thinwire.schedules.base import Plan
 from thinwire.secure import frames
 from thinwire.secure.client import AlreadyAnswered, mask_secret
 from thinwire.secure.frames import WORDS, Advert, Head, Reader
-from thinwire.secure.keys import is_committed, recover, session_key
+from thinwire.secure.keys import is_committed, is_private_key, recover
 from thinwire.secure.masks import hidden_size, pair_masks, self_mask
 from thinwire.wire import message as wire
 
@@ -396,7 +396,7 @@ def remaining_masks(closing: Closing, revealed: Revealed, count: int) -> np.ndar
             is_seed = partial(is_committed, context=context, commitment=advert.commitment)
             total -= self_mask(count, recover(shares, closing.threshold, is_seed), head.version)
         else:
-            key = recover(shares, closing.threshold, lambda key, public=advert.mask_key: session_key(key) == public)
+            key = recover(shares, closing.threshold, partial(is_private_key, public=advert.mask_key))
 
             def secret(i: int, j: int, own: bytes = key, me: int = client) -> bytes:
                 other = closing.adverts[j if i == me else i]
