@@ -54,6 +54,14 @@ def test_deployment_equals_the_simulation(method, tmp_path):
     assert not flower_processes(tmp_path)
 
 
+def test_flowers_own_nodes_give_the_same_result(tmp_path):
+    """`flower-supernode`, which `thinwire node` starts where the version of Flower is not known to work."""
+    experiment = small("fedavg", 2, 2)
+    deploy(experiment, tmp_path / "deployed", nodes=2, low_latency=False)
+    execute(experiment, tmp_path / "simulated")
+    equal_runs(tmp_path / "deployed", tmp_path / "simulated")
+
+
 def test_a_trainer_of_ones_own_runs_on_the_nodes(tmp_path, monkeypatch):
     (tmp_path / "my_trainer.py").write_text(
         "import torch\n\n\n"
