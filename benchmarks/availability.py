@@ -24,17 +24,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import deploy
-from thinwire.experiments.cohort_file import CohortFile
+from thinwire.experiments.cohort_file import CohortLog
 from thinwire.experiments.config import resolve
 from thinwire.experiments.files import append
 from thinwire.experiments.replay import replay
-from thinwire.flower.client_store import Request
-from thinwire.flower.deadline import Deadline
+from thinwire.flower.apps import deployable
 from thinwire.flower.grid_transport import GridTransport
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.transport import ClientResponse
+from thinwire.flower.local import deploy
+from thinwire.flower.transport import ClientResponse, Deadline, RoundPolicy
+from thinwire.protocol.round import Request
 from thinwire.runtime.job import RoundRecord
 
 SITES, COHORT = 10, 4
@@ -78,7 +76,7 @@ def write_apps(folder: Path, times: Path, seconds: float) -> None:
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.availability import slow_site\n"
         "from federated.task import job\n"
-        "from thinwire.deployment.apps import client_app\n"
+        "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [slow_site({seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
@@ -86,7 +84,7 @@ def write_apps(folder: Path, times: Path, seconds: float) -> None:
         "from benchmarks import availability\n"
         "from federated.task import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
-        "from thinwire.deployment.apps import server_app\n"
+        "from thinwire.flower.apps import server_app\n"
         f"availability.TimedNetwork.times = Path({str(times)!r})\n"
         "grid_transport.GridTransport = availability.TimedNetwork\n"
         "app = server_app(EXPERIMENT, job)\n"
@@ -131,7 +129,7 @@ def availability(folder: Path, rounds: int = 40, leave: int = 4, seconds: float 
     needed = RoundPolicy.of(POLICY).needed(COHORT)
     quorums = [sorted(one["arrived"].values())[needed - 1] for one in exchanges if len(one["arrived"]) >= needed]
     enough = [one["seconds"] for one in exchanges if len(one["arrived"]) >= needed]
-    recorded = CohortFile(folder / "run").rounds
+    recorded = CohortLog(folder / "run").rounds
     return {
         "rounds": summary["rounds"],
         "exchanges": len(exchanges),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Response
+from thinwire.protocol.round import Response
 from thinwire.wire import message as wire
 from thinwire.wire import weight
 from thinwire.wire.bits import Bytes

@@ -40,11 +40,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import endurance as long_runs
 from benchmarks.page import write_part
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import Processes, deploy, free_ports
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import Processes, deploy, free_ports
 from thinwire.runtime.job import RoundRecord
 
 Found = dict[str, Any]
@@ -128,12 +128,12 @@ import flwr.supernode.runtime.run_clientapp
 lap("import Flower")
 import torch
 lap("import torch")
-import thinwire.deployment.apps, thinwire.flower.grid_transport, thinwire.models
+import thinwire.flower.apps, thinwire.flower.grid_transport, thinwire.models
 lap("import thinwire")
 import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request
+from thinwire.protocol.round import Request
 from thinwire.simulation.engine import LocalEngine
 from thinwire.protocol.round import initial_server_state, open_round
 from thinwire.experiments.build import build_job

@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from thinwire.deployment.local import deploy
 from thinwire.experiments.config import Experiment
+from thinwire.flower.local import deploy
 from thinwire.runtime.job import RoundRecord
 
 Found = dict[str, Any]

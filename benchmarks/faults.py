@@ -30,17 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
-from thinwire.deployment.jobs import MakeJob, deployable, job_of
-from thinwire.deployment.local import DeploymentFailed, deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.deadline import Deadline
 from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
-from thinwire.flower.transport import ClientResponse
-from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
+from thinwire.flower.local import DeploymentFailed, deploy
+from thinwire.flower.transport import ClientResponse, Deadline
+from thinwire.protocol.round import Request, Response, close_round, decode_uploads, initial_server_state, plan_round
+from thinwire.protocol.server import Terms
 from thinwire.runtime.job import RoundRecord
+from thinwire.secure.masks import sum_masked
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
@@ -180,7 +180,7 @@ def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> 
         "from pathlib import Path\n"
         "from benchmarks.faults import inject_faults\n"
         "from federated.task import job\n"
-        "from thinwire.deployment.apps import client_app\n"
+        "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [inject_faults(job, {seed}, Path({str(logs)!r}), {seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
@@ -188,7 +188,7 @@ def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> 
         "from benchmarks import faults\n"
         "from federated.task import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
-        "from thinwire.deployment.apps import server_app\n"
+        "from thinwire.flower.apps import server_app\n"
         f"faults.DuplicatingNetwork.seed, faults.DuplicatingNetwork.logs = {seed}, Path({str(logs)!r})\n"
         "grid_transport.GridTransport = faults.DuplicatingNetwork\n"
         f"app = server_app(EXPERIMENT, job, faults.MessageLog(Path({str(logs / 'accepted')!r})))\n"
@@ -365,7 +365,9 @@ def replayed(experiment: Experiment, messages: Mapping[int, Mapping[int, bytes]]
     for number in sorted(messages):  # each accepted message was applied, exactly once
         plan = plan_round(contract, server)
         uploads = decode_uploads(contract, server.public, plan, dict(messages[number]))
-        server = close_round(contract, server, plan, uploads, experiment.task.clients).server
+        server = close_round(
+            contract, server, plan, uploads, Terms(experiment.task.clients, sum_masked=sum_masked)
+        ).server
     final = load((run / "model.safetensors").read_bytes())
     weights = {**simulation.federation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())

@@ -86,11 +86,11 @@ from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.secagg import sum_masked
-from thinwire.protocol.server import close_round, full_state_message, open_round
+from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
 from thinwire.schedules import AllBlocks, FedLAMA
+from thinwire.secure.masks import sum_masked
 from thinwire.sketches import CountSketch, EvoFed, Identity, evofed
 from thinwire.spaces import (
     MAPA,
@@ -319,7 +319,7 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
 def _read_closed(contract, server, plan, ups: dict[int, bytes], client: int, data: bytes) -> bool:
     """Whether a round with this message of a client ends in a finite state."""
     uploads = decode_uploads(contract, server.public, plan, {**ups, client: data})
-    after = close_round(contract, server, plan, uploads, 3).server
+    after = close_round(contract, server, plan, uploads, Terms(3, sum_masked=sum_masked)).server
     trees = (*after.public[1:], *after.opt.values(), after.correction, after.schedule, after.codec)
     return all(map(all_finite, trees))
 

@@ -23,12 +23,12 @@ from benchmarks.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import markdown_text
 from thinwire.core.units import human_bytes, percent
-from thinwire.deployment.jobs import MakeJob, deployable
-from thinwire.deployment.local import deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.site_records import read_sites
+from thinwire.flower.apps import MakeJob, deployable
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Response
+from thinwire.flower.local import deploy
+from thinwire.protocol.round import Response
 from thinwire.simulation.engine import LocalEngine
 from thinwire.wire import message as wire
 from thinwire.wire import weight
@@ -118,13 +118,13 @@ def write_hostile_app(folder: Path, *, memory: Path) -> None:
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.hostile import hostile_mod\n"
         "from federated.task import job\n"
-        "from thinwire.deployment.apps import client_app\n"
+        "from thinwire.flower.apps import client_app\n"
         "app = client_app(job, [hostile_mod(job)])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "import resource\n"
         "from federated.task import EXPERIMENT, job\n"
-        "from thinwire.deployment.apps import server_app\n"
+        "from thinwire.flower.apps import server_app\n"
         "def note(number, direction, client, message):\n"
         f"    with open({str(memory)!r}, 'a') as file:\n"
         "        print(number, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=file)\n"

@@ -30,13 +30,13 @@ from benchmarks.deployment import machine
 from benchmarks.faults import MessageLog, replayed
 from benchmarks.page import write_part
 from thinwire.core.key import Key
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import CONNECTION, SuperLink, start_nodes, start_superlink
-from thinwire.deployment.processes import Processes
-from thinwire.deployment.server_process import server_process
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import deployable
+from thinwire.flower.local import CONNECTION, SuperLink, start_nodes, start_superlink
+from thinwire.flower.processes import Processes
+from thinwire.flower.supervisor import server_process
 
 TARGETS = ("server", "SuperLink", "node")
 RESTART = 1.0  # seconds after which a dead process is started again
@@ -46,7 +46,7 @@ _SERVER = """
 from pathlib import Path
 from benchmarks.faults import MessageLog
 from federated.task import EXPERIMENT, job
-from thinwire.deployment.apps import server_app
+from thinwire.flower.apps import server_app
 app = server_app(EXPERIMENT, job, MessageLog(Path({accepted!r})))
 """
 

@@ -21,13 +21,12 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.deployment.jobs import job_of
 from thinwire.experiments.config import resolve
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.apps import job_of
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.protocol.round import Request
 
 ROUNDS = 5
 CASES = (

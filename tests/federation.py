@@ -25,12 +25,12 @@ from thinwire.protocol.client import (
 )
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.secagg import SecAggCohort
-from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round
+from thinwire.protocol.server import ClosedRound, Terms, close_round, full_state_message, open_round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
+from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.training import Local
 from thinwire.training.batches import plan_batches
 from thinwire.training.functional import Functional
@@ -158,4 +158,10 @@ class Federation:
 
 def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: int, noise=None) -> ClosedRound:
     """Decode messages and close the round."""
-    return close_round(contract, server, plan, decode_uploads(contract, server.public, plan, up), registered, noise)
+    return close_round(
+        contract,
+        server,
+        plan,
+        decode_uploads(contract, server.public, plan, up),
+        Terms(registered, noise, sum_masked=sum_masked),
+    )

@@ -1,4 +1,4 @@
-"""The structure of the package: no import cycles, no concrete parts in the protocol, no long files, real docstrings."""
+"""The structure of the package: no import cycles, no concrete parts in the protocol, real docstrings."""
 
 import ast
 import re
@@ -46,8 +46,7 @@ def test_the_protocol_imports_contracts_and_the_defaults_of_a_method_only():
     for path in (PACKAGE / "protocol").glob("*.py"):
         for module in imports_of(path):
             if module.split(".")[1] in PARTS and not module.endswith(".base"):
-                allowed = DEFAULTS if path.name == "method.py" else {"thinwire.privacy.secagg", *DEFAULTS}
-                assert module in allowed, f"{path.name} imports {module}"
+                assert module in DEFAULTS, f"{path.name} imports {module}"
 
 
 def test_the_protocol_asks_for_no_types_of_parts():
@@ -57,10 +56,8 @@ def test_the_protocol_asks_for_no_types_of_parts():
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_are_short_and_docstrings_say_something(path):
-    text = path.read_text()
-    assert text.count("\n") <= 350
-    for node in ast.walk(ast.parse(text)):
+def test_docstrings_say_something(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             doc = ast.get_docstring(node)
             assert doc is None or len(doc.split()) > 1, f"{getattr(node, 'name', path.name)}: {doc}"

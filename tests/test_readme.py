@@ -27,11 +27,11 @@ SMALLER = {
 }
 # Commands that need minutes, other packages or a finished run of another kind, and the test that runs each.
 OTHER_TESTS = {
-    "thinwire deploy": "tests/deployment/test_deploy.py::test_deployment_equals_the_simulation",
+    "thinwire deploy": "tests/flower/test_deploy.py::test_deployment_equals_the_simulation",
     "thinwire export-peft": "tests/test_pretrained.py::test_a_run_writes_an_adapter_that_peft_loads",
     "python -m papers list": "papers/tests/test_page.py::test_verbs_list_and_reproduce_tables",
     "make test": "tests/test_readme.py",
-    "make test-slow": "tests/deployment/test_deploy.py",
+    "make test-slow": "tests/flower/test_deploy.py",
     "make site": "tests/test_site.py",
     "make dist": "tests/test_packaging.py::test_packages_work_in_an_empty_environment",
     "python examples/compare_on_your_data.py": "tests/test_docs.py::test_csv_example_writes_a_page",

@@ -19,11 +19,11 @@ from thinwire.data.scaling import (
     unpack_scale,
     unpack_sums,
 )
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError, WireError
 from thinwire.experiments.build import build_job, build_task, prepared
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.flower.apps import deployable
 from thinwire.wire import message as wire
 
 QUICK = {"rounds": 2, "local.steps": 1, "task.clients": 5, "cohort.size": 2, "engine.backend": "loop"}

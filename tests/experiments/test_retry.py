@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import CheckpointError, ConfigError, Diverged, UnknownName
 from thinwire.experiments.collapse import Course, judge, news
 from thinwire.experiments.config import resolve
@@ -23,6 +22,7 @@ from thinwire.experiments.records import read_run
 from thinwire.experiments.retry import check_retry, halved
 from thinwire.experiments.retry_store import FolderStore, read_retries
 from thinwire.experiments.watch import standing
+from thinwire.flower.apps import deployable
 
 SMALL = {
     "task.clients": 8,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.flower.admission import Admission
-from thinwire.flower.hello import Claim, Report, Software
+from thinwire.flower.sites import Admission, Claim, Report, Software
 
 OURS = Software(b"schema", "1.2", 3, "a" * 64)
 NONCE, RUN = b"n" * 32, "0123456789abcdef"
@@ -78,9 +77,9 @@ class Federation:
 
     def __init__(self, folder, *names):
         pytest.importorskip("cryptography")
-        from thinwire.deployment.certificates import make_key
-        from thinwire.deployment.roster import Roster
-        from thinwire.flower.site_key import read_public_key
+        from thinwire.flower.processes import make_key
+        from thinwire.flower.sites import Roster
+        from thinwire.secure.keys import read_public_key
 
         self.keys = {name: make_key(folder / name) for name in (*names, "stranger")}
         self.public = {name: read_public_key(folder / f"{name}.pub") for name in self.keys}
@@ -91,7 +90,7 @@ class Federation:
 
     def says(self, site, node, key=None, *, nonce=NONCE, run=RUN, signed_for=None, **software):
         """The report of a node that signs with a key, by default that of its site."""
-        from thinwire.flower.site_key import sign
+        from thinwire.secure.keys import sign
 
         own = OURS._replace(**software)
         claim = Claim(run, nonce, signed_for or node, site, own)

@@ -12,14 +12,12 @@ from tests.flower.timed import Timed
 from thinwire.core.key import Key
 from thinwire.errors import CheckpointError, WireError
 from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import CohortFile
+from thinwire.experiments.cohort_file import CohortLog
 from thinwire.experiments.execute import execute
 from thinwire.experiments.replay import replay
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import ClientStore
-from thinwire.flower.cohorts import CohortLog
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.client import Client, ClientStore
 from thinwire.flower.server import FlowerServer
+from thinwire.flower.transport import RoundPolicy
 from thinwire.runtime.speed import ClientSpeeds
 
 TEN = {"task.clients": 10, "cohort.size": 3, "local.steps": 1, "rounds": 8}
@@ -63,12 +61,12 @@ def test_a_deployment_with_the_speeds_of_a_simulation_has_its_bits(method):
 
 def deployed(folder):
     chosen = experiment("fedbuff+ef+topk", **{**TEN, **SLOW})
-    execute(chosen, folder, prepare=lambda: federation("fedbuff+ef+topk", CohortFile(folder))[0])
+    execute(chosen, folder, prepare=lambda: federation("fedbuff+ef+topk", CohortLog(folder))[0])
 
 
 def test_a_replay_has_the_weights_of_the_deployment(tmp_path):
     deployed(tmp_path / "run")
-    rounds = CohortFile(tmp_path / "run").rounds
+    rounds = CohortLog(tmp_path / "run").rounds
     assert any(base < number - 1 for number, one in rounds.items() for base in one.based)
     found = replay(tmp_path / "run")
     assert found.identical
@@ -89,7 +87,7 @@ def test_versions_that_do_not_fit_the_accepted_clients_are_left_out(based, tmp_p
         {"round": 1, "accepted": [0, 1, 2], "late": [], "based": based},
     ]
     (tmp_path / "cohorts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert CohortFile(tmp_path).rounds[1].accepted is None
+    assert CohortLog(tmp_path).rounds[1].accepted is None
 
 
 class Twice(Timed):

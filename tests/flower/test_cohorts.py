@@ -12,13 +12,12 @@ from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
 from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import CohortFile
+from thinwire.experiments.cohort_file import CohortLog
 from thinwire.experiments.execute import execute
 from thinwire.experiments.replay import replay
 from thinwire.flower.client import Client
-from thinwire.flower.cohorts import CohortLog
-from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.server import FlowerServer
+from thinwire.flower.transport import RoundPolicy
 
 TEN = {"task.clients": 10, "cohort.size": 4, "local.steps": 1}
 
@@ -185,12 +184,12 @@ def test_a_resumed_round_has_its_recorded_cohort_while_that_comes_back(tmp_path)
     policy = RoundPolicy(seconds=20.0, wait=10.0)
 
     def restarted(transport=None):
-        return federation(policy, record=CohortFile(tmp_path), transport=transport, listed=lambda: there[0])
+        return federation(policy, record=CohortLog(tmp_path), transport=transport, listed=lambda: there[0])
 
     server, transport, _ = restarted()
     state, _ = server.round(server.start())
     server.round(state)  # killed before its checkpoint
-    (cohort,) = [one.cohort for number, one in CohortFile(tmp_path).rounds.items() if number == 2]
+    (cohort,) = [one.cohort for number, one in CohortLog(tmp_path).rounds.items() if number == 2]
     there[0] = frozenset(range(10))
     again, _, lines = restarted(transport)
     again.round(state)
@@ -201,24 +200,24 @@ def test_a_resumed_round_has_its_recorded_cohort_while_that_comes_back(tmp_path)
     after, _ = again.round(state)
     assert cohort[0] not in transport.asked[-1]
     assert f"round 2: drawn again without client {cohort[0]}, not back in 10 seconds" in lines
-    assert CohortFile(tmp_path).rounds[2].cohort == transport.asked[-1]
+    assert CohortLog(tmp_path).rounds[2].cohort == transport.asked[-1]
     assert after.round == 2
 
 
 def test_cohorts_of_a_file_survive_an_incomplete_line(tmp_path):
-    record = CohortFile(tmp_path)
+    record = CohortLog(tmp_path)
     record.drawn(1, [0, 1, 2], [2, 0])
     record.closed(1, [0], [2])
     file = tmp_path / "cohorts.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"round": 2, "avail')
-    again = CohortFile(tmp_path)
+    again = CohortLog(tmp_path)
     assert again.rounds == record.rounds
     again.drawn(2, [1], [1])
     assert file.read_bytes().startswith(whole)
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 1, 2]
     again.drawn(1, [0], [0])  # the run went back
-    assert list(CohortFile(tmp_path).rounds) == [1]
+    assert list(CohortLog(tmp_path).rounds) == [1]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_cohorts_of_a_file_survive_an_incomplete_line(tmp_path):
 )
 def test_lines_that_are_not_valid_are_left_out(line, tmp_path):
     (tmp_path / "cohorts.jsonl").write_bytes(line)
-    assert not CohortFile(tmp_path).rounds
+    assert not CohortLog(tmp_path).rounds
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ def deployed(folder, method: str):
         return federation(
             policy,
             method,
-            CohortFile(folder),
+            CohortLog(folder),
             overrides={**TEN, "rounds": 6},
             seconds=slow,
             offline=lambda: frozenset({0, 1, 2}),
@@ -254,7 +253,7 @@ def deployed(folder, method: str):
 @pytest.mark.parametrize("method", ["scaffold", "mapo", "fedlama"])
 def test_a_replay_has_the_weights_of_the_deployment(method, tmp_path):
     deployed(tmp_path / "run", method)
-    late = [one.late for one in CohortFile(tmp_path / "run").rounds.values()]
+    late = [one.late for one in CohortLog(tmp_path / "run").rounds.values()]
     assert any(late)
     found = replay(tmp_path / "run")
     assert found.identical

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.flower.test_server import experiment
-from thinwire.deployment.server_app import write_log
 from thinwire.experiments.build import build_job
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import Response
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.apps import write_log
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.protocol.round import Response
 
 HOSTILE = ["\x1b[2J\x1b[31mall clear", "one\nround 9: refused client 3: it is malicious", "x" * 10**6, "\u202e\ud800\0"]
 

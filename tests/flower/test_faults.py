@@ -10,11 +10,10 @@ from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.experiments.build import build_job
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import ClientStore, Request
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.protocol.round import Request
 from thinwire.protocol.server import open_round
 
 ALL = {"cohort.size": 4}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from thinwire.errors import WireError
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.deadline import Deadline
 from thinwire.flower.grid_transport import (
     INLINE,
     MOST_METRICS,
     GridTransport,
-    _response,
     pack,
+    read_response,
     response_fields,
     unpack,
 )
-from thinwire.flower.hello import Software
+from thinwire.flower.sites import Software
+from thinwire.flower.transport import Deadline
+from thinwire.protocol.round import Request, Response
 from thinwire.training.evaluation import Evaluation
 
 flwr = pytest.importorskip("flwr.app")
@@ -52,18 +50,13 @@ def test_other_records_are_refused(records):
         unpack(records, client=int)
 
 
-def reply(fields: dict, data: bytes = b""):
-    """The part of Flower's message that is read."""
-    return SimpleNamespace(content=pack(fields, data))
-
-
 @pytest.mark.parametrize(
     "evaluation",
     [None, Evaluation(0.5, 0.25, {"f1": 0.75, "auc": float("inf")}, 9), Evaluation(2.0, None, {}, 1)],
 )
 def test_a_response_is_what_was_sent(evaluation):
     sent = Response(b"upload", 0.5, 12, evaluation=evaluation)
-    assert _response(3, reply(response_fields(3, sent), sent.data)) == sent
+    assert read_response(3, pack(response_fields(3, sent), sent.data)) == sent
 
 
 @pytest.mark.parametrize(
@@ -80,7 +73,7 @@ def test_a_response_is_what_was_sent(evaluation):
 def test_an_evaluation_of_another_form_is_refused(wrong):
     fields = response_fields(3, Response(b"", 0.5, 12, evaluation=Evaluation(0.5, 0.5, {}, 9)))
     with pytest.raises(WireError):
-        _response(3, reply({**fields, **wrong}))
+        read_response(3, pack({**fields, **wrong}))
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ from thinwire.errors import IncompatibleParts, WireError
 from thinwire.experiments.combine import join, named
 from thinwire.experiments.config import method_from
 from thinwire.experiments.parts import build
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import Response
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.fields import raw, unraw
+from thinwire.protocol.round import Response
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hostile
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
@@ -18,10 +17,10 @@ from thinwire.experiments.records import read_run, rounds_in
 from thinwire.experiments.retry_store import read_retries
 from thinwire.experiments.rollback import roll_back
 from thinwire.experiments.site_records import append_sites, read_sites, totals_by_site
-from thinwire.flower.client import Client
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.apps import deployable
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.reports.report import report
 from thinwire.wire import message as wire
 
@@ -72,7 +71,7 @@ def honest(tmp_path_factory):
 
 
 def test_a_run_with_five_hostile_clients_of_eight_ends_as_the_honest_one(honest, tmp_path):
-    """In every round; replies of 400 MB are refused before they reach the server, see tests/deployment."""
+    """In every round; replies of 400 MB are refused before they reach the server, see tests/flower."""
     attacks = {
         1: partial(hostile.scaled, -1e6),
         2: hostile.largest,

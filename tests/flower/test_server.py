@@ -14,10 +14,9 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
-from thinwire.flower.client import Client
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
+from thinwire.flower.transport import RoundPolicy
 
 ALONE = {"engine.backend": "loop", "engine.chunk": 1}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import Request
-from thinwire.flower.deadline import Deadline
-from thinwire.flower.transport import ClientResponse, InMemory
+from thinwire.flower.client import Client, InMemory
+from thinwire.flower.transport import ClientResponse, Deadline
+from thinwire.protocol.round import Request
 
 
 class SimulatedClock:

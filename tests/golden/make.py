@@ -44,12 +44,13 @@ from thinwire.protocol.contract import Contract
 from thinwire.protocol.entries import read_snapshot, read_step
 from thinwire.protocol.fields import raw
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import close_round, full_state_message, open_round
+from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
+from thinwire.secure.masks import sum_masked
 from thinwire.spaces import MAPO, LoRAStack
 from thinwire.wire import indices, regions, row_bits, row_signs, symbols
 from thinwire.wire import message as wire
@@ -281,7 +282,7 @@ def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], li
         plan = plan_round(contract, servers[-1])
         uploads.append(upload(contract, plan, version, WEIGHTS.get(name, 1.0)))
         decoded = decode_uploads(contract, servers[-1].public, plan, {0: uploads[-1]})
-        servers.append(close_round(contract, servers[-1], plan, decoded, 1).server)
+        servers.append(close_round(contract, servers[-1], plan, decoded, Terms(1, sum_masked=sum_masked)).server)
     return contract, servers, uploads
 
 

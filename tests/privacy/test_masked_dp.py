@@ -18,9 +18,8 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.privacy import NoPrivacy
-from thinwire.privacy.secagg import hide_words, reveal_sum
-from thinwire.protocol.secagg import SecAggCohort, mask_payload
 from thinwire.runtime.job import Job
+from thinwire.secure.masks import SecAggCohort, hide, reveal
 from thinwire.simulation.engine import LocalEngine
 
 METHOD = tw.Method(client_weight=tw.Uniform(), server_opt=tw.SGD(1.0), secure_aggregation=True)
@@ -46,8 +45,8 @@ def test_the_server_sees_the_sum_plus_noise():
     part, cohort = tw.DP(clip=0.5, sigma=0.7), (2, 5, 11, 40)
     values = {i: Key(i).normal(3000).numpy() for i in cohort}
     added = {i: part.add_to_sum(values[i], 4, Key(7).fold(i)) for i in cohort}
-    hidden = [hide_words(np.append(added[i], [1, 1]), i, cohort, 3, secret) for i in cohort]
-    total, weight = reveal_sum(hidden, 3000)
+    hidden = [hide(np.append(added[i], [1, 1]), i, cohort, 3, secret) for i in cohort]
+    total, weight = reveal(hidden, 3000)
     assert weight == 4
     assert np.array_equal(total, sum(added.values()))
     lattice, noiseless = part.masked_lattice(4), replace(part, sigma=0.0)
@@ -92,7 +91,7 @@ def test_a_client_can_draw_its_noise_from_a_secret_key():
     payload = np.zeros(contract.code.size, "<f4").tobytes()
 
     def hidden(noise):
-        return mask_payload(contract, payload, 1.0, 0, 0, SecAggCohort((0, 1), secret, noise))
+        return SecAggCohort((0, 1), secret, noise).mask(contract, payload, 1.0, 0, 0)
 
     assert hidden(None) == hidden(None) != hidden(SecretKey(5)) != hidden(SecretKey.draw())
 

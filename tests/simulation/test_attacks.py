@@ -11,12 +11,12 @@ import thinwire as tw
 from tests.federation import digits_task, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import to_table
 from thinwire.experiments.load import from_table
+from thinwire.flower.apps import deployable
 from thinwire.runtime import Job
 from thinwire.runtime.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip
 from thinwire.runtime.poisoned import poisoned

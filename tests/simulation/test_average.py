@@ -19,10 +19,9 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import check_blocks
-from thinwire.flower.client import Client
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
+from thinwire.flower.transport import RoundPolicy
 from thinwire.runtime.average import averaged
 from thinwire.schedules import AllBlocks
 from thinwire.simulation import LocalEngine

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 from tests.federation import SIZES, digits, digits_task, perceptron, workload
 from thinwire.core.key import Key
-from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.flower.apps import deployable
 from thinwire.optimizers import SGD
 from thinwire.protocol import Asynchronous, Method, Stage
 from thinwire.protocol.setup import make_contract

@@ -13,13 +13,12 @@ from torch import nn
 import thinwire as tw
 from tests.federation import same_public
 from thinwire.data.task import pool_clients
-from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.jobs import read_experiment
-from thinwire.flower.client import Client
-from thinwire.flower.client_store import ClientStore, Request
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.app_folder import write_app
+from thinwire.flower.apps import read_experiment
+from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import InMemory
+from thinwire.flower.transport import RoundPolicy
+from thinwire.protocol.round import Request
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 

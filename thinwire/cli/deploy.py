@@ -66,7 +66,7 @@ def deploy(
     """
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
-    from thinwire.flower.policy import RoundPolicy
+    from thinwire.flower.transport import RoundPolicy
 
     preset = resolve(what, on, recipe=recipe)
     if preset.task.clients:  # a task of one's own has its clients
@@ -90,7 +90,7 @@ def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]
         nodes: number of SuperNodes.
         settings: of the server, the fields of `RoundPolicy`.
     """
-    from thinwire.deployment.local import deploy as deploy_locally
+    from thinwire.flower.local import deploy as deploy_locally
 
     return partial(deploy_locally, nodes=nodes, settings=settings)
 
@@ -110,7 +110,7 @@ def node(
     if context.args in ([], ["--help"]) and app is None:
         context.get_help()  # prints it; `flower-supernode --help` lists the options
         return
-    from thinwire.deployment.node import node as run_node
+    from thinwire.flower.node import node as run_node
 
     run_node(context.args, app)
 
@@ -136,8 +136,7 @@ def flower_app(
 
     Example: thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
     """
-    from thinwire.deployment.app_folder import write_app
-    from thinwire.deployment.own_data import DEFAULTS, TEMPLATE, write_own_data_app
+    from thinwire.flower.app_folder import DEFAULTS, TEMPLATE, write_app, write_own_data_app
 
     def experiment_on(task: str | None, more: Sequence[str] = ()) -> Experiment:
         given = [*more, *(set_ or ())]

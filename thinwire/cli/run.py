@@ -116,7 +116,7 @@ def resume(
     options: dict[str, Any] = {"resume": True}
     if (run / "deployment.json").is_file():
         from thinwire.cli.deploy import local_runner
-        from thinwire.deployment.server_app import read_deployment
+        from thinwire.flower.apps import read_deployment
 
         settings = read_deployment(run) or {}
         settings.pop("run", None)

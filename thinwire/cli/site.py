@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.options import AsJson
-from thinwire.cli.site_check import site_check
-from thinwire.core.text import visible
+from thinwire.core.text import unfit_for_a_name, visible
+from thinwire.errors import ConfigError
 
 site = typer.Typer(
     no_args_is_help=True,
@@ -30,9 +30,8 @@ def make_key(
 
     Example: thinwire site key /etc/thinwire/north
     """
-    from thinwire.deployment.certificates import make_key
-    from thinwire.errors import ConfigError
     from thinwire.flower import need_flower
+    from thinwire.flower.processes import make_key
 
     need_flower()
     public = file.with_name(f"{file.name}.pub")
@@ -55,8 +54,8 @@ def add(
 
     Example: thinwire site add north north.pub
     """
-    from thinwire.deployment.roster import Roster, changing
-    from thinwire.flower.site_key import fingerprint, read_public_key
+    from thinwire.flower.sites import Roster, changing
+    from thinwire.secure.keys import fingerprint, read_public_key
 
     text = read_public_key(key)
     with changing(roster):
@@ -78,8 +77,8 @@ def list_sites(roster: RosterPath = DEFAULT, as_json: AsJson = False) -> None:
 
     from thinwire.cli.tables import print_json
     from thinwire.cli.terminal import out
-    from thinwire.deployment.roster import Roster
-    from thinwire.flower.site_key import fingerprint
+    from thinwire.flower.sites import Roster
+    from thinwire.secure.keys import fingerprint
 
     sites = Roster.read(roster).sites
     if as_json:
@@ -103,11 +102,33 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
 
     Example: thinwire site revoke north
     """
-    from thinwire.deployment.roster import Roster, changing
+    from thinwire.flower.sites import Roster, changing
 
     with changing(roster):
         Roster.read(roster).revoke(name).write(roster)
     print(f"{name}: revoked")
 
 
-site.command("check")(site_check)
+@site.command("check")
+def check(
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="The app: the folder that `thinwire flower-app` wrote.")],
+    data_dir: Annotated[Path, typer.Option("--data-dir", help="The folder of the site's data.")],
+    site: Annotated[str, typer.Option("--site", metavar="NAME", help="The name of the site, for the title.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Try data, shapes, one local step, time and memory at a site, without the server.
+
+    Example: thinwire site check my-app --data-dir /data/records
+    """
+    from thinwire.cli.tables import print_json, show_facts
+    from thinwire.flower.app_folder import EXPERIMENT_FILE, PACKAGE
+    from thinwire.flower.apps import read_experiment
+    from thinwire.flower.site_check import check_site
+
+    if site and (why := unfit_for_a_name(site, 64)):
+        raise ConfigError(f"the name {visible(site, 80)!r} of a site cannot be used: {why}; write for example north")
+    file = app / PACKAGE / EXPERIMENT_FILE
+    if not file.is_file():
+        raise ConfigError(f"{app} is not the folder of an app: it has no {PACKAGE}/{EXPERIMENT_FILE}")
+    facts = check_site(read_experiment(file), data_dir)
+    print_json(facts) if as_json else show_facts(facts, f"{site or data_dir.name}: ready to join")

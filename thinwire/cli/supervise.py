@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -29,19 +30,16 @@ def supervise(
     Example: thinwire supervise my-app mine --run-dir /var/lib/thinwire/runs/first -c 'quorum=0.8 seconds=120.0'
 
     Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
-    the exit code is then 143 or 130, and the same command continues.
+    the exit code is then 130, and the same command continues.
     """
     from thinwire.cli.execution import exit_if_failed
     from thinwire.cli.tables import print_json, show_facts
-    from thinwire.deployment.supervisor import Interrupted, Supervisor
+    from thinwire.flower.supervisor import supervise
 
     def log(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    try:
-        summary = Supervisor(app, connection, run_dir, tuple(config or ()), restarts, log).run()
-    except Interrupted as end:
-        log("supervisor: stopped; the same command continues the run")
-        sys.exit(128 + end.number)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    summary = supervise(app, connection, run_dir, config or (), restarts, log)
     print_json(summary) if as_json else show_facts(summary, str(run_dir))
     exit_if_failed({str(run_dir): summary})

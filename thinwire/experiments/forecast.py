@@ -20,11 +20,11 @@ from thinwire.protocol.advance import switch_stage
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.download import RoundOpening, has_drift_check
 from thinwire.protocol.next_version import append_entry
-from thinwire.protocol.secagg import masked_size
 from thinwire.protocol.setup import initial_server_state, plan_round
 from thinwire.protocol.state import ServerState
 from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
+from thinwire.secure.masks import hidden_size
 from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes, varint
@@ -127,7 +127,7 @@ class Lengths:
         contract, method = self.contract, self.contract.method
         planned = contract.coords.restrict(names)
         size = self.payload(method.ups[tier], method.sketch.spec(planned))
-        fields = {wire.COORDS: masked_size(size) if method.secure_aggregation else size}
+        fields = {wire.COORDS: hidden_size(size // 4) if method.secure_aggregation else size}
         if contract.buffers.blocks:
             fields[wire.BUFFERS] = contract.buffers.nbytes
         if method.client_weight.sent and not method.secure_aggregation:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import COHORTS, CohortFile
+from thinwire.experiments.cohort_file import COHORTS, CohortLog
 from thinwire.experiments.execution import final_model
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.run_directory import RunFolder
@@ -81,7 +81,7 @@ def _accepted(path: Path, rounds: int) -> dict[int, tuple[int, ...]]:
     """The accepted clients of each round."""
     if not (path / COHORTS).is_file():
         raise CheckpointError(f"{path} has no {COHORTS}: it was simulated, or deployed by an earlier version")
-    known = CohortFile(path).rounds
+    known = CohortLog(path).rounds
     for number in range(1, rounds + 1):
         if number not in known or not known[number].accepted:
             raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
@@ -90,7 +90,7 @@ def _accepted(path: Path, rounds: int) -> dict[int, tuple[int, ...]]:
 
 def _arrivals(path: Path, accepted: Mapping[int, tuple[int, ...]]) -> dict[int, dict[int, int]]:
     """The accepted clients of each asynchronous round, and the version that each of them had trained."""
-    known = CohortFile(path).rounds
+    known = CohortLog(path).rounds
     for number, clients in accepted.items():
         if len(known[number].based) != len(clients) or not all(base < number for base in known[number].based):
             raise CheckpointError(f"{path / COHORTS} lacks the versions of the accepted clients of round {number}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from thinwire.data.task import Exchange
@@ -26,7 +26,6 @@ from thinwire.experiments.collapse import Verdict
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.retry_store import Retry, Store
-from thinwire.flower.left_out import left_out_until
 from thinwire.optimizers.halved_lr import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import EngineSettings
@@ -36,6 +35,7 @@ from thinwire.runtime.runner import LeavesOut, Runner
 
 MOST_RETRIES = 5
 MOST_ROLLBACKS = 20
+LEFT_OUT_ROUNDS = 10  # without a client that was far off, the first time; each further time twice as many
 
 
 @dataclass
@@ -186,6 +186,25 @@ def verdict_of(error: Diverged, done: int) -> Verdict:
         return error.verdict._replace(round=done)
     why = str(error).removeprefix(f"round {done + 1}: ")
     return Verdict("diverged", done + 1, why)
+
+
+def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
+    """The last round without each client.
+
+    Args:
+        times: for each time that a run went back, the rounds done in the state that it went back to, and the clients
+            that were left out.
+
+    >>> left_out_until([(5, [3]), (20, [3, 4])])
+    {3: 40, 4: 30}
+    """
+    until: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for done, clients in times:
+        for client in clients:
+            counts[client] = counts.get(client, 0) + 1
+            until[client] = done + LEFT_OUT_ROUNDS * 2 ** (counts[client] - 1)
+    return until
 
 
 def halved(method: Method, at: Sequence[int]) -> Method:

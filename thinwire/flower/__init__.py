@@ -1,19 +1,20 @@
-"""Deployment over Flower: the same protocol between real processes; only the transport is different.
+"""Deployment over Flower: the same protocol between real processes.
 
-client.py            one client: a download in, an upload out
-client_store.py      what a client stores between messages
+client.py            one client: a download in, an upload out; what it stores
 server.py            the server: rounds over any transport; checks, decides
-collect.py           the uploads of a round: requests, waits, closes
-cohorts.py           the cohort of a round, from the clients that are there; the record of all cohorts
-policy.py            how long the server waits, how many clients it asks and needs
-deadline.py          the end of a wait
-transport.py         the contract of a transport, and one in memory
+collect.py           the cohort and the uploads of a round: requests, waits, closes
+guard.py             bounds, refusals, going back, records of every client
 site_evaluation.py   evaluation at the sites, for a server without test data
-secure/              secure aggregation: the phases on clients and on the server
-grid_transport.py    Flower as a transport; the only file that needs it
-hello.py             what a node says of itself, and how the server checks it
-admission.py         which nodes are used, and for which clients
-site_key.py          keys and signatures of sites
+transport.py         the contract of a transport, deadlines, how long the server waits
+grid_transport.py    Flower as a transport
+sites.py             the roster, what a node says of itself, and which nodes are used
+apps.py              the ServerApp and the ClientApp of an experiment
+app_folder.py        an experiment as the folder of an app; apps in which each site has data of its own
+site_check.py        try an app at a site before it joins
+node.py              SuperNodes with low latency; all private names of Flower
+processes.py         processes, certificates and keys of a deployment on one machine
+local.py             a deployment on one machine
+supervisor.py        keeps a run going after crashes
 """
 
 from __future__ import annotations

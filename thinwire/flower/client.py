@@ -1,4 +1,4 @@
-"""One client of a deployment: a download in, an upload out.
+"""One client of a deployment: a download in, an upload out; what it stores between messages, and where.
 
 steps or state from version u to v
   our last upload was accepted, and we are at u   ->  train from v, upload
@@ -7,18 +7,37 @@ steps or state from version u to v
                                                       went back, and made version v a second time)
   we are not at u, or the drift check fails       ->  `request_full_state`; the server sends the whole state
   the request is for an evaluation                ->  evaluate version v, and keep everything as it was
+
+A client cannot know whether its upload arrived. It therefore stores two positions: the one that it trained from, and
+the one after its upload. The next `Request` says which upload the server last accepted, and so which of the two is
+valid; the other is dropped. Each upload counts exactly once on both sides, or on neither.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from thinwire.core.tree import same
-from thinwire.errors import Drifted, ThinwireError, WireError
-from thinwire.flower.client_store import EVALUATE, ClientStore, Position, Request, Response
-from thinwire.flower.secure.client import MakeCohort, SecureClient
-from thinwire.flower.secure.keys import need_cryptography
-from thinwire.flower.secure.site_keys import SiteKeys
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from thinwire.core.state import State
+from thinwire.core.tree import Tree, same
+from thinwire.errors import CheckpointError, ConfigError, Drifted, ThinwireError, WireError
+from thinwire.experiments.files import write_atomically
+from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
     Group,
     begin_updates,
@@ -28,13 +47,103 @@ from thinwire.protocol.client import (
     training_inputs,
 )
 from thinwire.protocol.receive import Received, receive, request_full_state
+from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
+from thinwire.secure.client import MakeCohort, SecureClient
+from thinwire.secure.keys import SiteKeys, need_cryptography
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
+
+KEEP_RUNS, KEEP_DAYS = 10, 90  # of past runs
+_RUN = re.compile("[0-9a-f]{16}")  # the name of a run
+_PUBLIC = ("base", "coords", "shared", "buffers")
+_STATE = ("unsent", "correction", "codec")
+
+
+class Position(NamedTuple):
+    """The public state that a client has, and its own state."""
+
+    public: PublicState
+    state: ClientState
+
+
+class ClientStore(NamedTuple):
+    """Everything that a client stores.
+
+    Args:
+        positions: its position; or that before its last upload, and that after it.
+        response: that upload.
+        secure: what it stores of secure aggregation (`secure/client.py`).
+    """
+
+    positions: tuple[Position, ...]
+    response: Response | None = None
+    secure: bytes = b""
+
+    def dump(self, first: PublicState) -> bytes:
+        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
+
+        Args:
+            first: the public state of version 0.
+        """
+        tensors: Tree = {}
+        for i, (public, state) in enumerate(self.positions):
+            trees = {f"public/{part}": getattr(public, part) for part in _PUBLIC}
+            if same(public.base, first.base):
+                del trees["public/base"]
+            trees |= {f"state/{part}": getattr(state, part) for part in _STATE}
+            trees |= {f"opt/{slot}": tree for slot, tree in state.opt.items()}
+            tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
+        for name, data in (("response", self.response.data if self.response else b""), ("secure", self.secure)):
+            if data:
+                tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        meta = {
+            "names": list(tensors),
+            "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
+            "response": [*self.response[1:3], self.response.evaluation] if self.response else None,
+        }
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        data = save(own, {"thinwire": json.dumps(meta)})
+        return hashlib.sha256(data).digest() + data
+
+    @classmethod
+    def load(cls, data: bytes, first: PublicState) -> ClientStore:
+        """From bytes; a CheckpointError if they are damaged.
+
+        Args:
+            data: the result of `dump`.
+            first: the public state of version 0.
+        """
+        body = data[32:]
+        if hashlib.sha256(body).digest() != data[:32]:
+            raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
+        try:
+            length = int.from_bytes(body[:8], "little")
+            meta: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["thinwire"])
+            tensors = load(body)
+
+            def tree(prefix: str, device: Any = "cpu") -> Tree:
+                return {n.removeprefix(prefix): tensors[n].to(device) for n in meta["names"] if n.startswith(prefix)}
+
+            positions = []
+            for i, (version, own_version, slots) in enumerate(meta["positions"]):
+                public = PublicState(version, *(tree(f"{i}/public/{part}/", first.device) for part in _PUBLIC))
+                opt: State = {slot: tree(f"{i}/opt/{slot}/") for slot in slots}
+                state = ClientState(own_version, **{part: tree(f"{i}/state/{part}/") for part in _STATE}, opt=opt)
+                positions.append(Position(public._replace(base=public.base or first.base), state))
+            response = None
+            if meta["response"]:
+                loss, examples, found = meta["response"]
+                evaluation = None if found is None else Evaluation(*found)
+                response = Response(bytes(tensors["response"].numpy()), loss, examples, evaluation=evaluation)
+            secure = bytes(tensors["secure"].numpy()) if "secure" in tensors else b""
+            return cls(tuple(positions), response, secure)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
+            raise CheckpointError(f"what this client stored cannot be read ({error})") from error
 
 
 class Client:
@@ -48,18 +157,13 @@ class Client:
 
     def __init__(self, engine: EngineSettings, job: Job, site_keys: SiteKeys | None = None) -> None:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
-        self.contract, self.job = self.federation.contract, job
+        self.contract, self.job, self.first = self.federation.contract, job, self.federation.first
         self.model = replace(self.federation.model, products=None)
         self.trainer = self.federation.own_trainer or LoopTrainer()
         self.secure: SecureClient | None = None
         if job.method.secure_aggregation:
             need_cryptography()
             self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort, site_keys)
-
-    @property
-    def first(self) -> PublicState:
-        """The public state of version 0."""
-        return self.federation.first
 
     def fresh(self, client: int) -> ClientStore:
         """The store of a client that has not taken part."""
@@ -87,42 +191,34 @@ class Client:
         self, client: int, request: Request, store: ClientStore, cohort: MakeCohort | None = None
     ) -> tuple[Response, ClientStore]:
         message = wire.unpack(request.data, self.contract.schema)
-        start, version = message.version - message.behind, message.version
-        newest = store.positions[-1]
+        newest, version = store.positions[-1], message.version
         accepted = store.response is None or request.accepted == newest.public.version
-        repeated = not accepted and version == newest.public.version
-        if store.response and repeated and request.phase != EVALUATE and self._is_same(client, request, store):
-            return store.response, store
         position = newest if accepted else store.positions[0]
+        is_known = position.public.version == version - message.behind
         if request.phase == EVALUATE:
-            return self._evaluate(client, request, position, message), store
-        if position.public.version != start:
-            return self._lost(client, ClientStore((position,)), version)
-        try:
+            if not is_known:
+                raise WireError("it has another state than the server knows, and gets the whole one in its next round")
             received = self._receive(client, request, position, message)
-        except Drifted:
-            return Response(request_full_state(self.contract, start, client)), ClientStore((position,))
+            state = drop_stale(position.state, received.synced)
+            with self.federation.compute():
+                found = self.federation.client_evaluation(received.public, state, client)
+            return Response(b"", evaluation=found), store
+        drifted = False
+        if is_known or (message.kind == wire.STATE and not accepted):
+            try:
+                received = self._receive(client, request, position, message)
+                is_same = version == newest.public.version and _is_same(received.public, newest.public)
+                # a server that went back makes a version a second time; what was trained from the first is not repeated
+                if store.response and not accepted and is_same:
+                    return store.response, store
+            except Drifted:
+                drifted = True
+        if not is_known or drifted:  # the whole state: from our version or, if the server is behind us, from version 0
+            own = self.fresh(client) if position.public.version > version else ClientStore((position,))
+            return Response(request_full_state(self.contract, own.positions[0].public.version, client)), own
         state = drop_stale(position.state, received.synced)
         response, after = self._train(client, received, state, cohort)
         return response, ClientStore((position, Position(received.public, after)), response)
-
-    def _is_same(self, client: int, request: Request, store: ClientStore) -> bool:
-        """Whether a request leads to the state that the last upload was trained from.
-
-        A server that went back makes a version a second time; what was trained from the first is not sent again.
-        """
-        message = wire.unpack(request.data, self.contract.schema)
-        start, before = message.version - message.behind, store.positions[0].public
-        if message.kind == wire.STATE:
-            before = self.first._replace(version=start)
-        if before.version != start:
-            return False
-        try:
-            public = receive(self.contract, before, request.data, client).public
-        except Drifted:
-            return False
-        newest = store.positions[-1].public
-        return all(same(ours, theirs) for ours, theirs in zip(public[1:], newest[1:], strict=True))
 
     def _receive(self, client: int, request: Request, position: Position, message: wire.Message) -> Received:
         """The public state of a download, read from a position."""
@@ -131,24 +227,17 @@ class Client:
             known = self.first._replace(version=message.version - message.behind)
         return receive(self.contract, known, request.data, client)
 
-    def _evaluate(self, client: int, request: Request, position: Position, message: wire.Message) -> Response:
-        """Evaluate the version of a download on the client's validation examples."""
-        if position.public.version != message.version - message.behind:
-            raise WireError("it has another state than the server knows, and gets the whole one in its next round")
-        received = self._receive(client, request, position, message)
-        state = drop_stale(position.state, received.synced)
-        with self.federation.compute():
-            return Response(b"", evaluation=self.federation.client_evaluation(received.public, state, client))
-
     def _train(
         self, client: int, received: Received, state: ClientState, cohort: MakeCohort | None = None
     ) -> tuple[Response, ClientState]:
         """Train one client from what it received; its response and next state."""
-        public = received.public
+        public, federation = received.public, self.federation
         group = Group(public, received.plan, (client,), (state,))
-        work = self.federation.sampler.workload(public.version, (client,))
-        with self.federation.compute():
-            evaluation = self._evaluation(client, public, state)
+        work = federation.sampler.workload(public.version, (client,))
+        # where no machine has a test set, the server asks for evaluations apart, each of the newest version
+        evaluated = federation.test is not None and public.version and federation.is_evaluated(public.version)
+        with federation.compute():
+            evaluation = federation.client_evaluation(public, state, client) if evaluated else None
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = self.trainer.train(inputs)
             updates = begin_updates(self.contract, group, inputs.start, outcome)()
@@ -156,18 +245,142 @@ class Client:
             (message,), (after,) = make_uploads(self.contract, group, updates, work.samples, secagg)
         return Response(bytes(message), float(updates.loss[0]), work.samples[0], evaluation=evaluation), after
 
-    def _evaluation(self, client: int, public: PublicState, state: ClientState) -> Evaluation | None:
-        """The received model on the client's validation examples; None where it is not evaluated in training.
 
-        Where no machine has a test set, the server asks for evaluations apart, each of the newest version.
-        """
-        asked = self.federation.test is None
-        if asked or not public.version or not self.federation.is_evaluated(public.version):
-            return None
-        return self.federation.client_evaluation(public, state, client)
+def _is_same(one: PublicState, other: PublicState) -> bool:
+    return all(same(ours, theirs) for ours, theirs in zip(one[1:], other[1:], strict=True))
 
-    def _lost(self, client: int, store: ClientStore, version: int) -> tuple[Response, ClientStore]:
-        """Request the whole state: from our version, or, if the server is behind us, from version 0."""
-        if store.positions[0].public.version > version:
-            store = self.fresh(client)
-        return Response(request_full_state(self.contract, store.positions[0].public.version, client)), store
+
+class InMemory:
+    """A transport to clients in the same process. What each stores is serialized, as on a disk."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.stored: dict[int, bytes] = {}
+        self.waiting: dict[int, Request] = {}  # requests of exchanges that were ended before their last response
+
+    def clients(self) -> Set[int]:
+        """All clients of the task."""
+        return frozenset(range(len(self.client.job.task.clients)))
+
+    def name(self, client: int) -> str:
+        """Its number: clients in memory have no names."""
+        return f"client {client}"
+
+    def sites(self) -> Mapping[int, str]:
+        """None: there is no roster in memory."""
+        return {}
+
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+        """Let one client after the other respond."""
+        self.waiting |= requests
+        for number, request in requests.items():
+            del self.waiting[number]
+            yield ClientResponse(number, self.respond(number, request))
+
+    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+        """Let the clients respond whose exchange was ended before."""
+        while self.waiting:
+            number = next(iter(self.waiting))
+            yield ClientResponse(number, self.respond(number, self.waiting.pop(number)))
+
+    def respond(self, number: int, request: Request) -> Response:
+        """The response of one client."""
+        before = self.stored.get(number)
+        store = ClientStore.load(before, self.client.first) if before else None
+        response, store = self.client.respond(number, request, store)
+        self.stored[number] = store.dump(self.client.first)
+        return response
+
+
+# -- where a node stores the states of its clients -----------------------------------------------------------------
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """Everything that is created inside the block can be read by its owner only (umask 077 of the whole process)."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | None, Callable[[bytes], None]]]:
+    """What a client stored, None if nothing, and a function that stores; locked while it is used.
+
+    The files of a run are in a folder of `state-dir` with the name of the run; only their owner may read them. When a
+    run begins, the folders of past runs are removed (`clean_states`). Without `state-dir`, Flower's context has them.
+    """
+    config, name = context.node_config, f"client-{number}"
+    if not (folder := config.get("state-dir")):
+        from flwr.app import ConfigRecord
+
+        record = context.state.get(name)
+        yield record and record["kept"], lambda data: context.state.update({name: ConfigRecord({"kept": data})})
+        return
+    if not _RUN.fullmatch(run):  # it is used as the name of a folder
+        raise WireError(f"the name of the run must be 16 hexadecimal digits, not {run[:40]!r}")
+    kept = {"keep-runs": KEEP_RUNS, "keep-days": KEEP_DAYS}
+    for key, value in {**kept, **config}.items():
+        if key in kept and (type(value) is not int or value < 0):
+            raise ConfigError(f"{key} of --node-config must be a number from 0, not {value!r}")
+    states = Path(str(folder)) / run
+    with private():
+        if not states.is_dir():
+            states.mkdir(parents=True, exist_ok=True)
+            clean_states(states, *(config.get(key, default) for key, default in kept.items()))
+        with _locked(states / f"{name}.lock"):
+            file = states / f"{name}.kept"
+            yield file.read_bytes() if file.is_file() else None, partial(write_atomically, file)
+
+
+def clean_states(current: Path, runs: int = KEEP_RUNS, days: int = KEEP_DAYS) -> list[Path]:
+    """Remove the states of past runs; returns the folders that were removed.
+
+    Args:
+        current: the folder of the run that begins, which is never removed.
+        runs: number of past runs whose states are kept, the newest ones.
+        days: states that no message has changed for so many days are removed too.
+
+    A client of a removed run that is resumed nevertheless requests the full state. Folders whose names are not those
+    of runs, and those of runs that are just training, are not touched.
+    """
+    past = [one for one in current.parent.iterdir() if one.is_dir() and _RUN.fullmatch(one.name) and one != current]
+    changed = {one: _changed(one) for one in past}
+    newest = sorted(past, key=lambda one: changed[one], reverse=True)
+    oldest = time.time() - days * 86_400
+    return [one for i, one in enumerate(newest) if (i >= runs or changed[one] < oldest) and _remove(one)]
+
+
+def _changed(states: Path) -> float:
+    """When a folder or a file in it changed last; a folder that another process has just removed counts as new."""
+    try:
+        return max(file.stat().st_mtime for file in (states, *states.iterdir()))
+    except OSError:
+        return math.inf
+
+
+def _remove(states: Path) -> bool:
+    """Remove the folder of a run, unless one of its clients is training."""
+    with ExitStack() as locks:
+        try:
+            for lock in states.glob("client-*.lock"):
+                locks.enter_context(_locked(lock, wait=False))
+        except BlockingIOError:
+            return False
+        shutil.rmtree(states, ignore_errors=True)
+    return True
+
+
+@contextmanager
+def _locked(file: Path, wait: bool = True) -> Iterator[None]:
+    """Lock a file; a repeated request waits for the first."""
+    with file.open("w") as lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass
+        yield

@@ -1,10 +1,14 @@
-"""Collect the uploads of a round: ask its cohort, wait for enough, and close without those that are late.
+"""Collect the uploads of a round: draw its cohort, ask it, wait for enough, and close without those that are late.
 
 while fewer than `quorum` have sent an upload that can be used, at most `tries` times:
-    the cohort, from the clients that are there      `cohorts.py`; others in place of those that did not respond
+    the cohort, from the clients that are there      others in place of those that did not respond
     send the requests, and read what arrives         until all responded, `seconds` end, `grace` seconds after the
                                                      quorum, or when as many responded as the cohort has places
     send the whole state to clients that request it
+
+The order in which a round takes clients is drawn from the seed and the number of the round (`Sampler.order`). The
+cohort is the first of them that are there: a function of the seed and of the recorded set. If all clients are there, it
+is the cohort of the simulation.
 
 An asynchronous round (`Asynchronous`) ends when as many uploads have arrived as the cohort has places, also of clients
 that were asked in earlier rounds. Their uploads are decoded as of the version that they were asked to train from.
@@ -12,18 +16,17 @@ that were asked in earlier rounds. Their uploads are decoded as of the version t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, WireError
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.cohorts import CohortSampler, Turn
-from thinwire.flower.deadline import Deadline
-from thinwire.flower.site_stats import Traffic
-from thinwire.flower.transport import ClientResponse, Transport
+from thinwire.experiments.cohort_file import CohortLog
+from thinwire.flower.transport import ClientResponse, Clock, Deadline, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
+from thinwire.protocol.round import Request, Response
 from thinwire.protocol.server import open_round, split_download
 from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import Upload, trained_by_tier
@@ -32,35 +35,140 @@ from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 
-class OpenRound(NamedTuple):
-    """A round that is open."""
+class Turn(NamedTuple):
+    """A round that needs a cohort.
+
+    Args:
+        number: of the round.
+        order: all eligible clients, in the order in which it takes them.
+        kept: the cohort that the schedule keeps within its window; empty at the start of one.
+        size: the number of uploads that the round is for.
+        concurrent: of an asynchronous round, the number of clients that train at the same time; 0 otherwise.
+        training: the clients that were asked in earlier rounds, and whose uploads this one can use.
+    """
 
     number: int
-    server: ServerState
-    plan: Plan
-    trained: Mapping[int, Tree] = {}  # the values that clients of each tier train
-    base: int | None = None  # the version that clients train from; None for that of the server
+    order: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int
+    concurrent: int = 0
+    training: Set[int] = frozenset()
 
-    @property
-    def version(self) -> int:
-        """The version that clients train from."""
-        return self.server.public.version if self.base is None else self.base
+
+class CohortSampler:
+    """Takes cohorts from the clients that are there.
+
+    Args:
+        transport: knows who is there.
+        policy: how many are asked, and how long to wait for clients that are not there.
+        record: the cohorts of the run.
+        log: receives a line when the cohort of a round is changed.
+        clock: the clock.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        policy: RoundPolicy,
+        record: CohortLog,
+        log: Callable[[str], None],
+        clock: Clock = time,
+    ) -> None:
+        self.transport, self.policy, self.record, self.log, self.clock = transport, policy, record, log, clock
+        self.busy: dict[int, Deadline] = {}  # clients that work on an earlier request, and for how long at most
+        self.here: Set[int] = frozenset()  # who was there when this was last asked
+        self._first = True  # of this process: clients need some time to connect
+
+    def draw(self, turn: Turn) -> tuple[int, ...]:
+        """The cohort of a round. A resumed round has its recorded cohort, unless some of it do not come back."""
+        number, everyone = turn.number, frozenset(turn.order)
+        before = self.record.rounds.get(number) if self._first else None
+        old = before.cohort if before and everyone.issuperset(before.cohort) else ()
+        known = everyone & self.transport.sites().keys() or everyone  # with a roster, others do not come
+        wanted = (frozenset(old) or known) if self._first else frozenset()
+        self._first = False
+        here = self._wait(everyone, wanted, self.policy.needed(turn.size))
+        if old and here >= frozenset(old):
+            return old
+        if gone := [self.transport.name(i) for i in old if i not in here]:
+            self.log(f"round {number}: drawn again without {', '.join(gone)}, not back in {self.policy.wait:g} seconds")
+        elif not wanted <= here:
+            self.log(
+                f"round {number}: {len(here)} of {len(known)} clients are there after {self.policy.wait:g} seconds"
+            )
+        cohort = self._chosen(turn, here)
+        self.record.drawn(number, sorted(here), cohort)
+        return cohort
+
+    def again(self, turn: Turn, cohort: tuple[int, ...], responded: Set[int]) -> tuple[int, ...]:
+        """The cohort of a round with too few uploads: others take the places of those that did not respond."""
+        here = self._wait(frozenset(turn.order), frozenset(), self.policy.needed(turn.size), responded)
+        missing = max(len(cohort), self.policy.asked(turn.size)) - len(responded)
+        free = [i for i in turn.order if i in here - self.working() and i not in cohort]
+        if others := free[:missing]:
+            names = ", ".join(map(self.transport.name, others))
+            self.log(f"round {turn.number}: {names} take part in place of clients that did not respond")
+            cohort = (*cohort, *others)
+            self.record.drawn(turn.number, sorted(here), cohort)
+        return cohort
+
+    def available(self, cohort: Set[int], needed: int) -> Set[int]:
+        """The clients of a cohort that are there, when so many of them are or `seconds` end."""
+        return self._wait(cohort, frozenset(), needed)
+
+    def late(self, clients: Set[int], until: Deadline) -> None:
+        """Note the clients whose responses the round did not wait for; others are asked until these have responded."""
+        self.busy |= dict.fromkeys(clients, until)
+
+    def responded(self, client: int) -> None:
+        """Note that a client has responded, whether its upload was used or not."""
+        self.busy.pop(client, None)
+
+    def working(self) -> Set[int]:
+        """The clients that work on an earlier request."""
+        return frozenset(client for client, until in self.busy.items() if until.left())
+
+    def _chosen(self, turn: Turn, here: Set[int]) -> tuple[int, ...]:
+        """The first clients that are there and idle; those that still work only if there are too few others."""
+        needed, idle = self.policy.needed(turn.size), here - self.working()
+        if turn.concurrent:
+            places = turn.concurrent - len(turn.training & self.working())
+            return tuple([i for i in turn.order if i in idle][: max(0, places)])
+        ready = [i for i in turn.kept if i in idle]
+        if len(ready) < needed or not turn.kept:
+            ready += [i for i in turn.order if i in idle and i not in turn.kept]
+            ready = ready[: self.policy.asked(turn.size)]
+        if len(ready) < needed:
+            ready += [i for i in turn.order if i in here and i not in idle]
+        return tuple(ready[: max(self.policy.asked(turn.size), len(turn.kept))])
+
+    def _wait(self, everyone: Set[int], wanted: Set[int], needed: int, responded: Set[int] = frozenset()) -> Set[int]:
+        """Who is there, when all that are wanted are or `wait` seconds end, and enough are or `seconds` end."""
+        for_all = Deadline(self.policy.wait if wanted else 0.0, self.clock)
+        for_enough = Deadline(self.policy.seconds, self.clock)
+        while True:
+            here = frozenset(everyone & self.transport.clients())
+            self.here, self.busy = here, {i: end for i, end in self.busy.items() if i in here}
+            if (wanted <= here or not for_all.left()) and (len(here | responded) >= needed or not for_enough.left()):
+                return here
+            self.clock.sleep(min(1.0, self.policy.seconds / 10))
 
 
 class Asked(NamedTuple):
-    """What a client was asked, and when."""
+    """What a client was asked to train from, and when."""
 
     version: int
     plan: Plan
-    trained: Mapping[int, Tree]
-    accepted: int  # the version of its last accepted upload
-    since: float  # on the clock of the server
+    trained: Mapping[int, Tree]  # the values that clients of each tier train
+    accepted: int = -1  # the version of its last accepted upload
+    since: float = 0.0  # on the clock of the server
 
 
 @dataclass
 class Collected:
     """What one round has received so far."""
 
+    number: int
     size: int  # the number of uploads that the round is for
     responses: dict[int, Response] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
@@ -69,12 +177,24 @@ class Collected:
     requests: dict[int, Request] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)  # clients that the round did not wait for
     logged: set[int] = field(default_factory=set)  # refused clients that are in the log
+    based: dict[int, int] = field(default_factory=dict)  # the version that each upload was trained from
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_catchup: int = 0
     drifted: int = 0
-    based: dict[int, int] = field(default_factory=dict)  # the version that each upload was trained from
-    traffic: Traffic = field(default_factory=Traffic)  # by client
+    up: dict[int, int] = field(default_factory=dict)  # bytes by client
+    down: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # until the last response of a client
+
+    @property
+    def counted(self) -> dict[int, Response]:
+        """The responses that are used."""
+        return {i: self.responses[i] for i in self.uploads}
+
+    def sent(self, requests: Mapping[int, Request]) -> None:
+        """Count requests."""
+        for i, request in requests.items():
+            self.down[i] = self.down.get(i, 0) + len(request.data)
 
 
 class Collector:
@@ -83,8 +203,8 @@ class Collector:
     Args:
         contract: the contract.
         cohorts: takes the cohort of a round; has the transport, the policy, the log and the clock.
-        read: decodes the upload of a response, or returns the whole state that a lost client needs; raises if the
-            response is refused.
+        read: decodes the upload of a response to what was asked, or returns the whole state that a lost client needs;
+            raises if the response is refused.
         refuse: logs the refused clients of a round, each once.
     """
 
@@ -92,36 +212,33 @@ class Collector:
         self,
         contract: Contract,
         cohorts: CohortSampler,
-        read: Callable[[OpenRound, int, Response], Upload | bytes],
-        refuse: Callable[[int, Collected], None],
+        read: Callable[[ServerState, Asked, int, Response], Upload | bytes],
+        refuse: Callable[[Collected], None],
     ) -> None:
         self.contract, self.cohorts, self.read, self.refuse = contract, cohorts, read, refuse
         self.asynchronous = contract.method.asynchronous
         self.training: dict[int, Asked] = {}  # the clients that were asked and have not responded
         self.inbox: list[ClientResponse] = []  # responses that arrived between two rounds
-        self.transport, self.policy, self.log, self.clock = (
-            cohorts.transport,
-            cohorts.policy,
-            cohorts.log,
-            cohorts.clock,
-        )
+        self.transport, self.policy, self.log = cohorts.transport, cohorts.policy, cohorts.log
+        self.clock = cohorts.clock
 
-    def collect(self, state: RunState, opened: OpenRound, turn: Turn) -> Collected:
+    def collect(self, state: RunState, plan: Plan, turn: Turn) -> Collected:
         """Ask the cohort, and while there are too few uploads clients that did not respond, and others besides.
 
         Args:
             state: the state before the round.
-            opened: the round.
+            plan: the plan of the round.
             turn: how its cohort is taken.
         """
-        number, got, needed = opened.number, Collected(turn.size), self.policy.needed(turn.size)
+        number, got, needed = turn.number, Collected(turn.number, turn.size), self.policy.needed(turn.size)
+        public = state.server.public
         for attempt in range(self.policy.tries):
             got.cohort = (
                 self.cohorts.again(turn, got.cohort, got.uploads.keys()) if attempt else self.cohorts.draw(turn)
             )
-            opened = opened._replace(trained=trained_by_tier(self.contract, opened.server.public, got.cohort))
-            self._ask(got, opened, self.requests(state, got), needed)
-            self.refuse(number, got)
+            asked = Asked(public.version, plan, trained_by_tier(self.contract, public, got.cohort))
+            self._ask(state.server, got, asked, self.requests(state, got))
+            self.refuse(got)
             if len(got.uploads) >= needed:
                 got.late -= got.uploads.keys() | got.refused.keys()
                 if self.asynchronous.active:
@@ -150,50 +267,51 @@ class Collector:
         again, _ = split_download(self.contract, state.server, {i: one.data for i, one in repeated.items()})
         got.bytes_down += ordinary - again  # a repeated message counts as catching up
         got.bytes_catchup += more + again
-        for i, request in asked.items():
-            got.traffic.sent(i, len(request.data))
+        got.sent(asked)
         return asked
 
-    def _ask(self, got: Collected, opened: OpenRound, asked: Mapping[int, Request], needed: int) -> None:
+    def _ask(self, server: ServerState, got: Collected, now: Asked, requests: Mapping[int, Request]) -> None:
         """Collect the responses to requests; clients that request the whole state are sent it, while there is time."""
         busy, deadline = (Deadline(self.policy.seconds, self.clock) for _ in range(2))
-        lost = self._exchange(got, opened, asked, deadline)
-        if len(got.uploads) < needed or self.policy.grace is None:
+        lost = self._exchange(server, got, now, requests, deadline)
+        if len(got.uploads) < self.policy.needed(got.size) or self.policy.grace is None:
             deadline = Deadline(self.policy.seconds, self.clock)
         got.drifted += len(lost)
-        full = (
-            self.asynchronous.active and len(got.uploads) >= got.size
-        )  # then lost clients are sent it in a later round
+        full = self.asynchronous.active and len(got.uploads) >= got.size  # then they are sent it in a later round
         if lost and deadline.left() and not full:
-            for i, request in lost.items():
-                got.bytes_catchup += len(request.data)
-                got.traffic.sent(i, len(request.data))
-            self._exchange(got, opened, lost, deadline)
+            got.bytes_catchup += sum(len(request.data) for request in lost.values())
+            got.sent(lost)
+            self._exchange(server, got, now, lost, deadline)
         self.cohorts.late(got.late - got.uploads.keys(), busy)
 
     def _exchange(
-        self, got: Collected, opened: OpenRound, asked: Mapping[int, Request], deadline: Deadline
+        self, server: ServerState, got: Collected, now: Asked, requests: Mapping[int, Request], deadline: Deadline
     ) -> dict[int, Request]:
         """Collect the uploads that can be used; returns what clients need that requested the whole state."""
         lost: dict[int, Request] = {}
         needed, enough, began = self.policy.needed(got.size), False, self.clock.monotonic()
-        self.training |= {i: one for i in asked if (one := self._asked(opened, got, i, began))}
-        for client, response in self._responses(asked, lost, deadline):
+
+        def asked(i: int) -> Asked:
+            return now._replace(accepted=got.requests[i].accepted, since=began)
+
+        self.training |= {i: asked(i) for i in requests}
+        for client, response in self._responses(requests, lost, deadline):
             got.bytes_up += len(response.data)
-            before = self.training.get(client) or self._asked(opened, got, client, began)
-            if before is not None and self._is_older(client, response, before):
-                self._unused(opened.number, client)
+            before = self.training.get(client) or (asked(client) if client in got.requests else None)
+            older = before is not None and self._is_older(client, response, before)
+            if not older:
+                self.cohorts.responded(client)
+                self.training.pop(client, None)
+            if before is None or older:  # an upload to a round that is closed; the next request tells its client
+                name = self.transport.name(client)
+                self.log(f"round {got.number}: {name} responded to a round that is closed; it is not used")
                 continue
-            self.cohorts.responded(client)
-            self.training.pop(client, None)
-            if before is None:
-                self._unused(opened.number, client)
-                continue
-            got.traffic.received(client, len(response.data), self.clock.monotonic() - before.since)
+            got.up[client] = got.up.get(client, 0) + len(response.data)
+            got.seconds[client] = self.clock.monotonic() - before.since
             if client in got.uploads or client in lost:
                 continue
             try:
-                result = self._result(opened, before, client, response)
+                result = self._result(server, before, client, response)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
@@ -205,17 +323,17 @@ class Collector:
             if self.policy.grace is not None and len(got.uploads) >= needed:
                 deadline.at_most(self.policy.grace)
                 enough = True
-            everyone = not self.asynchronous.active and asked.keys() <= got.uploads.keys() | lost.keys()
+            everyone = not self.asynchronous.active and requests.keys() <= got.uploads.keys() | lost.keys()
             if len(got.uploads) >= got.size and not everyone:
                 deadline.at_most(0.0)
                 enough = True
                 break
         if enough and not deadline.left():
-            got.late |= asked.keys() - got.uploads.keys() - lost.keys() - got.refused.keys()
+            got.late |= requests.keys() - got.uploads.keys() - lost.keys() - got.refused.keys()
         return lost
 
     def _responses(
-        self, asked: Mapping[int, Request], lost: Mapping[int, Request], deadline: Deadline
+        self, requests: Mapping[int, Request], lost: Mapping[int, Request], deadline: Deadline
     ) -> Iterator[ClientResponse]:
         """The responses to requests; in an asynchronous round also those of clients that were asked before.
 
@@ -223,17 +341,16 @@ class Collector:
         """
         while self.inbox:
             yield self.inbox.pop(0)
-        if asked:
-            yield from self.transport.exchange(asked, deadline)
+        if requests:
+            yield from self.transport.exchange(requests, deadline)
         for one in self.transport.remaining(deadline) if self.asynchronous.active and not lost else ():
             yield one
             if lost:
                 return
 
-    def _result(self, opened: OpenRound, asked: Asked, client: int, response: Response) -> Upload | bytes:
+    def _result(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
         """The upload of a response with its staleness, or the whole state that a lost client needs."""
-        then = opened._replace(plan=asked.plan, trained=asked.trained, base=asked.version)
-        result, staleness = self.read(then, client, response), opened.version - asked.version
+        result, staleness = self.read(server, asked, client, response), server.public.version - asked.version
         if isinstance(result, bytes):
             return result
         if self.asynchronous.is_too_stale(staleness):
@@ -242,12 +359,6 @@ class Collector:
                 f"{self.asynchronous.most_stale} are used"
             )
         return result._replace(staleness=staleness)
-
-    def _asked(self, opened: OpenRound, got: Collected, client: int, since: float) -> Asked | None:
-        """What a client was asked in this round; None if it was not."""
-        if client not in got.requests:
-            return None
-        return Asked(opened.version, opened.plan, opened.trained, got.requests[client].accepted, since)
 
     def _is_older(self, client: int, response: Response, asked: Asked) -> bool:
         """Whether a response is an upload of an earlier version than the client was asked to train: it came twice."""
@@ -272,34 +383,15 @@ class Collector:
         self.training = kept
         return kept.keys()
 
-    def _unused(self, number: int, client: int) -> None:
-        """Log an upload to a round that is closed, which is not used; the next request tells its client."""
-        self.log(f"round {number}: {self.transport.name(client)} responded to a round that is closed; it is not used")
-
-    def idle(self) -> Transport:
-        """The transport for requests between two rounds: to clients that do not train, which are not interrupted."""
-        return IdleClients(self) if self.asynchronous.active else self.transport
-
-
-class IdleClients:
-    """A transport to the clients that do not train; responses of the others are kept for the next round.
-
-    Args:
-        collector: collects the uploads of rounds.
-    """
-
-    def __init__(self, collector: Collector) -> None:
-        self.collector, self.transport = collector, collector.transport
-        self.name, self.sites, self.remaining = self.transport.name, self.transport.sites, self.transport.remaining
-
-    def clients(self) -> Set[int]:
-        """The clients that are there and do not train."""
-        return self.transport.clients() - self.collector.cohorts.working()
-
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
-        """The responses to these requests."""
-        for one in self.transport.exchange(requests, seconds):
+    def ask_idle(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterator[ClientResponse]:
+        """The responses to requests between two rounds; those of clients that train are kept for the next round."""
+        for one in self.transport.exchange(requests, deadline):
             if one.client in requests:
                 yield one
-            else:
-                self.collector.inbox.append(one)
+            elif self.asynchronous.active:
+                self.inbox.append(one)
+
+    def idle(self) -> Set[int]:
+        """The clients that are there; in asynchronous rounds without those that train, which are not interrupted."""
+        here = self.transport.clients()
+        return here - self.cohorts.working() if self.asynchronous.active else here

@@ -4,7 +4,7 @@
     from it        client, loss, examples, data, and of an evaluation eval-examples, eval-loss, eval-accuracy,
                    metric-names, metric-values; or client, error
     to a node      run, and with a roster a nonce; or a refusal
-    from it        what `hello.py` says; or error
+    from it        what `sites.py` says; or error
 
 `data` is the message. Up to 4 MB it is in the record itself, which Flower sends as one object; above, in an array of
 bytes, which Flower sends in chunks. Everything received is checked.
@@ -15,15 +15,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
-from thinwire.flower.admission import Admission
-from thinwire.flower.client_store import Request, Response
-from thinwire.flower.deadline import Deadline
-from thinwire.flower.hello import Report, Sites, Software
-from thinwire.flower.transport import TOO_LONG, ClientResponse
+from thinwire.flower.sites import Admission, Report, Roster, Software
+from thinwire.flower.transport import TOO_LONG, ClientResponse, Deadline
+from thinwire.protocol.round import Request, Response
 from thinwire.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -53,55 +51,59 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
 
     Args:
         records: the records, not trusted.
-        types: the expected fields; a missing string is empty.
+        types: the expected fields, with _ for -; a missing text, byte string or list is empty.
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
     fields = records.get(_FIELDS)
     if not isinstance(fields, ConfigRecord):
         raise WireError("not a message of thinwire: the record 'thinwire' is missing")
-    values = []
-    for name, kind in types.items():
-        value = fields.get(name, "" if kind is str else None)
+    values: list[Any] = []
+    for name, kind in {**types, "data": bytes}.items():
+        value = fields.get(name.replace("_", "-"), None if kind in (int, float) else kind())
         if not isinstance(value, kind) or isinstance(value, bool):
             raise WireError(f"field {name!r} is {type(value).__name__}, expected {kind.__name__}")
         values.append(value)
-    data = fields.get("data", b"")
+    data: bytes = values.pop()
     if isinstance(long := records.get(_LONG), ArrayRecord):
         array = long.get("data")
         data = array.data if array is not None and array.stype == _KIND else b""
-    if not isinstance(data, bytes):
-        raise WireError(f"field 'data' is {type(data).__name__}, expected bytes")
     return values, data
 
 
-def nonce_of(content: RecordDict) -> bytes:
-    """The nonce that a node was asked with; empty if the server has no roster."""
-    nonce = content[_FIELDS].get("nonce", b"")
-    if not isinstance(nonce, bytes):
-        raise WireError(f"field 'nonce' is {type(nonce).__name__}, expected bytes")
-    return nonce
+def response_fields(client: int, response: Response) -> dict[str, Any]:
+    """The fields of a response but its message, for `pack`; an accuracy of -1 stands for none."""
+    fields = {"client": client, "loss": response.loss, "examples": response.examples, "error": response.error}
+    if (found := response.evaluation) is None:
+        return fields
+    accuracy = -1.0 if found.accuracy is None else found.accuracy
+    numbers = {"eval-examples": found.examples, "eval-loss": found.loss, "eval-accuracy": accuracy}
+    return {**fields, **numbers, "metric-names": list(found.metrics), "metric-values": list(found.metrics.values())}
 
 
-def _report(content: RecordDict) -> Report:
-    (schema, version, app, site), _ = unpack(content, schema=bytes, version=str, app=str, site=str)
-    fields = content[_FIELDS]
-    number, clients, signature = fields.get("format", 0), fields.get("clients", []), fields.get("signature", b"")
-    if not (isinstance(number, int) and isinstance(clients, list) and isinstance(signature, bytes)):
-        raise WireError("fields 'format', 'clients' and 'signature' must be a number, a list and bytes")
-    return Report(Software(schema, version, number, app), frozenset(clients), site, signature)
-
-
-class _Asked(NamedTuple):
-    """A node that was asked what it is, with what nonce, and until when it may respond."""
-
-    node: int
-    nonce: bytes
-    until: float
+def read_response(client: int, content: RecordDict) -> Response:
+    """The response of a client; values are checked by the server."""
+    (who, error), data = unpack(content, client=int, error=str)
+    if who != client:
+        raise WireError(f"client {who} responded in its place")
+    if error:
+        return Response(b"", error=error[:1000])
+    (loss, examples), _ = unpack(content, loss=float, examples=int)
+    if "eval-examples" not in content[_FIELDS]:
+        return Response(data, loss, examples)
+    kinds = {"eval_examples": int, "eval_loss": float, "eval_accuracy": float}
+    (count, eval_loss, accuracy, names, values), _ = unpack(content, **kinds, metric_names=list, metric_values=list)
+    metrics = dict(zip(names, values, strict=False))
+    if not len(names) == len(values) == len(metrics) <= MOST_METRICS or not all(
+        isinstance(name, str) and isinstance(x, float) for name, x in metrics.items()
+    ):
+        raise WireError(f"its metrics are not {MOST_METRICS} or fewer names, and as many numbers")
+    evaluation = Evaluation(eval_loss, None if accuracy == -1.0 else accuracy, metrics, count)
+    return Response(data, loss, examples, evaluation=evaluation)
 
 
 class GridTransport:
-    """Clients on the nodes of a Flower grid. Each node is asked what it is before it is used (`admission.py`).
+    """Clients on the nodes of a Flower grid. Each node is asked what it is before it is used (`sites.py`).
 
     Args:
         grid: Flower's grid.
@@ -110,7 +112,7 @@ class GridTransport:
         clients: number of clients.
         poll: seconds between two polls for responses.
         log: receives a line for everything that was refused.
-        sites: returns the sites of the roster as it is now; without it nodes say which clients they have.
+        sites: returns the roster as it is now; without it nodes say which clients they have.
     """
 
     def __init__(
@@ -121,13 +123,13 @@ class GridTransport:
         clients: int,
         poll: float = 0.1,
         log: Callable[[str], None] = lambda line: None,
-        sites: Callable[[], Sites] | None = None,
+        sites: Callable[[], Roster] | None = None,
     ) -> None:
         self.grid, self.poll, self.log = grid, poll, log
         self._make_run, self._run = run, ""
         self.admission = Admission(software, clients, sites, log)
-        self.asked: dict[str, _Asked] = {}  # by the id of the message
-        self.told: dict[str, float] = {}  # messages whose replies are of no interest, and until when they exist
+        self.name, self.sites = self.admission.name, self.admission.sites
+        self.asked: dict[str, tuple[int, bytes, float]] = {}  # by message: node, nonce, until when it may respond
         self.late: dict[str, tuple[int, Deadline]] = {}  # requests without a response: the client, and when they expire
         self.arrived: list[tuple[int, Message]] = []  # replies that were pulled, and not read yet
         self.one_at_a_time = False
@@ -142,30 +144,19 @@ class GridTransport:
         """The clients of all connected nodes that are used.
 
         New nodes are asked what they are. A node that takes long to respond, since it loads its data, or that is silent
-        delays nobody: its response is read by a later call.
+        delays no other: its response is read by a later call.
         """
         here = set(self.grid.get_node_ids())
         new = self.admission.to_ask(here)
-        self.asked = {name: asked for name, asked in self.asked.items() if asked.node in here}
-        fresh = sorted(set(new) - {asked.node for asked in self.asked.values()})
+        self.asked = {name: asked for name, asked in self.asked.items() if asked[0] in here}
+        fresh = sorted(set(new) - {node for node, *_ in self.asked.values()})
         for node in fresh:
-            nonce = secrets.token_bytes(32) if self.admission.has_roster else b""
+            nonce = b"" if self.admission.roster is None else secrets.token_bytes(32)
             if name := self._push(node, pack({"run": self.run, "nonce": nonce}), "query", HELLO_SECONDS):
-                self.asked[name] = _Asked(node, nonce, time.monotonic() + HELLO_SECONDS)
+                self.asked[name] = node, nonce, time.monotonic() + HELLO_SECONDS
         if self.asked:
             self._read_hellos(JOIN_SECONDS if fresh else 0.0)
-        for reply in self._pull(list(self.told)) if self.told else ():
-            self.told.pop(reply.metadata.reply_to_message_id, None)
-        self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
         return self.admission.clients()
-
-    def name(self, client: int) -> str:
-        """What logs and records call a client: its site, or its number."""
-        return self.admission.name(client)
-
-    def sites(self) -> dict[int, str]:
-        """The name of the site of each client; empty without a roster."""
-        return self.admission.sites()
 
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
         """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
@@ -186,25 +177,23 @@ class GridTransport:
     def _responses(self, replies: Iterator[tuple[int, Message]], names: Mapping[int, str]) -> Iterator[ClientResponse]:
         """The responses in replies; those that are not from the node of their client are ignored."""
         for client, reply in replies:
-            if reply.has_error() and TOO_LONG in (reason := str(reply.error.reason)):
-                yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
-                continue
             if reply.has_error():  # of Flower or of the app, not of the client
-                self.log(f"{self.name(client)} did not respond: {visible(str(reply.error.reason), 300)}")
+                reason = str(reply.error.reason)
+                if TOO_LONG in reason:
+                    yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
+                else:
+                    self.log(f"{self.name(client)} did not respond: {visible(reason, 300)}")
                 continue
-            if not self._is_from(client, reply):
+            self.admission.reread()  # it may have changed since the request
+            node = reply.metadata.src_node_id
+            if client not in self.admission.serves.get(node, ()):
                 name = names.get(client, f"client {client}")
-                self.log(f"{name}: ignored a response of node {reply.metadata.src_node_id}, which is no longer used")
+                self.log(f"{name}: ignored a response of node {node}, which is no longer used")
                 continue
             try:
-                yield ClientResponse(client, _response(client, reply))
+                yield ClientResponse(client, read_response(client, reply.content))
             except WireError as error:
                 yield ClientResponse(client, Response(b"", error=str(error)))
-
-    def _is_from(self, client: int, reply: Message) -> bool:
-        """Whether a reply is from the node that has the client now; the roster may have changed since the request."""
-        self.admission.reread()
-        return client in self.admission.serves.get(reply.metadata.src_node_id, ())
 
     def _read_hellos(self, seconds: float) -> None:
         """Admit or refuse the nodes that respond within that time."""
@@ -212,31 +201,36 @@ class GridTransport:
         while self.asked:
             for reply in self._pull(list(self.asked)):
                 if asked := self.asked.pop(reply.metadata.reply_to_message_id, None):
-                    self._read_hello(asked, reply)
-            for name in [name for name, asked in self.asked.items() if asked.until < time.monotonic()]:
-                why = f"did not report its clients in {HELLO_SECONDS:.0f} seconds"
-                self.admission.postpone(self.asked.pop(name).node, 5 * HELLO_SECONDS, why)
+                    self._read_hello(*asked[:2], reply)
+            for name, (node, _, until) in list(self.asked.items()):
+                if until < time.monotonic():
+                    del self.asked[name]
+                    why = f"did not report its clients in {HELLO_SECONDS:.0f} seconds"
+                    self.admission.postpone(node, 5 * HELLO_SECONDS, why)
             if time.monotonic() >= end:
                 return
             if self.asked:
                 time.sleep(self.poll)
 
-    def _read_hello(self, asked: _Asked, reply: Message) -> None:
+    def _read_hello(self, node: int, nonce: bytes, reply: Message) -> None:
         """Admit or refuse a node, which is told why."""
         try:
             (failed, refused) = unpack(reply.content, error=str, refusal=str)[0] if reply.has_content() else ("", "")
             if failed or reply.has_error():  # it may be temporary; a node prints its own error
                 why = visible(failed or str(reply.error.reason), 300)
-                self.admission.postpone(asked.node, AGAIN_SECONDS, f"could not report its clients: {why}")
+                self.admission.postpone(node, AGAIN_SECONDS, f"could not report its clients: {why}")
                 return
             if refused:  # by the node, which prints it: it runs only an app of its own
-                self.admission.refuse(asked.node, refused)
+                self.admission.refuse(node, refused)
                 return
-            refusal = self.admission.admit(asked.node, _report(reply.content), self.run, asked.nonce)
+            of_software = {"schema": bytes, "version": str, "format": int, "app": str}
+            fields, _ = unpack(reply.content, **of_software, clients=list, site=str, signature=bytes)
+            report = Report(Software(*fields[:4]), frozenset(fields[4]), *fields[5:])
+            refusal = self.admission.admit(node, report, self.run, nonce)
         except WireError as error:
-            refusal = self.admission.refuse(asked.node, str(error))
-        if refusal and (name := self._push(asked.node, pack({"run": self.run, "refusal": refusal}), "query", 60.0)):
-            self.told[name] = time.monotonic() + 60.0
+            refusal = self.admission.refuse(node, str(error))
+        if refusal:
+            self._push(node, pack({"run": self.run, "refusal": refusal}), "query", 60.0)
 
     def _push(self, node: int, content: RecordDict, kind: str, seconds: float) -> str:
         """Push a message to a node; its id, or "" if Flower does not take it."""
@@ -284,40 +278,3 @@ class GridTransport:
             except WireError as error:
                 self.one_at_a_time = True
                 self.log(f"{error}; replies are pulled one at a time from now on")
-
-
-def _response(client: int, reply: Message) -> Response:
-    content = reply.content
-    (who, error), data = unpack(content, client=int, error=str)
-    if who != client:
-        raise WireError(f"client {who} responded in its place")
-    if error:
-        return Response(b"", error=error[:1000])
-    (loss, examples), _ = unpack(content, loss=float, examples=int)
-    return Response(data, loss, examples, evaluation=_evaluation(content))
-
-
-def response_fields(client: int, response: Response) -> dict[str, Any]:
-    """The fields of a response but its message, for `pack`; an accuracy of -1 stands for none."""
-    fields = {"client": client, "loss": response.loss, "examples": response.examples, "error": response.error}
-    if (found := response.evaluation) is None:
-        return fields
-    accuracy = -1.0 if found.accuracy is None else found.accuracy
-    numbers = {"eval-examples": found.examples, "eval-loss": found.loss, "eval-accuracy": accuracy}
-    return {**fields, **numbers, "metric-names": list(found.metrics), "metric-values": list(found.metrics.values())}
-
-
-def _evaluation(content: RecordDict) -> Evaluation | None:
-    """The evaluation of a response; None if it has none. Values are checked by the server."""
-    fields = content[_FIELDS]
-    if "eval-examples" not in fields:
-        return None
-    kinds = {"eval-examples": int, "eval-loss": float, "eval-accuracy": float}
-    (examples, loss, accuracy), _ = unpack(content, **kinds)
-    names, values = fields.get("metric-names", []), fields.get("metric-values", [])
-    listed = isinstance(names, list) and isinstance(values, list) and len(names) == len(values) <= MOST_METRICS
-    if not listed or not all(
-        isinstance(name, str) and isinstance(x, float) for name, x in zip(names, values, strict=True)
-    ):
-        raise WireError(f"its metrics are not {MOST_METRICS} or fewer names, and as many numbers")
-    return Evaluation(loss, None if accuracy == -1.0 else accuracy, dict(zip(names, values, strict=True)), examples)

@@ -2,7 +2,7 @@
 
 What can go wrong, and what then happens:
 
-    a client is not connected                  the cohort is drawn from those that are (`cohorts.py`)
+    a client is not connected                  the cohort is drawn from those that are (`collect.py`)
     a client is absent, or too late            the round continues without it, if enough others responded (`quorum`),
                                                `grace` seconds after these
     fewer responded                            asked again (they repeat their upload), and others in their place; then
@@ -11,11 +11,11 @@ What can go wrong, and what then happens:
       another version or method, or not finite
     a client is malicious                      bounded by the medians of cohort and latest rounds, or refused
                                                (`norm_bound.py`); outvoted, if the method has a robust aggregator
-    the next state is not fit                  the run goes back without the clients that were far off (`recent.py`)
+    the next state is not fit                  the run goes back without the clients that were far off (`guard.py`)
     a response arrives twice                   the first counts
     a client is too late for its round         in asynchronous rounds its upload counts in a later one
     a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
-    a response was lost                        the client returns to its state before it (`client_store.py`)
+    a response was lost                        the client returns to its state before it (`client.py`)
     the server is killed                       it resumes at its checkpoint; clients repeat their last upload
     two servers                                the lock of the run directory stops the second
 """
@@ -28,26 +28,23 @@ from collections.abc import Callable, Mapping
 
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, WireError
-from thinwire.flower.client_store import Response
-from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
-from thinwire.flower.collect import Collected, Collector, OpenRound
-from thinwire.flower.deadline import Clock
+from thinwire.experiments.cohort_file import CohortLog
+from thinwire.flower.collect import Asked, CohortSampler, Collected, Collector, Turn
 from thinwire.flower.guard import Guard, OnSites
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.secure.exchange import Opened, PhaseExchange
-from thinwire.flower.secure.keys import need_cryptography
-from thinwire.flower.secure.server import SecureRound, VersionSpent, skip_version
 from thinwire.flower.site_evaluation import evaluated_at_sites
-from thinwire.flower.transport import TOO_LONG, Transport
+from thinwire.flower.transport import TOO_LONG, Clock, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
+from thinwire.protocol.round import Response
 from thinwire.protocol.server import ClosedRound, full_state_message, split_download
-from thinwire.protocol.state import ClientState
+from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.client_evaluations import with_client_accuracies
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
+from thinwire.secure.keys import need_cryptography
+from thinwire.secure.server import Opened, SecureRound, VersionSpent, skip_version
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
@@ -109,16 +106,16 @@ class FlowerServer:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
         plan = self.federation.sample(state)[0]
-        opened, turn = OpenRound(number, server, plan), self._turn(state, plan)
+        turn = self._turn(state, plan)
         if self.job.method.secure_aggregation:
-            got = Collected(turn.size)
+            got = Collected(number, turn.size)
             try:
-                self._collect_secure(state, opened, turn, got)
+                self._collect_secure(state, plan, turn, got)
             except VersionSpent as why:
                 return self.round(self._skip(state, plan, got, why), on_message)
         else:
-            got = self.collector.collect(state, opened, turn)
-        closed = self.guard.close(state, plan, got, got.cohort)
+            got = self.collector.collect(state, plan, turn)
+        closed = self.guard.close(state, plan, got)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         asynchronous = self.job.method.asynchronous.active
         based = [got.based[i] for i in sorted(up)] if asynchronous else None
@@ -129,9 +126,13 @@ class FlowerServer:
         versions = {i: got.based.get(i, server.public.version) for i in up}
         clients = {**state.clients, **{i: ClientState(version) for i, version in versions.items()}}
         contract = self.contract.at(server.public.version)
-        after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
-        after = after._replace(
-            sync_counts=state.sync_counts.add(contract, plan, up), recent=self.guard.recent(state, got, closed)
+        after = state._replace(
+            round=number,
+            server=closed.server,
+            clients=clients,
+            cohort=got.cohort,
+            sync_counts=state.sync_counts.add(contract, plan, up),
+            recent=self.guard.recent(state, got, closed),
         )
         record = self._record(state, got, closed)
         with self.federation.compute():
@@ -140,7 +141,7 @@ class FlowerServer:
                 record = self.federation.evaluated(after, record)
         if asynchronous:
             record = record._replace(staleness=sum(server.public.version - v for v in versions.values()) / len(up))
-        record = evaluated_at_sites(self.federation, self.collector.idle(), self.policy, after, record, self.log)
+        record = evaluated_at_sites(self.federation, self.collector, after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
@@ -168,8 +169,8 @@ class FlowerServer:
     def _record(self, state: RunState, got: Collected, closed: ClosedRound) -> RoundRecord:
         """The record of a round, without evaluation."""
         number, version = state.round + 1, state.server.public.version
-        loss, bounded = self.guard.record(state, got, closed, got.cohort)
-        counted = {i: got.responses[i] for i in got.uploads}
+        loss, bounded = self.guard.record(state, got, closed)
+        counted = got.counted
         places = max(len(got.cohort), got.size) - len(got.late)
         spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
         record = RoundRecord(
@@ -186,21 +187,30 @@ class FlowerServer:
         evaluations = [one.evaluation.accuracy for one in counted.values() if one.evaluation]
         return with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
 
-    def _collect_secure(self, state: RunState, opened: OpenRound, turn: Turn, got: Collected) -> None:
-        """The phases of secure aggregation: uploads whose masks cancel in their sum (`flower/secure`)."""
-        version, contract = opened.server.public.version, self.contract
+    def _collect_secure(self, state: RunState, plan: Plan, turn: Turn, got: Collected) -> None:
+        """The phases of secure aggregation: uploads whose masks cancel in their sum (`thinwire.secure`)."""
+        server, version, contract, transport = state.server, state.server.public.version, self.contract, self.transport
         got.cohort = self.cohorts.draw(turn)
         requests = self.collector.requests(state, got)
         got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
-        secure = Opened(
-            *(opened.number, version, contract.at(version), opened.plan),
-            *(len(self.job.task.clients), self.job.cohort, str(getattr(self.transport, "run", ""))),
-            full_state=lambda data, client: full_state_message(contract, opened.server, data, client),
+        opened = Opened(
+            number=turn.number,
+            version=version,
+            contract=contract.at(version),
+            plan=plan,
+            clients=len(self.job.task.clients),
+            cohort=self.job.cohort,
+            run=str(getattr(transport, "run", "")),
+            tries=self.policy.tries,
+            needed=self.policy.needed(len(requests)),
+            exchange=lambda sent: transport.exchange(sent, self.policy.seconds),
+            name=transport.name,
+            log=self.log,
+            full_state=lambda data, client: full_state_message(contract, server, data, client),
             available=self.cohorts.available,
-            split=lambda downloads: split_download(contract, opened.server, downloads),
+            split=lambda downloads: split_download(contract, server, downloads),
         )
-        accepted = {client: request.accepted for client, request in requests.items()}
-        SecureRound(PhaseExchange(secure, self.transport, self.policy, self.log, got, accepted)).collect(requests)
+        SecureRound(opened, got).collect(requests)
         got.bytes_catchup += self._skipped_bytes
         self._skipped, self._skipped_bytes = [], 0
 
@@ -217,17 +227,16 @@ class FlowerServer:
         self.log(f"round {number}: {spent}; version {version} is skipped, since no client answers a version twice")
         return state._replace(server=skip_version(self.contract, state.server, plan))
 
-    def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
+    def _read(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
             words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
             raise WireError(f"{words}{visible(response.error, 300)}")
-        version = opened.version
-        contract = self.contract.at(version)
+        contract = self.contract.at(asked.version)
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            return full_state_message(self.contract, opened.server, response.data, client)
-        trained = opened.trained[contract.tier(client)]
-        upload = decode_upload(contract, opened.plan, version, client, response.data, trained)
+            return full_state_message(self.contract, server, response.data, client)
+        trained = asked.trained[contract.tier(client)]
+        upload = decode_upload(contract, asked.plan, asked.version, client, response.data, trained)
         if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
             raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
         return upload

@@ -13,15 +13,14 @@ keeps nothing, and sends numbers. The downloads count as catch-up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
-from thinwire.flower.client_store import EVALUATE, Request, Response
-from thinwire.flower.deadline import Deadline
-from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.transport import Transport
+from thinwire.flower.collect import Collector
+from thinwire.flower.transport import Deadline
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
+from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.server import open_round
 from thinwire.protocol.upload import MOST_EXAMPLES
 from thinwire.runtime.client_evaluations import with_client_evaluations
@@ -30,54 +29,43 @@ from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.evaluation import Evaluation
 
 
-def is_evaluated_at_sites(federation: Federation) -> bool:
-    """Whether clients evaluate each version: there is no test set, and clients hold examples out.
-
-    Not with secure aggregation: the server must learn no number of a single client.
-    """
-    task = federation.job.task
-    return task.test is None and task.client_tests is not None and not federation.job.method.secure_aggregation
-
-
 def evaluated_at_sites(
-    federation: Federation,
-    transport: Transport,
-    policy: RoundPolicy,
-    state: RunState,
-    record: RoundRecord,
-    log: Callable[[str], None],
+    federation: Federation, collector: Collector, state: RunState, record: RoundRecord
 ) -> RoundRecord:
-    """The record of a round with the evaluations of the clients that are there, if the round is evaluated.
+    """The record of a round with the evaluations of the clients that are there, if the round is evaluated at sites.
+
+    It is where there is no test set, and clients hold examples out. Not with secure aggregation: the server must learn
+    no number of a single client.
 
     Args:
         federation: the job.
-        transport: brings requests to clients.
-        policy: how long to wait for them.
+        collector: brings requests to clients; has the policy and the log.
         state: the state after the round.
         record: the record of the round.
-        log: receives a line for each client that could not evaluate.
     """
-    if not is_evaluated_at_sites(federation) or not federation.is_evaluated(record.round):
+    task, job, policy = federation.job.task, federation.job, collector.policy
+    at_sites = task.test is None and task.client_tests is not None and not job.method.secure_aggregation
+    if not at_sites or not federation.is_evaluated(record.round):
         return record
-    here = sorted(transport.clients() & set(federation.eligible))
+    here = sorted(collector.idle() & set(federation.eligible))
     versions = {i: state.clients[i].version if i in state.clients else -1 for i in here}
     down = open_round(federation.contract, state.server, {i: max(0, version) for i, version in versions.items()})
     requests = {i: Request(down[i], version, EVALUATE) for i, version in versions.items()}
     found: dict[int, Evaluation] = {}
-    deadline = Deadline(policy.seconds)
-    for client, response in transport.exchange(requests, deadline) if requests else ():
-        if client not in requests or client in found:
+    deadline, name = Deadline(policy.seconds), collector.transport.name
+    for client, response in collector.ask_idle(requests, deadline) if requests else ():
+        if client in found:
             continue
         try:
-            found[client] = checked(response, federation.job.all_metrics)
+            found[client] = checked(response, job.all_metrics)
         except WireError as error:
-            log(f"round {record.round}: no evaluation of {transport.name(client)}: {error}")
+            collector.log(f"round {record.round}: no evaluation of {name(client)}: {error}")
         if policy.grace is not None and len(found) >= policy.needed(len(requests)):
             deadline.at_most(policy.grace)
     if not found:
-        log(f"round {record.round}: no client evaluated the model")
-    named = {transport.name(client): _as_numbers(one) for client, one in sorted(found.items())}
-    record = in_record(record, found, federation.job.method.norm_bound)
+        collector.log(f"round {record.round}: no client evaluated the model")
+    named = {name(client): _as_numbers(one) for client, one in sorted(found.items())}
+    record = in_record(record, found, job.method.norm_bound)
     return record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + sum(map(len, down.values())))
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, add, restrict, scale, sub, to_device
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.secagg import sum_masked
 from thinwire.protocol.state import PublicState
 from thinwire.protocol.upload import Upload
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import Stack
+from thinwire.wire.bits import Bytes
 
 
 class Aggregate(NamedTuple):
@@ -27,7 +27,25 @@ class Aggregate(NamedTuple):
     stack: Stack | None = None  # what is added to the base
 
 
-def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequence[Upload], noise: Key) -> Aggregate:
+class Terms(NamedTuple):
+    """What a round is closed with besides its uploads.
+
+    Args:
+        registered: number of clients in all.
+        noise: the source of noise for differential privacy; by default the seed, which clients know.
+        recent: the medians of the latest rounds (`Recent.sizes`); None to compare uploads only with each other.
+        sum_masked: the sum of masked uploads (`thinwire.secure.masks`); needed for secure aggregation.
+    """
+
+    registered: int
+    noise: Key | None = None
+    recent: Mapping[str, float] | None = None
+    sum_masked: Callable[[Contract, Plan, int, Sequence[Bytes], Key, tuple[int, int]], Tree] | None = None
+
+
+def aggregate(
+    contract: Contract, public: PublicState, plan: Plan, uploads: Sequence[Upload], terms: Terms
+) -> Aggregate:
     """Aggregate uploads with the aggregator and the privacy mechanism of the method.
 
     Args:
@@ -35,12 +53,13 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
         public: the public state that clients trained from; in asynchronous rounds the current one.
         plan: the plan of the round.
         uploads: the uploads that count.
-        noise: the source of noise for differential privacy.
+        terms: the source of noise, and how masked uploads are summed.
     """
-    method = contract.method
+    method, noise = contract.method, terms.noise or contract.key.fold("release", public.version)
     if method.secure_aggregation:
+        assert terms.sum_masked is not None, "secure_aggregation = true needs `sum_masked` of thinwire.secure.masks"
         payloads, began = [one.masked for one in uploads], uploads[0].began
-        update = sum_masked(contract, plan, public.version, payloads, noise, began)
+        update = terms.sum_masked(contract, plan, public.version, payloads, noise, began)
         return Aggregate(_as_delta(contract, public, plan, update), {}, {}, {})
     codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
     if method.correction.active:

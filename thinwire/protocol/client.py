@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,10 +33,9 @@ from thinwire.core.tree import (
     to_device,
     unstack,
 )
-from thinwire.errors import Diverged
+from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
-from thinwire.protocol.secagg import SecAggCohort, mask_payload
 from thinwire.protocol.starts import Group as Group
 from thinwire.protocol.starts import common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
@@ -48,6 +47,14 @@ from thinwire.wire.bits import Bytes
 from thinwire.wire.crc import crc32_of_each
 
 
+class Masks(Protocol):
+    """Hides payloads whose sum can be revealed, such as `secure.masks.SecAggCohort`."""
+
+    def mask(self, contract: Contract, payload: Bytes, weight: float, version: int, client: int) -> bytes:
+        """The payload of a client under the masks of this round."""
+        ...
+
+
 class UploadContext(NamedTuple):
     """What is the same for all uploads of a group."""
 
@@ -55,7 +62,7 @@ class UploadContext(NamedTuple):
     plan: Plan
     shared: Tree  # the public state of the correction, on the CPU
     hints: Tree  # see `Contract.hints`
-    secagg: SecAggCohort | None = None
+    masks: Masks | None = None
     sealed: bool = True  # False leaves the checksum of messages to `wire.seal`
 
 
@@ -211,7 +218,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
 
 
 def make_uploads(
-    contract: Contract, group: Group, updates: Updates, samples: tuple[int, ...], secagg: SecAggCohort | None = None
+    contract: Contract, group: Group, updates: Updates, samples: tuple[int, ...], masks: Masks | None = None
 ) -> tuple[list[Bytes], list[ClientState]]:
     """The upload and the next state of each client of a group.
 
@@ -220,12 +227,12 @@ def make_uploads(
         group: the clients.
         updates: their updates.
         samples: number of examples of each.
-        secagg: the cohort and its secrets; needed for secure aggregation.
+        masks: hides payloads; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
     # on many cores: only the checksums in threads, which otherwise wait for each other
     sealed = not (contract.sends_values and many_cores())
-    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg, sealed)
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), masks, sealed)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -275,7 +282,9 @@ def make_upload(
     )
     weight, content = method.client_weight.weight(samples), None
     if method.secure_aggregation:
-        payload = mask_payload(contract, payload, weight, version, client, context.secagg)
+        if context.masks is None:
+            raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass masks")
+        payload = context.masks.mask(contract, payload, weight, version, client)
     else:
         content = UploadContent(weight, update.buffers, report, update.schedule_report)
     pieces = pack_upload(contract, context.plan, version, client, payload, content, sealed=context.sealed)

@@ -13,6 +13,8 @@ clients. All functions are pure: states go in and come out.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from thinwire.protocol.advance import advance as advance
 from thinwire.protocol.client import Group as Group
 from thinwire.protocol.client import begin_updates as begin_updates
@@ -27,3 +29,24 @@ from thinwire.protocol.setup import initial_server_state as initial_server_state
 from thinwire.protocol.setup import make_contract as make_contract
 from thinwire.protocol.setup import plan_round as plan_round
 from thinwire.protocol.upload import decode_uploads as decode_uploads
+from thinwire.training.evaluation import Evaluation
+
+EVALUATE = "evaluate"  # phase of a request for an evaluation alone
+
+
+class Request(NamedTuple):
+    """What a server sends to a client: a download, and which of its uploads was last accepted."""
+
+    data: bytes
+    accepted: int = -1  # the version that it was trained from; -1 for none
+    phase: str = ""  # "" to train and upload, EVALUATE, or a phase of secure aggregation (`secure/frames.py`)
+
+
+class Response(NamedTuple):
+    """What a client sends back: an upload and values for the metrics, an evaluation, or an error message."""
+
+    data: bytes
+    loss: float = 0.0
+    examples: int = 0
+    error: str = ""
+    evaluation: Evaluation | None = None  # of the received model on the client's validation examples

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from thinwire.core.key import Key
 from thinwire.core.tree import restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
+from thinwire.protocol.aggregate import Terms as Terms
 from thinwire.protocol.aggregate import aggregate
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import RoundOpening
@@ -41,33 +41,7 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
     return {client: b"".join(pieces) for client, pieces in RoundOpening(contract, server).messages(versions).items()}
 
 
-class Terms(NamedTuple):
-    """What a round is closed with besides its uploads.
-
-    Args:
-        registered: number of clients in all.
-        noise: the source of noise for differential privacy; by default the seed, which clients know.
-        recent: the medians of the latest rounds (`Recent.sizes`); None to compare uploads only with each other.
-    """
-
-    registered: int
-    noise: Key | None = None
-    recent: Mapping[str, float] | None = None
-
-
 def close_round(
-    contract: Contract,
-    server: ServerState,
-    plan: Plan,
-    uploads: Mapping[int, Upload],
-    registered: int,
-    noise: Key | None = None,
-) -> ClosedRound:
-    """Close a round whose uploads are compared only with each other; see `close_on`."""
-    return close_on(contract, server, plan, uploads, Terms(registered, noise))
-
-
-def close_on(
     contract: Contract, server: ServerState, plan: Plan, uploads: Mapping[int, Upload], terms: Terms
 ) -> ClosedRound:
     """Aggregate the uploads of a round and make the next version.
@@ -77,7 +51,7 @@ def close_on(
         server: the server's state.
         plan: the plan of the round.
         uploads: the decoded uploads, by client number.
-        terms: number of clients, noise, and what uploads are compared with.
+        terms: number of clients, noise, what uploads are compared with, and how masked ones are summed.
 
     Uploads far beyond their bound are left out. The whole next state is checked: if it is not finite, clients far above
     the median norm are left out, and if that does not help, Diverged is raised. Aggregates and the server's own states
@@ -88,12 +62,11 @@ def close_on(
         raise WireError(
             f"no client responded in the round from version {version}; repeat the round, or sample other clients"
         )
-    method = (now := contract.at(version)).method
-    registered, noise = terms.registered, terms.noise or now.key.fold("release", version)
+    method = contract.at(version).method
     clients = sorted(uploads)
     received = [uploads[client] for client in clients]
     if method.secure_aggregation:
-        return ClosedRound(_close(contract, server, plan, received, registered, noise), {}, {})
+        return ClosedRound(_close(contract, server, plan, received, terms), {}, {})
     start = to_device(restrict(server.public.coords, plan.names), "cpu") if method.upload == "weights" else {}
     buffers = to_device(server.public.buffers, "cpu") if server.public.buffers else {}
     limit = 0.0 if method.privacy.bounds else method.norm_bound
@@ -103,7 +76,7 @@ def close_on(
         raise Unfit("no upload of this round can be used", found.refused)
     facts = found.medians, found.norms
     try:
-        after = _close(contract, server, plan, list(usable.values()), registered, noise)
+        after = _close(contract, server, plan, list(usable.values()), terms)
         return ClosedRound(after, found.why, dict(found.refused), *facts)
     except Diverged:
         beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, terms.recent)
@@ -112,7 +85,7 @@ def close_on(
         if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
             raise
     refused = {client: f"the next state is not finite with it: {reason}" for client, reason in far.items()}
-    after = _close(contract, server, plan, left, registered, noise)
+    after = _close(contract, server, plan, left, terms)
     return ClosedRound(after, found.why, {**refused, **found.refused}, *facts)
 
 
@@ -139,9 +112,7 @@ def split_download(contract: Contract, server: ServerState, messages: Mapping[in
     return RoundOpening(contract, server).split([len(data) for data in messages.values()])
 
 
-def _close(
-    contract: Contract, server: ServerState, plan: Plan, uploads: list[Upload], registered: int, noise: Key
-) -> ServerState:
+def _close(contract: Contract, server: ServerState, plan: Plan, uploads: list[Upload], terms: Terms) -> ServerState:
     """The next state with these uploads."""
-    total = aggregate(contract.at(server.public.version), server.public, plan, uploads, noise)
-    return next_version(contract, server, plan, total, len(uploads) / registered)
+    total = aggregate(contract.at(server.public.version), server.public, plan, uploads, terms)
+    return next_version(contract, server, plan, total, len(uploads) / terms.registered)

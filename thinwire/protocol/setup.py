@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+import torch
+
 from thinwire.codecs.base import check_fits
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -19,7 +21,6 @@ from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import raw
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.method import Method
-from thinwire.protocol.secagg import check_secure_aggregation
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import on_grid
 from thinwire.schedules.base import Plan
@@ -75,7 +76,7 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
         check_fits(down, contract.step if method.download == "incremental" else contract.sendable)
     check_fits(method.merge_codec, contract.coords)
     if method.secure_aggregation:
-        check_secure_aggregation(contract)
+        _check_secure_aggregation(contract)
     if method.privacy.bounds:
         _check_bounded(contract)
     return contract, PublicState(0, weights, coords, shared, buffers)
@@ -127,6 +128,42 @@ def _check_bounded(contract: Contract) -> None:
     ):
         if clash:
             raise IncompatibleParts(f"{method.privacy!r} bounds each client's update, but not {part}. {instead}")
+
+
+def _check_secure_aggregation(contract: Contract) -> None:
+    """Raise IncompatibleParts, with what to write instead, if uploads of this method cannot be summed under masks."""
+    method = contract.method
+    if any(up != method.ups[0] for up in method.ups):
+        raise IncompatibleParts(
+            "secure_aggregation = true sums uploads of one size, but tiers of the budget have different upload codecs. "
+            "Remove up from the tiers, or write secure_aggregation = false"
+        )
+    if not method.ups[0].summable:
+        raise IncompatibleParts(
+            f"secure_aggregation = true sums uploads value by value, but those of {method.ups[0]!r} cannot be summed. "
+            'Write up = "raw" or up = { kind = "randomk", shared = true }, or secure_aggregation = false'
+        )
+    if odd := [block.name for block in contract.code if block.dtype is not torch.float32]:
+        raise IncompatibleParts(
+            f"secure_aggregation = true sums float32 values, but {odd[0]!r} has another type. Train it in float32, "
+            "make it private (schedule.private), or write secure_aggregation = false"
+        )
+    report = contract.upload_fields(Plan(contract.sendable.named))[2]
+    for sent, part, instead in (
+        (contract.report.blocks, method.correction, "Use a correction that reports nothing"),
+        (report.blocks, method.schedule, "Use a schedule that reports nothing"),
+        (contract.buffers.blocks, "a model with running statistics", "Use one without, for example with group norm"),
+    ):
+        if sent:
+            raise IncompatibleParts(
+                f"secure_aggregation = true masks the update, but with {part!s} clients send more than it. "
+                f"{instead}, or write secure_aggregation = false"
+            )
+    if method.correction.active and method.correction.factor({}) != 1.0:
+        raise IncompatibleParts(
+            f"{method.correction!s} scales each client's update, but secure_aggregation = true hides it. "
+            "Use a correction that scales nothing, or write secure_aggregation = false"
+        )
 
 
 def initial_optimizer_state(contract: Contract) -> State:

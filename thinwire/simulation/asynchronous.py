@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 
 from thinwire.errors import Diverged, WireError
-from thinwire.protocol.server import close_round
+from thinwire.protocol.server import Terms, close_round
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import Upload, decode_upload, trained_by_tier
 from thinwire.runtime.engine import EngineSettings
@@ -49,7 +49,7 @@ class AsynchronousSimulation(Simulation):
             opened = opened._replace(uploads={one.client: one.message for one in taken})
             used = {one.client: one for one in taken if one.client in uploads}
             loss = self._loss(CohortResult({}, {}, {i: one.loss for i, one in used.items()}))
-            closed = close_round(self.contract, state.server, plan, uploads, len(self.job.task.clients))
+            closed = close_round(self.contract, state.server, plan, uploads, Terms(len(self.job.task.clients)))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}", self._sent(opened, on_message)) from error
         sent = self._sent(opened, on_message)

@@ -31,14 +31,14 @@ from thinwire.protocol.client import (
 )
 from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.receive import receive
-from thinwire.protocol.secagg import SecAggCohort
-from thinwire.protocol.server import ClosedRound, close_round
+from thinwire.protocol.server import ClosedRound, Terms, close_round
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import decode_uploads
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
+from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.simulation.attacked import Attackers
 from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates
@@ -292,7 +292,8 @@ class Simulation:
     def _close(self, server: ServerState, plan: Plan, up: dict[int, Bytes]) -> ClosedRound:
         """Decode the uploads and make the next version."""
         uploads = decode_uploads(self.contract, server.public, plan, up)
-        return close_round(self.contract, server, plan, uploads, len(self.job.task.clients))
+        terms = Terms(len(self.job.task.clients), sum_masked=sum_masked)
+        return close_round(self.contract, server, plan, uploads, terms)
 
     def _loss(self, result: CohortResult) -> float:
         """The mean training loss of the cohort, weighted by examples."""

@@ -1,0 +1,237 @@
+"""The roster: its file, its rules, its command, and a file that changes during a run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.test_cli import error_line
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.flower.apps import app_hash, software_of
+from thinwire.flower.sites import Roster, RosterFile
+from thinwire.secure.keys import fingerprint, public_key
+
+
+def key(number: int, curve: str = "nistp384", size: int = 48) -> str:
+    """A public key by its form; no private key belongs to it."""
+    fields = (f"ecdsa-sha2-{curve}".encode(), curve.encode(), b"\x04" + bytes([number]) * (2 * size))
+    data = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return f"ecdsa-sha2-{curve} {base64.b64encode(data).decode()}"
+
+
+def three() -> Roster:
+    return Roster().add("north", key(1)).add("south", key(2), 2).add("east", key(3))
+
+
+def test_sites_get_the_lowest_free_clients():
+    roster = three()
+    assert [(site.name, site.clients) for site in roster.sites] == [("north", (0,)), ("south", (1, 2)), ("east", (3,))]
+    assert roster.keys() == {0: key(1), 1: key(2), 2: key(2), 3: key(3)}
+    after = roster.revoke("south").add("west", key(4), 3)
+    assert after.site("west").clients == (1, 2, 4)
+    assert after.site("south").revoked
+
+
+def test_lost_key_is_replaced_and_never_returns():
+    roster = three().revoke("south")
+    again = roster.add("south", key(5))
+    assert again.site("south").key == key(5)
+    assert again.site("south").clients == (1, 2)
+    assert len(again.sites) == 4  # the revoked key stays on record
+    with pytest.raises(ConfigError, match="'south', which was revoked"):
+        again.add("west", key(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda roster: roster.add("north", key(9)),
+            "'north' is on the roster; to change its key write: thinwire site",
+        ),
+        (lambda roster: roster.add("west", key(1)), "this key is that of site 'north', which is on the roster"),
+        (lambda roster: roster.add("../west", key(9)), "name is '../west', expected 1 to 64 letters"),
+        (lambda roster: roster.add("w" * 65, key(9)), "expected 1 to 64 letters"),
+        (lambda roster: roster.add("west\n", key(9)), "expected 1 to 64 letters"),
+        (lambda roster: roster.add("west", key(9), 0), "a site has 1 to"),
+        (lambda roster: roster.add("west", "ssh-ed25519 AAAA"), "expected a key such as ecdsa-sha2-nistp384"),
+        (lambda roster: roster.add("west", key(9)[:-8]), "expected a key such as"),
+        (lambda roster: roster.add("west", key(9, "nistp256", 48)), "expected a key such as"),
+        (lambda roster: roster.add("west", f"{key(9)}\n{key(8)}"), "expected a key such as"),
+        (lambda roster: roster.add("west", "-----BEGIN OPENSSH PRIVATE KEY-----"), "must stay at its site"),
+        (lambda roster: roster.revoke("nroth"), "did you mean 'north'"),
+        (lambda roster: roster.revoke("north").revoke("north"), "'north' was revoked before"),
+    ],
+)
+def test_wrong_changes_are_one_line(change, words):
+    with pytest.raises((ConfigError, UnknownName)) as error:
+        change(three())
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("curve", "size"), [("nistp256", 32), ("nistp384", 48), ("nistp521", 66)])
+def test_comment_of_a_key_is_dropped(curve, size):
+    assert public_key(f" {key(1, curve, size)} me@north\n", "a key") == key(1, curve, size)
+
+
+def test_file_is_read_as_it_was_written(tmp_path):
+    file = tmp_path / "roster.toml"
+    three().revoke("east").write(file)
+    assert Roster.read(file) == three().revoke("east")
+    assert file.stat().st_mode & 0o777 == 0o644
+    file.chmod(0o640)
+    three().write(file)
+    assert file.stat().st_mode & 0o777 == 0o640  # as the operator has set it
+    file.write_text("")
+    assert Roster.read(file) == Roster()
+
+
+ENTRY = f'[[sites]]\nname = "north"\nkey = "{key(1)}"\nclients = [0]\n'
+OTHER = f'[[sites]]\nname = "south"\nkey = "{key(2)}"\nclients = [1]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[sites", "not valid TOML"),
+        ("sites = 3", "expected nothing but tables"),
+        ("sites = [3]", "site 1 must be a table"),
+        (f"{ENTRY}age = 3", "site 1 must be a table with name, key, clients, revoked"),
+        ('[[sites]]\nname = "north"', "site 1: key is 'nothing', expected a str"),
+        (ENTRY.replace("[0]", "0"), "clients is 0, expected a list"),
+        (ENTRY.replace("[0]", "[]"), "expected different numbers from 0"),
+        (ENTRY.replace("[0]", "[0, 0]"), "expected different numbers"),
+        (ENTRY.replace("[0]", "[-1]"), "expected different numbers"),
+        (ENTRY.replace("[0]", "[true]"), "expected different numbers"),
+        (ENTRY.replace("[0]", "[0.0]"), "expected different numbers"),
+        (f'{ENTRY}revoked = "no"', "revoked is 'no', expected a bool"),
+        (ENTRY + OTHER.replace("[1]", "[1, 0]"), "two sites of the roster have client 0"),
+        (ENTRY + OTHER.replace("south", "north"), "two sites of the roster have the name 'north'"),
+        (ENTRY + OTHER.replace(key(2), key(1)), "'north' and 'south' of the roster have the same key (SHA256:"),
+        (ENTRY + OTHER.replace(key(2), key(1)) + "revoked = true", "have the same key"),
+    ],
+)
+def test_damaged_file_is_one_line(text, words, tmp_path):
+    file = tmp_path / "roster.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        Roster.read(file)
+    assert str(error.value).startswith(str(file))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_file_is_read_again_when_it_changes_and_a_damaged_one_changes_nothing(tmp_path):
+    file, lines = tmp_path / "roster.toml", []
+    three().write(file)
+    current = RosterFile(file, lines.append)
+    first = current()
+    assert current() is first
+    three().write(file)
+    assert current() is first  # the same sites
+    three().revoke("north").write(file)
+    assert current() == three().revoke("north")
+    kept = current()
+    file.write_text("[[sites")
+    assert current() is kept
+    assert current() is kept
+    file.unlink()
+    assert current() is kept
+    assert len(lines) == 2  # one for each change
+    assert all("the old one stays" in line for line in lines)
+    three().write(file)
+    assert current() == three()
+
+
+def test_run_configuration_names_the_whole_path(tmp_path):
+    with pytest.raises(ConfigError, match="expected the whole path"):
+        RosterFile(Path("roster.toml"), print)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        RosterFile(tmp_path / "none.toml", print)
+
+
+def test_sites_by_command(thinwire, tmp_path):
+    for number, name in enumerate(("north", "south"), 1):
+        (tmp_path / f"{name}.pub").write_text(f"{key(number)} {name}@example\n")
+    assert thinwire("site", "add", "north", "north.pub")[0] == 0
+    code, out, _ = thinwire("site", "add", "south", "south.pub", "--clients", "2")
+    assert (code, out) == (0, f"south: clients [1, 2], key {fingerprint(key(2))}\n")
+    assert thinwire("site", "revoke", "north")[0] == 0
+    code, out, _ = thinwire("site", "list")
+    assert code == 0
+    assert "revoked" in out
+    assert fingerprint(key(2)) in out
+    rows = json.loads(thinwire("site", "list", "--json")[1])
+    assert [(row["name"], row["clients"], row["revoked"]) for row in rows] == [
+        ("north", [0], True),
+        ("south", [1, 2], False),
+    ]
+    before = (tmp_path / "roster.toml").read_bytes()
+    assert "which was revoked" in error_line(thinwire("site", "add", "east", "north.pub"))
+    assert "cannot be read" in error_line(thinwire("site", "add", "east", "none.pub"))
+    assert (tmp_path / "roster.toml").read_bytes() == before
+    assert "cannot be read" in error_line(thinwire("site", "list", "--roster", "none.toml"))
+    assert not (tmp_path / "none.toml").exists()
+
+
+def test_sites_added_at_the_same_time_are_all_kept(tmp_path):
+    """Real processes, all waiting for the same moment."""
+    code = (
+        "import sys; from pathlib import Path; from thinwire.flower.sites import Roster, changing\n"
+        "sys.stdin.read(); file = Path(sys.argv[1])\n"
+        "with changing(file):\n"
+        "    known = Roster.read(file) if file.exists() else Roster()\n"
+        "    known.add(sys.argv[2], sys.argv[3]).write(file)\n"
+    )
+    file = tmp_path / "roster.toml"
+    read, write = os.pipe()
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(file), f"site-{i}", key(i)], stdin=read) for i in range(4)
+    ]
+    os.close(read)
+    os.close(write)
+    assert [process.wait(60) for process in started] == [0] * 4
+    assert sorted(site.clients for site in Roster.read(file).sites) == [(0,), (1,), (2,), (3,)]
+
+
+def test_key_of_a_site_is_written_once(thinwire, tmp_path):
+    pytest.importorskip("cryptography")
+    pytest.importorskip("flwr")
+    code, out, _ = thinwire("site", "key", "site.north")
+    assert (code, out.split()) == (0, ["site.north", "site.north.pub"])
+    assert (tmp_path / "site.north").stat().st_mode & 0o777 == 0o600
+    before = (tmp_path / "site.north").read_bytes()
+    assert "a key is not overwritten" in error_line(thinwire("site", "key", "site.north"))
+    assert (tmp_path / "site.north").read_bytes() == before
+    assert thinwire("site", "add", "north", "site.north.pub")[0] == 0
+    assert "must stay at its site" in error_line(thinwire("site", "add", "south", "site.north"))
+
+
+def test_hash_of_an_app_is_that_of_its_code_and_settings(tmp_path):
+    app = tmp_path / "federated"
+    (app / "inner").mkdir(parents=True)
+    (app / "task.py").write_text("x = 1\n")
+    (app / "experiment.toml").write_text("")
+    first = app_hash(app)
+    for name in ("task.pyc", "notes.txt", "test_task.py", "pyproject.toml", "task_test.py"):
+        (app / name).write_text("other")
+    app_hash.cache_clear()
+    assert app_hash(app) == first
+    (app / "inner/more.py").write_text("")
+    app_hash.cache_clear()
+    second = app_hash(app)
+    (app / "inner/more.py").rename(app / "more.py")
+    app_hash.cache_clear()
+    assert len({first, second, app_hash(app)}) == 3
+    assert app_hash(None) == ""
+    contract = SimpleNamespace(schema=SimpleNamespace(digest=b"schema"))
+    assert len(software_of(app_hash, contract).app) == 64  # of the package thinwire
+    assert software_of(len, contract).app == ""

@@ -1,0 +1,315 @@
+"""Apps with data of one's own at each site: templates, jobs of machines, and evaluation at the sites, in memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.own_code import forgotten
+from tests.own_sites import SIZES, write_stays
+from thinwire.errors import ConfigError, DataError, WireError
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
+from thinwire.experiments.experiment import Cohort
+from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
+from thinwire.flower.apps import read_experiment
+from thinwire.flower.client import Client, ClientStore, InMemory
+from thinwire.flower.server import FlowerServer
+from thinwire.flower.site_check import check_site
+from thinwire.flower.site_evaluation import checked, in_record
+from thinwire.flower.transport import RoundPolicy
+from thinwire.protocol.round import EVALUATE, Request, Response
+from thinwire.runtime.client_evaluations import with_client_evaluations
+from thinwire.runtime.job import RoundRecord
+from thinwire.training.evaluation import Evaluation
+
+PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
+(TASK,) = re.findall(r"^`federated/task.py`:\n\n```python\n(.*?)^```", PAGE, re.S | re.M)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """No file of another test is imported."""
+    with forgotten():
+        yield
+
+
+def write_app(folder: Path, kind: str = "table", method: str = "fedavg", **settings):
+    """An app for three sites; returns its experiment."""
+    given = {"rounds": 3, "task.validation_fraction": 0.2, "eval.every": 2, "task.clients": 3, **settings}
+    write_own_data_app(kind, folder, lambda task: resolve(method, task, given))
+    return folder / "federated/experiment.toml"
+
+
+def hospitals(folder: Path, method: str = "fedavg", task: str = TASK, **settings):
+    """The experiment of docs/own-data.md, and the folder of all sites."""
+    file = write_app(folder / "app", method=method, **settings)
+    file.with_name("task.py").write_text(task)
+    return read_experiment(file), write_stays(folder / "data")
+
+
+class Sites(InMemory):
+    """Clients that have only the folders of their sites."""
+
+    def __init__(self, experiment, folders: list[Path]) -> None:
+        self.machines = []
+        for folder in folders:
+            site_job.cache_clear()
+            self.machines.append(Client(experiment.engine, site_jobs(experiment)({"data-dir": str(folder)})))
+        super().__init__(self.machines[0])
+        self.away: set[int] = set()
+        self.asked: list[tuple[int, str]] = []
+
+    def clients(self):
+        return super().clients() - self.away
+
+    def respond(self, number, request):
+        self.client = self.machines[number]
+        self.asked.append((number, request.phase))
+        return super().respond(number, request)
+
+
+def play(runner, rounds: int):
+    state, records = runner.start(), []
+    for _ in range(rounds):
+        state, record = runner.round(state)
+        records.append(record._replace(seconds=0.0))
+    return state, records
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
+def test_sites_with_their_own_records_equal_the_simulation(method, tmp_path):
+    private = {"method.schedule.private": ["last.*"]} if method == "fedper" else {}
+    experiment, data = hospitals(tmp_path, method, **private)
+    transport = Sites(experiment, [data / name for name in sorted(SIZES)])
+    server = FlowerServer(experiment.engine, site_jobs(experiment)(None), lambda *_: transport, RoundPolicy(quorum=1.0))
+    ours, records = play(server, 3)
+    theirs, their_records = play(experiment.engine.prepare(build_job(experiment, data)), 3)
+    for part in ("coords", "base", "buffers"):
+        a, b = getattr(ours.server.public, part), getattr(theirs.server.public, part)
+        assert all(a[name].equal(b[name]) for name in a), part
+    assert records[0].accuracy is None
+    for mine, other in zip(records, their_records, strict=True):
+        assert mine._replace(sites_eval={}, bytes_catchup=0) == other._replace(bytes_catchup=0)
+    assert list(records[1].sites_eval) == ["client 0", "client 1", "client 2"]
+    assert records[1].sites_eval["client 0"]["examples"] == 18
+    assert set(records[2].metrics) == {"f1", "balanced-accuracy"}
+    assert records[2].bytes_catchup > their_records[2].bytes_catchup  # the downloads of the evaluation
+    assert [phase for _, phase in transport.asked].count(EVALUATE) == 6  # rounds 2 and 3
+
+
+def test_a_site_that_is_away_is_left_out_and_returns(tmp_path):
+    experiment, data = hospitals(tmp_path, **{"eval.every": 1})
+    transport, lines = Sites(experiment, [data / name for name in sorted(SIZES)]), []
+    job = site_jobs(experiment)(None)
+    server = FlowerServer(experiment.engine, job, lambda *_: transport, RoundPolicy(0.1, 0.5), lines.append)
+    state, first = server.round(server.start())
+    transport.away = {1}
+    state, second = server.round(state)
+    transport.away = set()
+    transport.stored.pop(2)  # this one lost its disk
+    state, third = server.round(state)
+    assert [len(one.sites_eval) for one in (first, second, third)] == [3, 2, 3]
+    transport.stored.pop(0)
+    request = Request(b"".join(server_download(server, state, 0)), state.clients[0].version, EVALUATE)
+    assert "another state" in transport.respond(0, request).error
+
+
+def server_download(server, state, client: int):
+    from thinwire.protocol.server import open_round
+
+    return [open_round(server.contract, state.server, {client: state.clients[client].version})[client]]
+
+
+def test_an_evaluation_changes_nothing_that_a_client_stores(tmp_path):
+    experiment, data = hospitals(tmp_path)
+    transport = Sites(experiment, [data / name for name in sorted(SIZES)])
+    server = FlowerServer(experiment.engine, site_jobs(experiment)(None), lambda *_: transport)
+    state, _ = play(server, 1)
+    before = dict(transport.stored)
+    request = Request(server_download(server, state, 0)[0], state.clients[0].version, EVALUATE)
+    response = transport.respond(0, request)
+    assert response.evaluation.examples == 18
+    assert not response.data
+    assert transport.stored == before
+    store = ClientStore.load(before[0], server.federation.first)
+    assert store.response.evaluation is None  # not evaluated in training: the server asks apart
+
+
+def test_a_stored_response_keeps_its_evaluation(tmp_path):
+    experiment, data = hospitals(tmp_path)
+    client = Client(experiment.engine, site_job(experiment, data / "north"))
+    found = Evaluation(0.5, None, {"f1": 0.25}, 7)
+    store = client.fresh(0)._replace(response=Response(b"x", 0.1, 3, evaluation=found))
+    assert ClientStore.load(store.dump(client.first), client.first).response == store.response
+
+
+def test_numbers_of_sites_are_checked_and_bounded():
+    def sent(**values):
+        return Response(b"", evaluation=Evaluation(0.5, 0.5, {"f1": 0.5}, 10)._replace(**values))
+
+    for bad, why in (
+        ({"loss": float("inf")}, "its loss is inf"),
+        ({"examples": 0}, "over 0 examples"),
+        ({"examples": 1 << 60}, "examples"),
+        ({"accuracy": float("nan")}, "its accuracy is nan"),
+        ({"metrics": {"hit": 1.0}}, "1 metrics that the run does not have"),
+    ):
+        with pytest.raises(WireError, match=re.escape(why)):
+            checked(sent(**bad), ["f1"])
+    with pytest.raises(WireError, match="no validation examples"):
+        checked(Response(b""), [])
+    assert checked(sent(metrics={"f1": float("nan")}), ["f1"]).metrics == {}
+    honest = Evaluation(0.5, 0.5, {"f1": 0.4}, 10)
+    record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 3, 0.1)
+    found = in_record(record, {0: honest, 1: honest, 2: Evaluation(1e300, 0.0, {}, 10**8)}, 10.0)
+    assert found.test_loss <= 5.0
+    assert found.accuracy == pytest.approx(10 / 10020)  # a count of at most 1,000 times the median
+    assert found.metrics == {"f1": 0.4}
+    assert found.clients_eval["p50"] == 0.5
+    assert in_record(record, {}, 10.0) == with_client_evaluations(record, [], None) == record
+
+
+def write_site(folder: Path, kind: str, rows: int, classes: tuple[str, ...]) -> Path:
+    """Records of a site for the template of a kind."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(rows)
+    labels = [classes[i % len(classes)] for i in range(rows)]
+    if kind == "images":
+        for i, label in enumerate(labels):
+            (folder / label).mkdir(exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / label / f"{i}.png")
+        return folder
+    names = {"table": ("age", "dose", "sex", "outcome"), "text": ("text", "label")}[kind]
+    with (folder / {"table": "records.csv", "text": "texts.csv"}[kind]).open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(names)
+        for i, label in enumerate(labels):
+            row = (40 + i, "" if i % 7 == 0 else 1.5, "female") if kind == "table" else (f"patient {i} has a fever",)
+            writer.writerow([*row, label])
+    return folder
+
+
+CLASSES = {"images": ("benign", "malignant"), "table": ("bad", "good"), "text": ("routine", "urgent")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_template_of_each_kind_trains_as_it_is_written(kind, tmp_path):
+    experiment = read_experiment(write_app(tmp_path / "app", kind))
+    write_site(tmp_path / "data/a", kind, 20, CLASSES[kind])
+    write_site(tmp_path / "data/b", kind, 9, CLASSES[kind][:1])  # one class only
+    facts = check_site(experiment, tmp_path / "data/b")
+    assert facts["classes_without_examples"] == CLASSES[kind][1]
+    assert (facts["examples_to_train"], facts["examples_to_evaluate"]) == (7, 2)
+    assert facts["evaluation_after_two_steps"]["examples"] == 2
+    assert facts["memory_peak"] > 10**7
+    assert facts["bytes_up"] > 4 * facts["parameters"]
+    two = replace(experiment, cohort=Cohort(2), task=replace(experiment.task, options=(("clients", 2),)))
+    task = build_job(two, tmp_path / "data").task
+    assert (task.clients.sizes().tolist(), task.client_names) == ([16, 7], ("a", "b"))
+
+
+NEEDS_LONG = """\
+def needs_long(outputs, targets):
+    if not (targets == 2).any():
+        raise ValueError("no long stays")
+    return 1.0
+
+
+"""
+
+
+def test_a_metric_that_is_not_defined_at_a_site_is_left_out_there(tmp_path):
+    named = TASK.replace('metrics=("f1", "balanced-accuracy")', 'metrics={"needs_long": needs_long}')
+    experiment, data = hospitals(tmp_path, task=named.replace("own = OwnData", f"{NEEDS_LONG}own = OwnData"))
+    facts = check_site(experiment, data / "west")
+    assert facts["metrics_not_defined_here"] == "needs_long"
+    assert check_site(experiment, data / "north")["evaluation_after_two_steps"]["needs_long"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("age,pulse,ward,stay\n71,80,A,endless\n", "row 2: class 'endless' does not occur in the classes of task.py"),
+        ("age,pulse,ward,stay\n,80,A,long\n", "row 2 has no value in the column 'age'"),
+        ("age,pulse,ward,stay\nold,80,A,long\n", "row 2: column 'age' has 'old', expected a number"),
+        ("age,puls,ward,stay\n71,80,A,long\n", "no column 'pulse' (an input named in task.py); did you mean 'puls'?"),
+        ("age,pulse,ward\n71,80,A\n", "no column 'stay' (the target named in task.py)"),
+        ("age,pulse,ward,stay\n71,,A,long\n", "column 'pulse' has no values to compute its scale"),
+        ("age,pulse,ward,stay\n71,80,A,long\n", "has 1 examples, too few to hold out"),
+    ],
+)
+def test_bad_records_are_one_line_with_the_row(rows, message, tmp_path):
+    experiment, _ = hospitals(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/stays.csv").write_text(rows)
+    with pytest.raises((DataError, ConfigError), match=re.escape(message)) as error:
+        check_site(experiment, tmp_path / "bad")
+    assert "\n" not in str(error.value)
+
+
+def test_folders_and_settings_that_do_not_fit_are_refused(tmp_path):
+    experiment, data = hospitals(tmp_path)
+    job = site_jobs(experiment)
+    with pytest.raises(ConfigError, match="absolute path"):
+        job({"partition-id": 0})
+    with pytest.raises(ConfigError, match="absolute path"):
+        job({"data-dir": "north"})
+    with pytest.raises(DataError, match="not the folder of a site; expected the file stays"):
+        job({"data-dir": str(data)})
+    with pytest.raises(DataError, match=r"3 of its folders .* but task.clients is 2; write --clients 3"):
+        build_job(replace(experiment, task=replace(experiment.task, options=(("clients", 2),))), data)
+    with pytest.raises(DataError, match="no folder of data is named"):
+        build_job(experiment)
+    with pytest.raises(ConfigError, match="sites do not have the averaged model"):
+        write_app(tmp_path / "averaged", **{"method.evaluate": "average"})
+    with pytest.raises(ConfigError, match="is not the task of an `OwnData`"):
+        site_jobs(resolve("fedavg", "digits"))(None)
+    (tmp_path / "app/federated/task.py").write_text(TASK.replace("hidden, classes)", "hidden, klasses)"))
+    with forgotten(), pytest.raises(ConfigError, match=r"task.py, line \d+: NameError"):
+        site_jobs(replace(experiment, seed=1))(None)
+
+
+def test_a_model_that_is_not_a_function_of_the_seed_is_refused(tmp_path):
+    draw = "self.last = nn.Linear(hidden, classes)\n        self.last.bias.data.fill_(random.random())"
+    drawn = "import random\n" + TASK.replace("self.last = nn.Linear(hidden, classes)", draw)
+    experiment, data = hospitals(tmp_path, task=drawn)
+    with pytest.raises(ConfigError, match="other initial weights each time"):
+        check_site(experiment, data / "north")
+
+
+def test_the_commands(tmp_path, monkeypatch, thinwire):
+    monkeypatch.chdir(tmp_path)
+    app = ("flower-app", "fedavg", "my-app", "--template", "own-data", "--clients", "3", "--rounds", "2")
+    code, out, err = thinwire(*app)
+    assert code == 0, err
+    assert "my-app/federated/task.py" in out
+    (tmp_path / "my-app/federated/task.py").write_text(TASK)
+    write_stays(tmp_path / "data")
+    code, out, err = thinwire("site", "check", "my-app", "--data-dir", "data/west", "--site", "west", "--json")
+    assert code == 0, err
+    assert json.loads(out)["examples_by_class"]["long"] == 0
+    code, out, err = thinwire("run", "my-app/federated/experiment.toml", "--data-dir", "data", "--out", "run", "-q")
+    assert code == 0, err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["objective"]["name"] == "accuracy"
+    assert summary["objective"]["final"] == summary["final_accuracy"] is not None
+    for words, message in (
+        (("flower-app", "fedavg", "other", "--template", "own"), "--template must be own-data"),
+        (("flower-app", "fedavg", "other", "--template", "own-data", "--on", "digits"), "without --on"),
+        (("flower-app", "fedavg", "other", "--template", "own-data", "--kind", "sound"), "Known: images, table, text"),
+        (("site", "check", "data", "--data-dir", "data/west"), "data is not the folder of an app"),
+        (("site", "check", "my-app", "--data-dir", "data/west", "--site", "a/b"), "of a site cannot be used"),
+    ):
+        code, _, err = thinwire(*words)
+        assert code == 2
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "other").exists()

@@ -1,1 +1,0 @@
-"""Deployment over Flower: app folders, a deployment on one machine, and SuperNodes with low latency."""

@@ -1,0 +1,263 @@
+"""Write an experiment as a Flower app: a folder for `flwr run`, to be used unchanged or edited.
+
+    thinwire flower-app mapo my-app --on digits --clients 4
+    thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
+
+In an app of the template own-data each site has data of its own: `task.py` names data, model and metrics
+(`data/site.py`); templates/ has one for each kind of data. A node reads the folder `data-dir` of its configuration; the
+server has no data, and sites evaluate the model.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.key import Key
+from thinwire.core.reference import is_file, load_reference, short_name
+from thinwire.data.site import OwnData
+from thinwire.data.task import Task
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.build import chosen_of, job_on
+from thinwire.experiments.config import Experiment, to_table
+from thinwire.experiments.experiment import Cohort
+from thinwire.experiments.files import why_unreadable, write_all
+from thinwire.experiments.own_task import call_own
+from thinwire.experiments.task_files import own_kind
+from thinwire.experiments.toml import Table, dumps
+from thinwire.flower.apps import MakeJob, deployable
+from thinwire.runtime.job import Job
+
+PACKAGE = "federated"
+EXPERIMENT_FILE = "experiment.toml"
+TRAINER_FILE = "own_trainer.py"
+TEMPLATE = "own-data"
+KINDS = ("images", "table", "text")
+TASK = "task.py:task"
+DEFAULTS = {"task.validation_fraction": 0.2, "eval.every": 5}  # an evaluation at the sites is one more download
+
+_PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = {quoted}
+dependencies = ["flwr>=1.40,<1.43", "thinwire"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "thinwire"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# Each of these can be set for one run: flwr run . CONNECTION -c 'quorum=0.8 run-dir="/data/runs/first"'
+[tool.flwr.app.config]
+run-dir = ""      # run directory on the machine of the server; if empty, a new one under runs/
+seconds = 600.0   # seconds that the server waits for uploads
+quorum = 0.5      # fraction of the cohort that must upload
+nodes = 0         # number of nodes that `thinwire deploy` started; 0 otherwise
+tries = 3         # number of requests to a client while the quorum is not reached
+roster = ""       # file of the sites that may take part (thinwire site); if empty, nodes name their clients
+grace = -1.0      # seconds after the quorum at which a round is closed; below 0, it waits for all until `seconds` end
+over-select = 0.0 # fraction of the cohort that is asked in addition
+wait = 120.0      # seconds that the first round waits for clients to connect
+"""
+
+_TASK = '''\
+"""Model, method and data of this app.
+
+`experiment.toml` holds everything but the data. Every machine reads the whole dataset and uses the part that the
+partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. For an app in which
+every site has data of its own: `thinwire flower-app METHOD DIR --template own-data`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thinwire.flower.apps import job_of, read_experiment
+from thinwire.runtime.job import Job
+
+EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
+
+
+def job(node_config: Mapping[str, Any] | None) -> Job:
+    """The job of a node, given its configuration, or of the server, given None."""
+    return job_of(EXPERIMENT, node_config)
+'''
+
+# the function is in the app's package, by which its files are found and compared
+_JOBS = '''\
+"""The job of each machine, from `experiment.toml` and `task.py`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thinwire.flower.app_folder import site_jobs
+from thinwire.flower.apps import read_experiment
+from thinwire.runtime.job import Job
+
+EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
+
+
+def job(node_config: Mapping[str, Any] | None) -> Job:
+    """The job of a node, given its configuration, or of the server, given None."""
+    return site_jobs(EXPERIMENT)(node_config)
+'''
+
+_SERVER = '''\
+"""The ServerApp; it runs on the machine of the SuperLink."""
+
+from {package}.{jobs} import EXPERIMENT, job
+from thinwire.flower.apps import server_app
+
+app = server_app(EXPERIMENT, job)
+'''
+
+_CLIENT = '''\
+"""The ClientApp; it runs on every node.
+
+Node configuration: site, or without a roster partition-id and num-partitions; data-dir, the folder of the data;
+state-dir; optional: site-key, device.
+"""
+
+from {package}.{jobs} import job
+from thinwire.flower.apps import client_app
+
+app = client_app(job)
+'''
+
+
+def write_app(experiment: Experiment, folder: Path) -> list[Path]:
+    """Write the app into a new or empty folder; returns its files."""
+    _check_new(folder)
+    experiment = deployable(experiment)
+    return _write_files(experiment, experiment.task.label, to_table(experiment), {"task.py": _TASK}, folder)
+
+
+def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Experiment]) -> list[Path]:
+    """Write an app with data of one's own into a new or empty folder; returns its files.
+
+    Args:
+        kind: the kind of data: images, table or text.
+        folder: the folder.
+        experiment_on: returns the experiment on a task, given a reference to it.
+    """
+    if kind not in KINDS:
+        raise UnknownName("kind of data", kind, list(KINDS))
+    _check_new(folder)
+    text = files("thinwire.flower.templates").joinpath(f"{kind}.py").read_text("utf-8")
+    with tempfile.TemporaryDirectory(prefix="thinwire-app-") as draft:  # the experiment is checked before it is written
+        (Path(draft) / "task.py").write_text(text)
+        experiment = deployable(experiment_on(f"{draft}/{TASK}"))
+        table = to_table(replace(experiment, cohort=Cohort(site_jobs(experiment)(None).cohort)))
+    table["task"]["kind"] = TASK
+    return _write_files(experiment, kind, table, {"task.py": text, "jobs.py": _JOBS}, folder)
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty; name another folder")
+
+
+def _write_files(experiment: Experiment, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
+    """Write the files of an app; returns them.
+
+    Args:
+        experiment: the experiment.
+        label: the name of its task for readers.
+        table: the contents of its file.
+        code: the Python files of the package, but the two apps.
+        folder: a new or empty folder.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{label}".lower()).strip("-")
+    title = f"{experiment.name} on {label}"
+    quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
+    fields = {"name": name, "quoted": quoted, "package": PACKAGE, "jobs": "jobs" if "jobs.py" in code else "task"}
+    code = code | {"server_app.py": _SERVER.format(**fields), "client_app.py": _CLIENT.format(**fields)}
+    code |= {"__init__.py": f"{title + ', as a Flower app.'!r}\n", **_own_trainer(table), EXPERIMENT_FILE: dumps(table)}
+    texts = {
+        "pyproject.toml": _PYPROJECT.format(**fields),
+        **{f"{PACKAGE}/{file}": text for file, text in code.items()},
+    }
+    return write_all(folder, {file: text.encode() for file, text in texts.items()})
+
+
+def _own_trainer(table: Table) -> dict[str, str]:
+    """The file of a trainer of one's own, which nodes need; the table then names the copy beside it."""
+    local = table.get("local", {})
+    where, _, name = str(local.get("trainer", "")).rpartition(":")
+    if not is_file(where):
+        return {}
+    local["trainer"] = f"{TRAINER_FILE}:{name}"
+    try:
+        return {TRAINER_FILE: Path(where).read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of local.trainer, {where}, cannot be read: {why_unreadable(error)}") from error
+
+
+# -- the jobs of an app with data of one's own -------------------------------------------------------------------------
+
+
+def site_jobs(experiment: Experiment) -> MakeJob:
+    """The jobs of an app with data of one's own: of a node, given its configuration, or of the server, given None."""
+
+    def job(node_config: Mapping[str, Any] | None) -> Job:
+        if node_config is None:
+            return site_job(experiment, None)
+        folder = Path(str(node_config.get("data-dir", "")))
+        if not folder.is_absolute():
+            raise ConfigError(
+                '--node-config needs the absolute path of the site\'s data, such as data-dir="/data/records", '
+                f"not {str(node_config.get('data-dir', 'none'))!r}"
+            )
+        return site_job(experiment, folder)
+
+    return job
+
+
+@lru_cache(2)  # data and model stay loaded between messages
+def site_job(experiment: Experiment, folder: Path | None) -> Job:
+    """The job of the site that has this folder of data, or of the server, which has none.
+
+    All machines have the same initial weights.
+    """
+    task, own = experiment.task, own_data(experiment)
+    options, key = {"clients": dict(task.options)["clients"]}, Key(experiment.seed)
+    make: Callable[..., Task] = own.at_site
+    if folder is None:
+        if experiment.method.evaluate == "average":
+            raise ConfigError(
+                "method.evaluate = 'average' needs a test set at the server, since sites do not have the averaged "
+                "model; write method.evaluate = 'server'"
+            )
+        make, options = own.without_examples, {**options, "validation": task.validation_fraction > 0}
+    made = call_own(make, task.label, options, key, folder, task.kind.rpartition(":")[0])
+    assert isinstance(made, Task)
+    return job_on(experiment, made if folder is None else chosen_of(task, made, key))
+
+
+def own_data(experiment: Experiment) -> OwnData:
+    """Data and model of an app, from its `task.py`."""
+    kind = experiment.task.kind
+    found = getattr(load_reference(kind), "__self__", None) if own_kind(kind) else None
+    if not isinstance(found, OwnData):
+        raise ConfigError(
+            f"{short_name(kind)} is not the task of an `OwnData`; write `thinwire flower-app METHOD DIR --template "
+            f"{TEMPLATE}` for an app with data of its own, and in task.py `task = own.task`"
+        )
+    return found

@@ -1,0 +1,502 @@
+"""A Flower SuperNode with low latency, apps that are pinned, and limits on replies: all private names of Flower.
+
+    thinwire node --superlink server:8000 --root-certificates ca.pem ...      takes the options of flower-supernode
+    thinwire node --app my-app --superlink ...                                runs only this app; loads its data once
+
+Started by Flower, a SuperNode polls its SuperLink every 3 seconds; a second process polls the SuperNode for tasks every
+second and starts a third one per message, which imports Flower, torch and the app before it begins. Here both
+processes import everything once, and the second forks for each message. A message still has a process of its own that
+runs Flower's code from the start; only the imports, and with `--app` the data and the model, are loaded in advance.
+
+The two processes tell each other through pipes when there is something to do: a message has come, or its reply is
+ready. Only the SuperLink is polled in short intervals: a wait is a fifth of the time since the last work; at least a
+twentieth of Flower's wait, since each poll costs bytes; at least ten times as long as a poll takes, up to a quarter of
+Flower's wait, since on a busy machine polls delay the work; and at most Flower's wait.
+
+This needs names of Flower that are not part of its documented API. With a version other than those of `KNOWN`, a node
+says so and runs `flower-supernode`, and the server checks replies after they were loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import io
+import json
+import math
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from thinwire.core.text import visible
+from thinwire.errors import ConfigError, ThinwireError, WireError
+from thinwire.experiments.toml import loads, read_toml
+from thinwire.flower import need_flower
+from thinwire.flower.sites import KEY_VARIABLE
+from thinwire.flower.transport import TOO_LONG
+
+KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
+PROJECT = "pyproject.toml"
+LONGEST_PROJECT = 1_000_000
+Files = dict[str, tuple[int, str]]  # by name: size and SHA-256
+LONGEST_LIST = 32_000_000  # bytes of the list of replies and their objects; an error of an app is in it
+
+# `flwr supernode register KEY CONNECTION` for many keys, in one process: python -c REGISTER CONNECTION KEY...
+REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[2:]:
+    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
+"""
+
+
+def why_not(version: str | None = None) -> str:
+    """Why `thinwire node` cannot use a version of Flower, by default the installed one; empty if it can.
+
+    >>> why_not("2.0.0")
+    'flwr 2.0.0 is not a version known to work (1.40, 1.41, 1.42)'
+    """
+    version = version or metadata.version("flwr")
+    known = ".".join(version.split(".")[:2]) in KNOWN
+    return "" if known else f"flwr {version} is not a version known to work ({', '.join(KNOWN)})"
+
+
+# -- the process of the SuperNode --------------------------------------------------------------------------------------
+
+
+class Bell:
+    """A pipe by which one process ends the wait of another."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+        os.set_blocking(self.write, False)
+
+    def ring(self) -> None:
+        """End the wait of the other process, or its next one."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of earlier calls; no process reads it
+            os.write(self.write, b".")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; returns whether it was rung before the time was over."""
+        if not select.select([self.read], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.read, 4096)
+        return True
+
+
+class AdaptiveTime:
+    """Replacement of the module `time` whose `sleep` is shorter while there is work.
+
+    Args:
+        woken_by: ends a wait when it is rung.
+        wakes: is rung when there is work.
+        polls: whether waits are shortened; otherwise they end when `woken_by` is rung, or after Flower's time.
+    """
+
+    def __init__(self, woken_by: Bell | None = None, wakes: Bell | None = None, polls: bool = True) -> None:
+        self.bell, self.other, self.polls = woken_by or Bell(), wakes, polls
+        self.last_work, self.last_wait, self.woke = time.monotonic(), 0.0, math.inf
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep. A wait of another length than the last one comes from another place in the code: there was work."""
+        now = time.monotonic()
+        if seconds != self.last_wait:
+            self.last_work = now
+            if self.other is not None:
+                self.other.ring()
+        self.last_wait = seconds
+        # now - self.woke is the time that the last poll took
+        short = max(seconds / 20, (now - self.last_work) / 5, min(10 * max(0.0, now - self.woke), seconds / 4))
+        rung = self.bell.wait(min(seconds, short) if self.polls else seconds)
+        self.woke = time.monotonic()
+        if rung:
+            self.last_work = self.woke
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def node(options: Sequence[str], app: Path | None = None) -> None:
+    """Run a SuperNode until it is stopped.
+
+    Args:
+        options: as for `flower-supernode`.
+        app: the folder of the only app that it runs; by default it runs what the server sends.
+    """
+    need_flower()
+    if any(option.startswith("--isolation") for option in options):
+        raise ConfigError("`thinwire node` sets --isolation; leave it out, or use flower-supernode")
+    if not hasattr(os, "fork"):
+        raise ConfigError(
+            "`thinwire node` needs an operating system with fork; use flower-supernode with the same options"
+        )
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
+    words = [word for option in options for word in option.split("=", 1)]  # --option value, or --option=value
+    if (option := "--auth-supernode-private-key") in words[:-1]:
+        os.environ[KEY_VARIABLE] = str(Path(words[words.index(option) + 1]).expanduser().resolve())
+    if why := why_not():
+        if app is not None:
+            raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
+        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
+        beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        if (program := shutil.which("flower-supernode", path=beside)) is None:
+            raise ConfigError(f"the program flower-supernode was not found beside {sys.executable} or in PATH")
+        os.execv(program, [program, *options])
+    import flwr.clientapp
+    import flwr.supernode.runtime.run_clientapp  # noqa: F401 - forked processes have it
+    import torch._dynamo  # noqa: F401 - torch.func imports it when it is first used: a second or more
+    from flwr.common.config import parse_config_args
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, flower_supernode
+
+    sys.argv = ["flower-supernode", *options]
+    parsed: Any = _parse_args_run_supernode().parse_args(options)
+    pinned = pin(app, parse_config_args([parsed.node_config] if parsed.node_config else None)) if app else None
+    gc.collect()
+    gc.freeze()  # forked processes share these pages as long as the collector does not write to them
+    secret, has_come, is_done = secrets.token_bytes(32), Bell(), Bell()
+    if (worker := os.fork()) == 0:
+        _work(parsed, secret, pinned, has_come, is_done)
+    threading.Thread(target=_stop_with, args=(worker,), daemon=True).start()
+    _shorten_waits("flwr.supernode.start_client_internal", AdaptiveTime(woken_by=is_done, wakes=has_come))
+    read, write = os.pipe()  # the secret, without which the SuperNode gives no tasks, is never in a file
+    os.write(write, secret)
+    os.close(write)
+    sys.argv += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{read}"]
+    flower_supernode()
+
+
+def _shorten_waits(name: str, clock: AdaptiveTime) -> Any:
+    """Replace the module `time` in a module of Flower, which is returned."""
+    module: Any = import_module(name)
+    module.time = clock
+    return module
+
+
+def _stop_with(worker: int) -> None:
+    """Stop this process if the worker process ends, so that a service manager restarts both."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(worker, 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# -- the worker process, and the processes of messages -----------------------------------------------------------------
+
+
+def _work(parsed: Any, secret: bytes, pinned: PinnedApp | None, has_come: Bell, is_done: Bell) -> NoReturn:
+    """Ask the SuperNode for tasks when a message has come, and fork for each, until the SuperNode ends."""
+    _exit_with(os.getppid())
+    while True:  # until the SuperNode listens
+        with contextlib.suppress(OSError), socket.create_connection((parsed.host, parsed.port), 0.5):
+            break
+        time.sleep(0.05)
+    module = _shorten_waits("flwr.supercore.superexec.run_superexec", AdaptiveTime(woken_by=has_come, polls=False))
+    module.get_executor = lambda *_, **__: _Executor(pinned, is_done)
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    module.run_superexec(
+        runtime_api_address=f"{host}:{parsed.port}",
+        insecure=parsed.ssl_certfile is None,
+        root_certificates_path=parsed.ssl_ca_certfile,
+        superexec_auth_secret=secret,
+        runtime_dependency_install=parsed.runtime_dependency_install,
+    )
+    sys.exit(0)
+
+
+def _exit_with(parent: int) -> None:
+    """Exit when the parent process is gone; uses a timer, since a process that forks should have no threads."""
+
+    def check(*_: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+
+
+class _Executor:
+    """An executor for Flower's SuperExec that forks for each message to a ClientApp."""
+
+    def __init__(self, pinned: PinnedApp | None, is_done: Bell) -> None:
+        self.pinned, self.is_done = pinned, is_done
+
+    def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        from flwr.supercore.constant import TaskType
+
+        return supported & {TaskType.CLIENT_APP}, set()
+
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        """Return at once: the number of processes is not limited."""
+
+    def launch(self, spec: Any) -> Any:
+        from flwr.supercore.superexec.executor import LaunchResult
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork() == 0:
+            _run_message(spec, self.pinned, self.is_done)
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Reap processes that have ended; called between two polls."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def close(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+
+def _run_message(spec: Any, pinned: PinnedApp | None, is_done: Bell) -> NoReturn:
+    """Handle one message as `flwr-clientapp` does, then exit; with a pinned app, what the server sent is compared."""
+    from flwr.supercore.exit import exit_handler
+
+    module: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    code = 1
+    try:
+        exit_handler.registered_exit_handlers.clear()  # they belong to the parent process
+        sys.argv = ["flwr-clientapp"]
+        if pinned is not None:
+            sent: list[bytes] = []
+            module.install_from_fab = lambda fab_file, **_: sent.append(fab_file)
+            module.get_load_client_app_fn = lambda **_: lambda *_: pinned.choose(sent[0])
+        path = spec.root_certificates_path
+        module.run_clientapp(
+            spec.runtime_api_address,
+            spec.token,
+            spec.insecure,
+            path and Path(path).read_bytes(),
+            os.getppid(),
+            spec.runtime_dependency_install and pinned is None,
+        )
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        is_done.ring()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# -- pinned apps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PinnedApp:
+    """The one app that a node runs: loaded before the first message, and compared with what the server sends.
+
+    Under Flower the server sends the app to the nodes, so any program of the server runs on them. A pinned app is a
+    folder on the node that its owner has read. Of the app that the server sends only the hashes of its files are
+    compared with it; nothing of it is written or run.
+
+    Args:
+        folder: the app folder.
+        app: its ClientApp.
+        files: size and SHA-256 of each file that Flower sends of the folder.
+    """
+
+    folder: Path
+    app: Any
+    files: Files
+
+    def difference(self, bundle: bytes) -> str:
+        """How the app that the server sent differs from this one, in a few words; empty if it does not."""
+        try:
+            sent = files_of(bundle, self.files)
+        except Exception as error:  # a damaged ZIP file raises many types; all of them mean that it is another app
+            return f"it cannot be read ({visible(str(error), 100)})"
+        names = sorted(name for name in {*sent, *self.files} if sent.get(name) != self.files.get(name))
+        more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
+        return f"it has another {visible(', '.join(names[:3]), 240)}{more}" if names else ""
+
+    def choose(self, bundle: bytes) -> Callable[..., Any]:
+        """What handles a message: this app, or, if the server sent another one, a refusal."""
+        difference = self.difference(bundle)
+        return (lambda message, context: self._refuse(message, difference)) if difference else self.app
+
+    def _refuse(self, message: Any, difference: str) -> Any:
+        """Reply that this node runs another app; the node prints the same line."""
+        from flwr.app import Error, Message
+
+        from thinwire.flower.grid_transport import pack
+
+        print(f"refused: the server sent another app than {self.folder}: {difference}", flush=True)
+        reason = f"this node runs only its own app (thinwire node --app): of the app of this run, {difference}"
+        if message.metadata.message_type == "query":
+            return Message(pack({"refusal": reason}), reply_to=message)
+        return Message(Error(code=0, reason=reason), reply_to=message)
+
+
+def files_of(bundle: bytes, known: Files | None = None) -> Files:
+    """Size and SHA-256 of each file of a bundle.
+
+    Flower rewrites `pyproject.toml`, so of this file the values are hashed, not the text.
+
+    Args:
+        bundle: a Flower app bundle, not trusted.
+        known: the expected files; a longer file is not read, so that reading takes no more memory than these.
+    """
+    found: Files = {}
+    with zipfile.ZipFile(io.BytesIO(bundle)) as files:
+        for entry in files.infolist():
+            name, size = entry.filename, entry.file_size
+            if entry.is_dir() or name.startswith(".info/"):
+                continue
+            longest = LONGEST_PROJECT if name == PROJECT else size if known is None else known.get(name, (0, ""))[0]
+            data = files.read(entry) if size <= longest else b""
+            if name == PROJECT and data:
+                size, data = 0, json.dumps(loads(data.decode(), PROJECT), sort_keys=True, default=str).encode()
+            found[name] = size, hashlib.sha256(data).hexdigest()
+    return found
+
+
+def app_bundle(folder: Path) -> bytes:
+    """The bundle that `flwr run` would send of an app folder: a ZIP file of its files."""
+    from flwr.cli.build import build_fab_from_disk
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Flower's use of other packages
+        return bytes(build_fab_from_disk(folder))
+
+
+def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
+    """Load an app folder with the data and the model of this node, for processes that are forked afterwards.
+
+    Args:
+        folder: the app folder, such as `thinwire flower-app` writes.
+        node_config: the configuration of the node.
+    """
+    folder = folder.resolve()
+    if not (folder / PROJECT).is_file():
+        raise ConfigError(f"--app {folder} has no {PROJECT}; name a folder that `thinwire flower-app` wrote")
+    table: Any = read_toml(folder / PROJECT)
+    try:
+        reference = str(table["tool"]["flwr"]["app"]["components"]["clientapp"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / PROJECT} names no clientapp under [tool.flwr.app.components]") from error
+    import torch
+
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads of a pool do not survive a fork, and a process that waits for them hangs
+    try:
+        from flwr.supercore.object_ref import load_app
+
+        bundle, app = app_bundle(folder), load_app(reference, ConfigError, folder)
+        if load := getattr(app, "load", None):  # else it was not made by `client_app`: only its import is done once
+            load(dict(node_config))
+    except (ThinwireError, OSError):
+        raise
+    except Exception as error:  # of the app's code: anything
+        raise ConfigError(
+            f"the app {folder} cannot be loaded: {type(error).__name__}: {visible(str(error))}"
+        ) from error
+    finally:
+        torch.set_num_threads(cores)
+    return PinnedApp(folder, app, files_of(bundle))
+
+
+# -- limits on replies, on the server ----------------------------------------------------------------------------------
+
+
+def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], None] = lambda line: None) -> bool:
+    """Refuse replies that are too long before they are loaded; returns whether that is possible.
+
+    What a node can store in the SuperLink is limited by a proxy before it, such as `client_max_body_size` of nginx.
+
+    Args:
+        grid: Flower's grid.
+        longest: the largest number of bytes of a reply.
+        seconds: how long to wait for the objects of a reply.
+        log: receives a line if it is not possible.
+    """
+    if type(grid).__name__ == "InMemoryGrid":  # of Flower's simulation: replies are objects of this process
+        return False
+    try:
+        hooks = grid._runtime_client._client.event_hooks
+        limit = ReplyLimit(grid._runtime_client, grid.node, longest, seconds)
+        grid._runtime_client._client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), limit.check]}
+    except (ImportError, AttributeError):
+        log("this version of Flower loads replies before their length can be checked; see docs/safe-rounds.md")
+        return False
+    return True
+
+
+class ReplyLimit:
+    """Adds up the lengths of the objects of each reply.
+
+    A reply waits in the SuperLink as objects: a record of fields, and the chunks of a long message. The server is sent
+    a list of the objects of each reply, and pulls them one by one over HTTP. Here the header `Content-Length` of each
+    is read before its body is; if the objects of one reply together are longer than any upload, the rest is not pulled,
+    the SuperLink is told to delete the reply, and the server treats it as refused. A reply that was announced, but
+    whose objects do not arrive, is given up after `seconds`; Flower alone would wait for two hours.
+
+    Args:
+        runtime: Flower's client of the SuperLink.
+        node: the server, as Flower names it.
+        longest: the largest number of bytes of a reply.
+        seconds: how long to wait for the objects of a reply.
+    """
+
+    def __init__(self, runtime: Any, node: Any, longest: int, seconds: float) -> None:
+        from flwr.proto import message_pb2, runtime_pb2
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+        self.runtime, self.node, self.longest, self.seconds = runtime, node, longest, seconds
+        self.proto, self.lists, self.error = message_pb2, runtime_pb2.PullAppMessagesResponse, ObjectPullError
+        self.reply_of: dict[str, str] = {}  # by object
+        self.pulled: dict[str, int] = {}  # bytes by reply
+        self.since: dict[str, float] = {}  # when the first object of a reply was pulled
+        self.refused: set[str] = set()
+
+    def check(self, response: Any) -> None:
+        """Read the headers of a response of the SuperLink; an event hook of httpx."""
+        path, length = response.request.url.path, response.headers.get("content-length", "")
+        size = int(length) if length.isdecimal() else 1 << 62
+        if path.endswith("/pull-messages"):
+            if size > LONGEST_LIST:
+                raise WireError(f"the list of replies has {size:,} bytes, expected at most {LONGEST_LIST:,}")
+            self.reply_of, self.pulled, self.since = {}, {}, {}  # replies of the list before were pulled, or refused
+            for tree in self.lists.FromString(response.read()).message_object_trees:
+                self.reply_of |= dict.fromkeys(_objects(tree), tree.object_id)
+        elif path.endswith("/pull-object"):
+            self._check_object(response, size)
+
+    def _check_object(self, response: Any, size: int) -> None:
+        asked, now = self.proto.PullObjectRequest.FromString(response.request.content), time.monotonic()
+        reply = self.reply_of.get(asked.object_id, asked.object_id)
+        self.pulled[reply] = self.pulled.get(reply, 0) + size
+        waited = now - self.since.setdefault(reply, now)
+        if self.pulled[reply] > self.longest:
+            why = f"{TOO_LONG} {self.longest:,} bytes"
+        elif waited > self.seconds and not self.proto.PullObjectResponse.FromString(response.read()).object_available:
+            why = f"its reply had not arrived {waited:.0f} seconds after it was announced"
+        else:
+            return
+        if reply not in self.refused:
+            self.refused.add(reply)
+            request = {"node": self.node, "run_id": asked.run_id, "message_object_id": reply}
+            with contextlib.suppress(Exception):  # else the reply stays in the SuperLink until the run ends
+                self.runtime.ConfirmMessageReceived(self.proto.ConfirmMessageReceivedRequest(**request))
+        raise self.error(asked.object_id, why)
+
+
+def _objects(tree: Any) -> list[str]:
+    """The objects of a reply."""
+    return [tree.object_id, *(name for child in tree.children for name in _objects(child))]
