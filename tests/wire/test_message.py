@@ -370,6 +370,12 @@ def test_a_message_is_written_around_its_values_where_there_is_room():
         assert not np.shares_memory(np.frombuffer(joined, np.uint8), room)
 
 
+def test_the_checksum_is_that_of_zlib():
+    for size in (0, 7, 3 << 20):
+        data = np.random.default_rng(size).bytes(size)
+        assert message.crc32(memoryview(data)[1:], 7) == zlib.crc32(data[1:], 7)
+
+
 def test_long_pieces_are_copied_by_several_cores(three_cores, monkeypatch):
     monkeypatch.setattr(message, "_PART", 1 << 20)
     parts = (b"head", np.random.default_rng(0).bytes(3 * (1 << 20) + 5))

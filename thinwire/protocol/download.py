@@ -23,7 +23,6 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import Sums
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import crc32
 
 
 class RoundOpening:
@@ -43,9 +42,6 @@ class RoundOpening:
         self._sums = Sums(self.contract, server.ledger)
         self._requests: dict[bool, bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
-        self._crcs: dict[
-            int, tuple[Bytes, int]
-        ] = {}  # by the id of a body, which is referenced so that the id stays its
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
         """One message to each client, in pieces; see `open_round`."""
@@ -93,7 +89,7 @@ class RoundOpening:
     def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
         now, bodies = self.server.public.version, self._bodies(version, past)
-        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
+        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version)
 
     def _bodies(self, version: int, past: tuple[Bytes, ...]) -> tuple[Bytes, ...]:
         """The bodies of the steps from a version to now."""
@@ -141,12 +137,6 @@ class RoundOpening:
             values = restrict(self.public.coords, names)
             self._snapshots[names] = snapshot_parts(self.contract, WindowSnapshot(names, values))
         return self._snapshots[names]
-
-    def _crc(self, body: Bytes) -> int:
-        """The CRC-32 of a body; many clients are sent the same one."""
-        if id(body) not in self._crcs:
-            self._crcs[id(body)] = (body, crc32(body))
-        return self._crcs[id(body)][1]
 
     @cached_property
     def public(self) -> PublicState:

@@ -58,7 +58,6 @@ before its bodies are read. Each message has exactly one encoding. All other byt
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,13 +85,16 @@ from thinwire.wire.body import body_parts as body_parts
 from thinwire.wire.body import pack_body as pack_body
 from thinwire.wire.body import read_body
 from thinwire.wire.body import unpack_body as unpack_body
-from thinwire.wire.crc import crc32, joined_crc
+
+try:
+    from isal.isal_zlib import crc32  # ten times as fast as zlib
+except ImportError:  # a machine for which there is no wheel
+    from zlib import crc32
 
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
 _PART = 4 << 20  # bytes that one core copies at a time
-_SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
@@ -143,14 +145,7 @@ def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behin
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
 
 
-def pack_pieces(
-    kind: int,
-    version: int,
-    bodies: Sequence[Bytes],
-    schema: Schema,
-    behind: int = 0,
-    crc: Callable[[Bytes], int] | None = crc32,
-) -> Pieces:
+def pack_pieces(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behind: int = 0) -> Pieces:
     """Encode a message as byte strings to be sent one after another; long ones are not copied.
 
     Args:
@@ -159,24 +154,10 @@ def pack_pieces(
         bodies: encoded bodies in order, whole or in parts.
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
-        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function. None
-            leaves four zeros for the checksum, which `seal` writes.
     """
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return (*parts, bytes(4) if crc is None else _checksum(parts, schema, crc))
-
-
-def seal(data: memoryview, schema: Schema, crc: int) -> None:
-    """Write the checksum of a message that has none yet; `crc` is the CRC-32 of all bytes before it.
-
-    >>> schema = Schema(b"12345678", ("w",))
-    >>> data = memoryview(bytearray(b"".join(pack_pieces(STEPS, 3, [b"body"], schema, crc=None))))
-    >>> seal(data, schema, zlib.crc32(data[:-4]))
-    >>> bytes(data) == pack(STEPS, 3, [b"body"], schema)
-    True
-    """
-    data[-4:] = _joined_checksum(schema, crc, len(data) - 4)
+    return (*parts, _checksum(parts, schema))
 
 
 def length(pieces: Pieces) -> int:
@@ -253,19 +234,17 @@ def kind_of(data: Bytes) -> int:
     return data[0] & 15
 
 
-def unpack(data: Bytes, schema: Schema, longest: int | None = None, crc: int | None = None) -> Message:
+def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
     Args:
         data: the bytes.
         schema: of the contract and the sender, which decides the kinds that are accepted.
         longest: the largest number of bytes that is accepted.
-        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
-    expected = _checksum([payload], schema) if crc is None else _joined_checksum(schema, crc, len(payload))
-    if data[-4:] != expected:
+    if data[-4:] != _checksum([payload], schema):
         other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
     kind = kind_of(data)
@@ -332,16 +311,8 @@ def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
     return [*out, b"".join(short)] if short else out
 
 
-def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = crc32) -> bytes:
-    value = zlib.crc32(schema.digest + schema.sender)
+def _checksum(parts: Sequence[Bytes], schema: Schema) -> bytes:
+    value: int = crc32(schema.digest + schema.sender)
     for part in parts:
-        if crc is not crc32 and len(part) >= _SHARED:
-            value = joined_crc(value, crc(part), len(part))
-        else:
-            value = crc32(part, value)
+        value = crc32(part, value)
     return value.to_bytes(4, "little")
-
-
-def _joined_checksum(schema: Schema, crc: int, size: int) -> bytes:
-    """The checksum of a message from the CRC-32 of its bytes."""
-    return joined_crc(zlib.crc32(schema.digest + schema.sender), crc, size).to_bytes(4, "little")
