@@ -1,4 +1,4 @@
-"""`thinwire check`, `thinwire list` and `thinwire show`: print without training."""
+"""`thinwire check`, `thinwire list` and `thinwire show`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     as_json: AsJson = False,
     imports: Imports = None,
 ) -> None:
-    """Validate an experiment and print its message sizes and memory, without training.
+    """Validate an experiment and print its message sizes and the memory of a client, after one step of training.
 
     Example: thinwire check fedpara+scaffold --on digits
     """

@@ -62,18 +62,9 @@ class RoundOpening:
         total = sum(sizes)
         if self.contract.method.download == "full":
             return total, 0
-        ordinary = self._ordinary()
+        ordinary = wire.length(self.shortest(max(0, self.server.public.version - 1)))
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
-
-    def _ordinary(self) -> int:
-        """The size of the message to a client that has the previous version; its checksum is not computed."""
-        contract, now = self.contract, self.server.public.version
-        version = max(0, now - 1)
-        past = self.server.ledger.past_way(version)
-        if past is None or len(past) >= contract.max_steps or contract.window(now):
-            return wire.length(self.shortest(version))
-        return wire.packed_length(now, self._bodies(version, past), now - version)
 
     def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
@@ -88,13 +79,9 @@ class RoundOpening:
 
     def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
-        now, bodies = self.server.public.version, self._bodies(version, past)
+        now, opened = self.server.public.version, self._open_window(version, self.contract.max_steps - len(past))
+        bodies = *past, *opened, self._request(now > version)
         return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version)
-
-    def _bodies(self, version: int, past: tuple[Bytes, ...]) -> tuple[Bytes, ...]:
-        """The bodies of the steps from a version to now."""
-        opened = self._open_window(version, self.contract.max_steps - len(past))
-        return *past, *opened, self._request(self.server.public.version > version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
@@ -120,16 +107,12 @@ class RoundOpening:
         if entries is not None and len(entries) > most:
             entries = None
         ways: list[tuple[Bytes, ...]] = [] if entries is None else [entries]
-        ways += [] if (total := self._sum(start)) is None else [(total,)]
+        ways += [] if (total := self._sums.body(start)) is None else [(total,)]
         best = min(ways, key=wire.length, default=None)
         if best is not None and wire.length(best) <= least_snapshot(contract, touched):
             return best
         snapshot = self._snapshot(touched)
         return snapshot if best is None or wire.length(snapshot) < wire.length(best) else best
-
-    def _sum(self, start: int) -> bytes | None:
-        """The sum of the entries since a version of the open window; None where there is none."""
-        return self._sums.body(start)
 
     def _snapshot(self, names: frozenset[str]) -> tuple[Bytes, ...]:
         """The current values of these blocks, in parts."""

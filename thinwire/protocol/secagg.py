@@ -14,7 +14,7 @@ import torch
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
-from thinwire.privacy.secagg import Secret, fixed_point, hidden_size, hide_words, reveal, reveal_sum
+from thinwire.privacy.secagg import Secret, fixed_point, hide_words, reveal, reveal_sum
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.schedules.base import Plan
 from thinwire.wire.bits import Bytes
@@ -111,8 +111,3 @@ def sum_masked(
         return up.decode(released.astype("<f4").tobytes(), spec, peer)
     mean = up.decode(reveal(iter(payloads), size // 4).astype("<f4").tobytes(), spec, peer)
     return privacy.aggregate([mean], lambda codes: codes[0], len(payloads), noise)
-
-
-def masked_size(payload: int) -> int:
-    """The size of a masked payload in bytes, from its size without masks."""
-    return hidden_size(payload // 4)

@@ -59,8 +59,9 @@ before its bodies are read. Each message has exactly one encoding. All other byt
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -68,23 +69,6 @@ import numpy as np
 from thinwire.core.threads import each
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
-from thinwire.wire.body import BASE as BASE
-from thinwire.wire.body import BUFFERS as BUFFERS
-from thinwire.wire.body import COORDS as COORDS
-from thinwire.wire.body import DRIFT_CHECK as DRIFT_CHECK
-from thinwire.wire.body import REPORT as REPORT
-from thinwire.wire.body import SHARED as SHARED
-from thinwire.wire.body import STACK as STACK
-from thinwire.wire.body import SUM as SUM
-from thinwire.wire.body import VALUES as VALUES
-from thinwire.wire.body import WEIGHT as WEIGHT
-from thinwire.wire.body import Body as Body
-from thinwire.wire.body import Schema as Schema
-from thinwire.wire.body import body_length as body_length
-from thinwire.wire.body import body_parts as body_parts
-from thinwire.wire.body import pack_body as pack_body
-from thinwire.wire.body import read_body
-from thinwire.wire.body import unpack_body as unpack_body
 
 try:
     from isal.isal_zlib import crc32  # ten times as fast as zlib
@@ -101,6 +85,53 @@ KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
 _SHORTEST = 7  # bytes: format and kind, schema, version, checksum
 MAX_STEPS = 512  # bodies of steps before the request
+# Ids of fields. They are part of the format. Bits 0 to 6 fit into one byte, so the frequent fields come first.
+COORDS, WEIGHT, VALUES, DRIFT_CHECK, BUFFERS, SHARED, REPORT, BASE, SUM, STACK = FIELDS = range(1, 11)
+_DRIFT_CHECK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A hash of method and model, the names of all blocks, and who sends.
+
+    Args:
+        digest: eight bytes: the hash of method, model, initial weights and seed.
+        blocks: names of all blocks, in the order of the bitmap of a plan.
+        sender: the id of the client that sends, eight bytes; empty for messages of the server.
+    """
+
+    digest: bytes
+    blocks: tuple[str, ...]
+    sender: bytes = b""
+
+    def sent_by(self, client: int) -> Schema:
+        """The schema of messages of this client. Its id is part of the checksum and takes no bytes.
+
+        >>> schema = Schema(b"12345678", ("w",))
+        >>> data = pack(LOST, 3, (), schema.sent_by(5))
+        >>> unpack(data, schema.sent_by(6))
+        Traceback (most recent call last):
+        thinwire.errors.WireError: checksum does not match: damaged, by another client, or for another method or model
+        """
+        return Schema(self.digest, self.blocks, client.to_bytes(8, "little", signed=True))
+
+    @cached_property
+    def everything(self) -> frozenset[str]:
+        """The plan of all blocks."""
+        return frozenset(self.blocks)
+
+
+@dataclass(frozen=True)
+class Body:
+    """Which blocks a part of a message is about, and its fields.
+
+    Args:
+        plan: names of the blocks, or None for all of them.
+        fields: the payload of each field by id.
+    """
+
+    plan: frozenset[str] | None = None
+    fields: Mapping[int, Bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,16 +194,6 @@ def pack_pieces(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema
 def length(pieces: Pieces) -> int:
     """The length in bytes of a message in pieces."""
     return sum(map(len, pieces))
-
-
-def packed_length(version: int, bodies: Sequence[Bytes], behind: int) -> int:
-    """The length in bytes of a message from the server with these bodies.
-
-    >>> schema, bodies = Schema(b"12345678", ("w",)), [b"one", b"two"]
-    >>> packed_length(300, bodies, 1), len(pack(STEPS, 300, bodies, schema, 1))
-    (15, 15)
-    """
-    return 2 + len(varint(version)) + len(varint(behind)) + length(tuple(bodies)) + 4
 
 
 def join_pieces(
@@ -316,3 +337,90 @@ def _checksum(parts: Sequence[Bytes], schema: Schema) -> bytes:
     for part in parts:
         value = crc32(part, value)
     return value.to_bytes(4, "little")
+
+
+def pack_body(body: Body, schema: Schema) -> bytes:
+    """Encode a body. The inverse of `unpack_body`."""
+    return b"".join(body_parts(body, schema))
+
+
+def body_parts(body: Body, schema: Schema) -> list[Bytes]:
+    """Encode a body as a list of byte strings, so that long payloads are not copied before they are joined."""
+    everything = body.plan is None or body.plan == schema.everything
+    if unknown := [number for number in body.fields if number not in FIELDS]:
+        raise WireError(f"field {unknown[0]} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
+    out: list[Bytes] = [varint(_bits(body.fields) | (not everything))]
+    if not everything:
+        out.append(_bitmap(body.plan or frozenset(), schema.blocks))
+    for number, payload in sorted(body.fields.items()):
+        if number not in (WEIGHT, DRIFT_CHECK):
+            out.append(varint(len(payload)))
+        elif (end := _field(payload, 0, number)[1]) != len(payload):
+            raise WireError(f"{len(payload) - end} bytes follow the end of field {number}")
+        out.append(payload)
+    return out
+
+
+def unpack_body(data: Bytes, schema: Schema) -> Body:
+    """Decode a body from exactly these bytes; its fields are views of them. The inverse of `pack_body`."""
+    plan, fields, end = read_body(memoryview(data), 0, schema)
+    if end != len(data):
+        raise WireError(f"{len(data) - end} bytes follow the end of a body")
+    return Body(plan, fields)
+
+
+def read_body(
+    data: memoryview, position: int, schema: Schema
+) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
+    """Decode the body at this position: its plan, its fields (views of the data), and the position after it."""
+    if position >= len(data):
+        raise WireError("message ends where a body should begin")
+    bits, position = read_varint(data, position)
+    if bits >> FIELDS.stop:
+        raise WireError(f"field {bits.bit_length() - 1} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
+    plan: frozenset[str] | None = None
+    if bits & 1:
+        width = -(-len(schema.blocks) // 8)
+        plan, position = _read_bitmap(data[position : position + width], schema.blocks), position + width
+    fields: dict[int, memoryview] = {}
+    for number in FIELDS:
+        if bits >> number & 1:
+            start, position = _field(data, position, number)
+            fields[number] = data[start:position]
+    return plan, fields, position
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    """Field ids as the bits of an integer."""
+    return sum(1 << number for number in numbers)
+
+
+def _field(data: Bytes, position: int, number: int) -> tuple[int, int]:
+    """Where the payload of the field at this position starts and ends."""
+    if number == WEIGHT:
+        return position, read_varint(data, position)[1]
+    length = _DRIFT_CHECK_BYTES
+    if number != DRIFT_CHECK:
+        length, position = read_varint(data, position)
+    if length > len(data) - position:
+        raise WireError(f"field {number} announces {length} bytes, {len(data) - position} are left")
+    return position, position + length
+
+
+def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
+    out = bytearray(-(-len(blocks) // 8))
+    for i, name in enumerate(blocks):
+        if name in plan:
+            out[i // 8] |= 1 << i % 8
+    return bytes(out)
+
+
+def _read_bitmap(data: memoryview, blocks: tuple[str, ...]) -> frozenset[str]:
+    if len(data) != -(-len(blocks) // 8):
+        raise WireError("message ends inside the plan")
+    names = frozenset(name for i, name in enumerate(blocks) if data[i // 8] >> i % 8 & 1)
+    if _bitmap(names, blocks) != data:
+        raise WireError("the plan names a block that does not exist")
+    if len(names) == len(blocks):
+        raise WireError("a plan of all blocks must be written without a bitmap")
+    return names
