@@ -25,8 +25,6 @@ from thinwire.cli.options import (
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.catalog import LISTS, catalog
 
-RENAMED_LISTS = {"splits": "partitions"}
-
 
 def check(
     what: Method,
@@ -67,8 +65,6 @@ def list_names(
     """
     from thinwire.cli.tables import print_json, show_list
 
-    if what in RENAMED_LISTS:
-        raise ConfigError(f"`thinwire list {what}` is now `thinwire list {RENAMED_LISTS[what]}`")
     items = catalog(what)
     print_json(items) if as_json else show_list(items)
 
