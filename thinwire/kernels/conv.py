@@ -6,7 +6,7 @@ which `conv2d` is one batched matrix product instead: by im2col (`conv_im2col.py
 torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
-copy, and max pooling, group and batch norms where `max_pool.py`, `group_norm.py` and `batch_norm.py` have kernels.
+copy, max pooling and group norms where `max_pool.py` and `group_norm.py` have kernels, and batch norms on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thinwire.kernels import batch_norm, conv_fused, group_norm, max_pool
+from thinwire.kernels import conv_fused, group_norm, max_pool
 from thinwire.kernels.conv_cpu import Pair
 from thinwire.kernels.conv_im2col import convolve_im2col
 
@@ -53,8 +53,8 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
             return max_pool.max_pool(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
-        if func is F.batch_norm and (statistics := _statistics(*args, **kwargs)):
-            return _batch_norm(*statistics)
+        if func is F.batch_norm and args[0].is_cuda and (kwargs.get("training") or args[5:6] == (True,)):
+            return batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -134,45 +134,38 @@ def _norm(
     return (x, num_groups, *_affine(x, weight, bias), eps) if group_norm.suits(x, num_groups) else None
 
 
-def _statistics(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float, float] | None:
-    """The arguments of a batch norm in training that `batch_norm.py` supports, or None."""
-    if not training or not batch_norm.suits(x):
-        return None
-    return x, running_mean, running_var, *_affine(x, weight, bias), momentum, eps
-
-
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weight and bias of a norm; ones and zeros where it has none."""
     one = torch.ones(x.shape[1], device=x.device) if weight is None else weight
     return one, torch.zeros(x.shape[1], device=x.device) if bias is None else bias
 
 
-def _batch_norm(
+def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    momentum: float,
-    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Batch norm; updates the running statistics, with the unbiased variance as torch does."""
-    out, mean, variance = batch_norm.batch_norm(x, weight, bias, eps)
-    count = x.numel() // x.shape[1]
-    if running_mean is not None:
-        batch_norm.update(running_mean, mean, momentum)
-    if running_var is not None:
-        batch_norm.update(running_var, variance * (count / max(1, count - 1)), momentum)
-    return out
+    """`F.batch_norm` in training, by operations that torch's vmap supports on a GPU in 16 bits and channels last.
+
+    Sums are in float32, the result has the type of the input. The running variance is the unbiased one, as in torch.
+    """
+    weight, bias = _affine(x, weight, bias)
+    dims, count, wide = (
+        (0, *range(2, x.dim())),
+        x.numel() // x.shape[1],
+        x.to(torch.promote_types(x.dtype, weight.dtype)),
+    )
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    for running, value in ((running_mean, mean), (running_var, variance * (count / max(1, count - 1)))):
+        if running is not None:
+            running.mul_(1 - momentum).add_(value.detach().flatten().to(running.dtype), alpha=momentum)
+    scale, shift = (block.view(mean.shape) for block in (weight, bias))
+    return ((wide - mean) * torch.rsqrt(variance + eps) * scale + shift).to(x.dtype)
 
 
 def _pair(value: Any) -> Pair:
