@@ -16,7 +16,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(max_pool, "has_triton", lambda device: True)
 
     def within(function, *args):
-        with conv.by_products("fused"):
+        with conv.by_products():
             return function(*args)
 
     return within

@@ -1,9 +1,8 @@
 """Convolutions of many clients at once, each with its own kernel, as matrix products.
 
 vmap turns them into one grouped convolution, for which GPU libraries have slow kernels. `by_products()` is a context in
-which `conv2d` is one batched matrix product instead: by im2col (`conv_im2col.py`), or, with triton on a GPU,
-`by_products("fused")` without storing the patches (`conv_fused.py`). Dilated and grouped convolutions are left to
-torch. The results differ from torch's by rounding only.
+which `conv2d` is one batched matrix product instead, in Triton on a GPU (`conv_fused.py`). Dilated and grouped
+convolutions, and those that Triton cannot compute, are left to torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
 copy, max pooling and group norms where `max_pool.py` and `group_norm.py` have kernels, and batch norms on a GPU.
@@ -21,16 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from thinwire.kernels import conv_fused, group_norm, max_pool
 from thinwire.kernels.conv_cpu import Pair
-from thinwire.kernels.conv_im2col import convolve_im2col
 
-Products = Literal["im2col", "fused"]
+Products = Literal["fused"]
 
 
 class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
-    """A context in which `conv2d` is a matrix product.
-
-    Args:
-        how: `im2col` stores the patches of all images; `fused` loads them inside a Triton kernel, if available.
+    """A context in which `conv2d` is a matrix product where Triton can compute it.
 
     >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)
     >>> with by_products():
@@ -38,18 +33,14 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
     [4.0, 6.0, 4.0]
     """
 
-    def __init__(self, how: Products = "im2col") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.how = how
-
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the supported functions; call all others."""
         kwargs = kwargs or {}
         if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
-            return convolve(*call, self.how)
+            return convolve(*call)
         if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
             return means(args[0], window)
-        if func is F.max_pool2d and self.how == "fused" and (window := _maxima(*args, **kwargs)):
+        if func is F.max_pool2d and (window := _maxima(*args, **kwargs)):
             return max_pool.max_pool(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
@@ -58,18 +49,13 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
         return func(*args, **kwargs)
 
 
-def convolve(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, how: Products = "im2col"
-) -> Tensor:
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The convolution of images (n, channels, height, width) with a kernel (out, channels, height, width)."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    if how == "fused" and conv_fused.triton_kernels(x) is not None:
+    if conv_fused.triton_kernels(x) is not None:
         return conv_fused.convolve_fused(x, kernel, bias, stride, padding)
-    if torch.is_autocast_enabled(x.device.type):
-        kernel, bias = kernel.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    out = convolve_im2col(x, kernel, stride, padding)
-    return out if bias is None else out + bias[:, None, None]
+    return torch.conv2d(x, kernel, bias, stride, padding)
 
 
 def _arguments(
