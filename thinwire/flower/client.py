@@ -32,8 +32,8 @@ from thinwire.protocol.state import ClientState, PublicState
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
+from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
 
