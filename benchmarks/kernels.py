@@ -434,7 +434,7 @@ def main() -> None:  # noqa: D103
         sys.exit("torch finds no GPU; use --device cpu")
     torch.cuda.set_device(torch.device(options.device).index or 0)
     if not has_triton(torch.device("cuda", torch.cuda.current_device())):
-        from thinwire.kernels.smoke_test import run_one
+        from thinwire.kernels.sums_triton import run_one
 
         run_one(torch.device("cuda"))  # reports the reason
     began = time.monotonic()

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
-from thinwire.kernels.precision import dot_precision
 from thinwire.kernels.sums_triton import sum_rows
+from thinwire.kernels.support import dot_precision
 
 Pair = tuple[int, int]
 
