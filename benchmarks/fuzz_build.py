@@ -19,7 +19,7 @@ import numpy as np
 from thinwire.errors import WireError
 from thinwire.wire import message as wire
 from thinwire.wire.bits import read_varint, varint
-from thinwire.wire.body import FIELDS
+from thinwire.wire.message import FIELDS
 from thinwire.wire.weight import MOST_COUNT
 
 LARGEST = (1 << 35) - 1  # the values of a varint

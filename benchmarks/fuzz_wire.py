@@ -110,7 +110,7 @@ from thinwire.spaces import (
     Route,
 )
 from thinwire.wire import message as wire
-from thinwire.wire.body import FIELDS
+from thinwire.wire.message import FIELDS
 
 SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
 KEPT_DRAWS = 9  # populations: EvoFed caches eight of them, at most 128 MiB, while it draws the next

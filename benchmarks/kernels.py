@@ -5,8 +5,8 @@
     python benchmarks/kernels.py --device cpu                  # MAPA with signs from a lookup table, on a CPU
     python benchmarks/kernels.py --table kernels.json          # write the results of --json to docs/benchmarks.md
 
-Convolutions of a cohort with different weights per client (32 images each): microseconds of the fused kernels, of
-im2col and of grouped cuDNN, each replayed from a CUDA graph, so that launches are not counted. `difference` is the
+Convolutions of a cohort with different weights per client (32 images each): microseconds of the fused kernels and of
+grouped cuDNN, each replayed from a CUDA graph, so that launches are not counted. `difference` is the
 largest difference from float64 on the first client, relative to the largest value. MAPA: G entries/s of A b and A^T g
 at d = 1,146,634, p = 1,024, and the difference from the implementation that stores A.
 """
@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.key import Key
-from thinwire.kernels import conv as convolve
 from thinwire.kernels import projection as generated
 from thinwire.kernels.support import has_triton
 
@@ -112,7 +111,6 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
     c, s, p = case.clients, (stride, stride), (padding, padding)
     wide = x.transpose(0, 1).reshape(IMAGES, c * i, size, size)  # the layout under vmap
     wide_kernel, wide_grad = kernel.flatten(0, 1), grad.transpose(0, 1).flatten(1, 2)
-    columns: list[Tensor] = []
 
     def backward(mask: list[bool]) -> Tensor:
         made = torch.ops.aten.convolution_backward(
@@ -120,30 +118,21 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         )
         return made[0].view(IMAGES, c, i, size, size).transpose(0, 1) if mask[0] else made[1].view(c, o, i, k, k)
 
-    def join_pieces() -> Tensor:
-        out, made = convolve._forward(x, kernel, s, p)
-        columns[:] = [made]
-        return out + bias[:, None, :, None, None]
-
     def grouped() -> Tensor:
         out = F.conv2d(wide, wide_kernel, bias.flatten(), s, p, groups=c)
         return out.view(IMAGES, c, o, *out.shape[-2:]).transpose(0, 1)
 
-    join_pieces()
     made = {
         "forward": {
             "fused": lambda: kernels.forward(x, kernel, bias, s, p),
-            "im2col": join_pieces,
             "grouped": grouped,
         },
         "by input": {
             "fused": lambda: kernels.input_gradient(grad, kernel, (size, size), s, p),
-            "im2col": lambda: convolve._input_gradient(grad, kernel, (size, size), s, p),
             "grouped": lambda: backward([True, False, False]),
         },
         "by kernel": {
             "fused": lambda: kernels.kernel_gradient(grad, x, (k, k), s, p, True)[0],
-            "im2col": lambda: (convolve._kernel_gradient(grad, columns[0], (k, k)), grad.sum((1, 3, 4)))[0],
             "grouped": lambda: backward([False, True, True]),
         },
     }
@@ -218,7 +207,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row as text: microseconds fused/im2col/grouped, then TFLOP/s and difference of the fused one."""
+    """A row as text: microseconds fused/grouped, then TFLOP/s and difference of the fused one."""
     i, size, o, k, stride, _ = row["shape"]
     text = f"{row['model']:9} c{row['clients']:<3} {i:>3}>{o:<3} k{k} s{stride} {size:>2} {row['precision']:7}"
     errors = []
@@ -227,7 +216,7 @@ def line(row: dict[str, Any]) -> str:
             text += f" |{'':32}"
             continue
         cells = []
-        for kind in ("fused", "im2col", "grouped"):
+        for kind in ("fused", "grouped"):
             found = row[operation][kind]
             cells.append(f"{found['us']:.0f}" if "us" in found else "fail")
             if "error" in found:
@@ -252,7 +241,7 @@ def warm(fns: list[Callable[[], Any]]) -> None:
 
 def convolutions(plan: list[tuple[str, int, tuple[str, ...]]], until: float) -> list[dict[str, Any]]:
     """Measure all convolutions until the time limit."""
-    print("us fused/im2col/grouped, TFLOP/s and difference of fused: forward | gradient by input | by kernel and bias")
+    print("us fused/grouped, TFLOP/s and difference of fused: forward | gradient by input | by kernel and bias")
     rows = []
     for model, clients, precisions in plan:
         cases = [Case(model, clients, shape, precision) for precision in precisions for shape in SHAPES[model]]
@@ -445,7 +434,7 @@ def main() -> None:  # noqa: D103
         sys.exit("torch finds no GPU; use --device cpu")
     torch.cuda.set_device(torch.device(options.device).index or 0)
     if not has_triton(torch.device("cuda", torch.cuda.current_device())):
-        from thinwire.kernels.smoke_test import run_one
+        from thinwire.kernels.sums_triton import run_one
 
         run_one(torch.device("cuda"))  # reports the reason
     began = time.monotonic()

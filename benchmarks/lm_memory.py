@@ -42,6 +42,15 @@ def resident(key: str) -> int:
     return 1024 * int(lines[key].split()[0])
 
 
+def model_bytes(module: Any) -> int:
+    """The bytes of weights and buffers, and of layers in few bits, which may be shared."""
+    own = sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+    few = {
+        id(part.blocks): int(getattr(part, "constant_bytes", 0)) for part in module.modules() if hasattr(part, "blocks")
+    }
+    return own + sum(few.values())
+
+
 def measure(clients: int, batch: int, bits: int, checkpoint: str) -> dict[str, Any]:
     """One round of some clients; of 0 clients, only the model."""
     import transformers  # noqa: F401 - before the model, so that it is not counted
@@ -49,7 +58,6 @@ def measure(clients: int, batch: int, bits: int, checkpoint: str) -> dict[str, A
     from thinwire.experiments.build import build_job
     from thinwire.experiments.config import resolve
     from thinwire.simulation.engine import LocalEngine
-    from thinwire.training.memory import model_bytes
 
     libraries = resident("VmRSS")
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@
     python benchmarks/precision.py --model resnet20-gn --network    only the network, for any model of speed.py
     python benchmarks/precision.py --saved precision.txt            write a summary of it to docs/benchmarks.md
 
-Backends: `loop` (torch's layers, one client after another), `grouped` (the same under vmap), `im2col` and, on a GPU
+Backends: `loop` (torch's layers, one client after another), `grouped` (the same under vmap) and, on a GPU
 with triton, `fused` (convolutions as matrix products, with the Triton group norm). Weights differ between clients. An
 error is |value - reference| / |reference|, as vector norms, the maximum over the clients.
 
@@ -124,7 +124,7 @@ def apply(backend: str, run: Function, x: Tensor, weights: Sequence[Tensor], gra
         outs = torch.stack([out for out, _ in rows])
         grads = [torch.stack(blocks) for blocks in zip(*(grads for _, grads in rows), strict=True)]
     else:
-        with nullcontext() if backend == "grouped" else by_products(backend):  # type: ignore[arg-type]
+        with nullcontext() if backend == "grouped" else by_products():
             outs, grads = vmap(one)(x, tuple(weights), grad)
     return Passed(outs, grads[0], tuple(grads[1:]))
 
@@ -137,7 +137,7 @@ def outputs(backend: str, layers: list[Layer], weights: Tree, x: Tensor) -> list
         if backend == "loop":
             out = torch.stack([layer.run(seen[-1][i], *(w[i] for w in mine)) for i in range(len(x))])
         else:  # within vjp, as in training: outside it vmap uses other kernels
-            with nullcontext() if backend == "grouped" else by_products(backend):  # type: ignore[arg-type]
+            with nullcontext() if backend == "grouped" else by_products():
                 out = vmap(lambda x, *w: vjp(layer.run, x, *w)[0])(seen[-1], *mine)  # noqa: B023
         seen.append(out)
     return seen
@@ -345,7 +345,7 @@ def main() -> None:  # noqa: D103
     x = torch.randint(0, 256, (*shape, channels, size, size), generator=generator) / 127.5 - 1
     targets = torch.randint(0, 10, shape, generator=generator).to(device)
     weights, x = {name: block.to(device) for name, block in weights.items()}, x.double().to(device)
-    backends = ["loop", "grouped", "im2col", *(("fused",) if has_triton(device) else ())]
+    backends = ["loop", "grouped", *(("fused",) if has_triton(device) else ())]
     model = Functional.of(module, device=device)
     print(f"{options.model} on {device}, torch {torch.__version__}, {options.precision}, clients x batch {shape}")
     if device.type == "cuda":

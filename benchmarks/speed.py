@@ -81,18 +81,13 @@ VARIANTS = {
         ("graph", "fused", "float32"),
         ("graph", "fused", "tf32"),
         ("graph", "fused", "bf16"),
-        ("graph", "im2col", "float32"),
-        ("graph", "im2col", "tf32"),
-        ("graph", "im2col", "bf16"),
         ("graph", "grouped", "float32"),
         ("graph", "grouped", "tf32"),
-        ("vmap", "im2col", "tf32"),
         ("loop", "auto", "tf32"),
     ],
     "cpu": [
-        ("graph", "im2col", "float32"),
+        ("graph", "grouped", "float32"),
         ("vmap", "grouped", "float32"),
-        ("vmap", "im2col", "float32"),
         ("loop", "auto", "float32"),
         ("threads", "auto", "float32"),
     ],
@@ -101,10 +96,9 @@ VARIANTS = {
 
 # what the page has: model, cohort, variants; the most important first
 F32, TF32, BF16 = (("graph", "fused", precision) for precision in ("float32", "tf32", "bf16"))
-IM2COL = ("graph", "im2col", "float32")
 PAGE = (
-    ("cnn2", 10, [BF16, F32, IM2COL]),
-    ("cnn-cifar", 10, [BF16, TF32, F32, IM2COL]),
+    ("cnn2", 10, [BF16, F32]),
+    ("cnn-cifar", 10, [BF16, TF32, F32]),
     ("vgg16-gn", 10, [BF16, TF32, F32]),
     ("cnn-cifar", 100, [BF16]),
     ("lstm-shakespeare", 10, [BF16, F32]),
@@ -381,7 +375,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--cohorts", nargs="*", type=int, default=[10, 32, 100])
     parser.add_argument(
-        "--variants", nargs="*", help="backend/conv/precision, such as graph/im2col/tf32; default: all of the device"
+        "--variants", nargs="*", help="backend/conv/precision, such as graph/fused/tf32; default: all of the device"
     )
     parser.add_argument("--rounds", type=int, default=5, help="number of timed rounds")
     parser.add_argument("--methods", nargs="*", help="compare these presets")

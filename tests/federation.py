@@ -32,10 +32,10 @@ from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.training import Local
+from thinwire.training.backends import LoopTrainer
 from thinwire.training.batches import plan_batches
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Trainer, Workload
-from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
 SIZES = (40, 17, 33, 5, 24, 9)  # unequal on purpose

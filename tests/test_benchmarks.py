@@ -235,7 +235,7 @@ def test_layer_by_layer_passes_equal_the_network(monkeypatch):
     weights = {name: p.detach()[None] for name, p in module.named_parameters()}
     layers = precision.layers_of(module)
     torch.nn.functional.cross_entropy(module(x[0]), targets[0]).backward()
-    for backend in ("loop", "im2col"):
+    for backend in ("loop", "grouped"):
         made = precision.through(backend, layers, weights, x, targets)
         for layer, passed in zip(layers, made, strict=True):
             for name, grad in zip(layer.weights, passed.by_weights, strict=True):

@@ -150,7 +150,7 @@ def test_fused_convolutions_and_their_gradients_equal_torch(shape, kind, monkeyp
         return torch.sin(F.conv2d(x, kernel, bias, stride, padding).float()).sum()
 
     def fused(*args):
-        with convolve.by_products("fused"):
+        with convolve.by_products():
             return loss(*args)
 
     wanted, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(*(block.double() for block in args))
@@ -177,7 +177,7 @@ def test_fused_group_norms_and_their_gradients_equal_torch(shape, kind):
         return (F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype)) * factor).float().sum()
 
     def fused(*args):
-        with convolve.by_products("fused"):
+        with convolve.by_products():
             return loss(*args)
 
     args = (x, weight, bias, factor)
@@ -238,50 +238,6 @@ def test_an_lstm_is_evaluated_as_on_the_cpu(precision):
         found = model.cuda()(codes.cuda()).cpu()
     assert found.dtype == torch.float32
     assert float((found - expected).norm() / expected.norm()) < (1e-5 if precision == "float32" else 2e-3)
-
-
-@triton_only
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_max_pooling_and_its_gradient_equal_torch(kind):
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, 16, 12, 8, device="cuda").relu().to(kind)
-    factor = torch.randn(3, 4, 16, 6, 4, device="cuda").to(kind)
-
-    def loss(x, factor):
-        return (F.max_pool2d(x, 2) * factor).float().sum()
-
-    def fused(x, factor):
-        with convolve.by_products("fused"):
-            return loss(x, factor)
-
-    found, wanted = (vmap(grad_and_value(each))(x, factor) for each in (fused, loss))
-    assert torch.equal(found[0], wanted[0])
-    assert torch.allclose(found[1], wanted[1], rtol=1e-4)  # sums in another order
-
-
-@triton_only
-@pytest.mark.parametrize("coded", [True, False])
-@pytest.mark.parametrize(("layers", "hidden", "n"), [(2, 256, 3000), (3, 48, 130), (1, 32, 5)])
-def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded):
-    torch.manual_seed(0)
-    model = models.NextCharacter(30, hidden=hidden, layers=layers, biases=2).cuda()
-    with torch.no_grad():
-        for block in model.parameters():
-            block *= 2.0  # gates that are not all near one half
-    codes, targets = torch.randint(0, 30, (n, 40), device="cuda"), torch.randint(0, 30, (n,), device="cuda")
-
-    def outputs(model):
-        return model(codes) if coded else model.head(model.lstm(model.embedding(codes)))
-
-    with torch.no_grad(), compute_with(torch.device("cuda"), "tf32"):
-        assert lstm.has_last_state(model.embedding.weight, hidden)
-        found, again = outputs(model), outputs(model)
-        wanted = outputs(model.double())
-    assert found.dtype == torch.float32
-    assert torch.equal(found, again)
-    assert float((found.argmax(1) == wanted.argmax(1)).double().mean()) >= (0.99 if n > 100 else 0.8)
-    losses = [float(F.cross_entropy(logits.double(), targets)) for logits in (found, wanted)]
-    assert abs(losses[0] - losses[1]) < 1e-3 * losses[1]
 
 
 @triton_only

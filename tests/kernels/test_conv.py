@@ -12,39 +12,6 @@ from thinwire.kernels import conv
 from thinwire.kernels.conv import by_products
 from thinwire.simulation import LocalEngine
 
-# clients, images, channels, size, outputs, kernel, stride, padding
-SHAPES = [(3, 4, 2, 9, 5, 5, 1, 2), (2, 4, 3, 8, 6, 3, 2, 1), (2, 4, 3, 8, 6, 1, 2, 0), (2, 2, 3, 11, 4, 7, 2, 3)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), None])
-def test_values_and_gradients_equal_those_of_torch(shape, dims):
-    c, n, i, size, o, k, stride, padding = shape
-    torch.manual_seed(0)
-    inputs = torch.randn(c, n, i, size, size), torch.randn(c, o, i, k, k), torch.randn(c, o)
-    x, kernel, bias = (block.double() for block in inputs)
-
-    def loss(x, kernel, bias):
-        once = F.conv2d(x, kernel, bias, stride=stride, padding=padding)
-        return torch.sin(F.conv2d(once, kernel.transpose(0, 1)[:, :, :1, :1])).sum()
-
-    def by_product(*args):
-        with by_products():
-            return loss(*args)
-
-    results = []
-    for fn in (loss, by_product):
-        call = grad_and_value(fn, argnums=(0, 1, 2))
-        if dims:
-            args = [block if d == 0 else block[0] for block, d in zip((x, kernel, bias), dims, strict=True)]
-            grads, value = vmap(call, in_dims=dims)(*args)
-        else:
-            grads, value = call(x[0], kernel[0], bias[0])
-        results.append((*grads, value))
-    for a, b in zip(*results, strict=True):
-        assert a.shape == b.shape
-        assert float((a - b).abs().max()) < 1e-10
-
 
 def test_dilated_and_grouped_convolutions_are_left_to_torch():
     x, kernel = torch.randn(2, 4, 9, 9), torch.randn(6, 2, 3, 3)
@@ -62,7 +29,7 @@ def test_training_is_the_same_with_all_convolutions(precision):
     )
     task = Task(net, *pool_clients(clients))
     ends = []
-    for products, backend in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
+    for products, backend in (("grouped", "vmap"), ("grouped", "graph"), ("auto", "loop")):
         engine = LocalEngine("cpu", backend, conv=products, precision=precision)
         simulation, states, _ = play(job(task=task, rounds=10), engine)
         ends.append(simulation.federation.weights(states[-1].server.public))

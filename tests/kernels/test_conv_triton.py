@@ -93,7 +93,7 @@ def test_values_and_gradients_under_vmap(kernels, dims):
         return torch.sin(F.conv2d(once, kernel.transpose(0, 1)[:, :, :1, :1], stride=2)).sum()
 
     def fused(*args):
-        with conv.by_products("fused"):
+        with conv.by_products():
             return loss(*args)
 
     results = []
@@ -110,12 +110,11 @@ def test_values_and_gradients_under_vmap(kernels, dims):
         assert float((a - b).abs().max()) <= 2e-5 * max(1, float(b.abs().max()))
 
 
-def test_without_triton_fused_falls_back_to_im2col():
+def test_without_triton_convolutions_are_those_of_torch():
     x, kernel = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
-    with conv.by_products("fused"):
+    with conv.by_products():
         found = F.conv2d(x, kernel, padding=1)
-    with conv.by_products("im2col"):
-        assert torch.equal(found, F.conv2d(x, kernel, padding=1))
+    assert torch.equal(found, F.conv2d(x, kernel, padding=1))
 
 
 @pytest.mark.parametrize("last", [False, True])

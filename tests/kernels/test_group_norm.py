@@ -18,7 +18,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(module, "LINE", 4)  # several blocks of channels
 
     def within(function, *args):
-        with conv.by_products("fused"):
+        with conv.by_products():
             return function(*args)
 
     return within

@@ -21,8 +21,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPA, projection
 from thinwire.testing import check_optimizer
 from thinwire.training import Local
-from thinwire.training.loop import LoopTrainer
-from thinwire.training.vmap import VmapTrainer
+from thinwire.training.backends import LoopTrainer, VmapTrainer
 
 SPACE = MAPA(p=20, entries="gaussian", normalize="none", scale="unit")
 

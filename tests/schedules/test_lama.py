@@ -26,8 +26,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.testing import check_schedule
 from thinwire.training import Local
-from thinwire.training.loop import LoopTrainer
-from thinwire.training.vmap import VmapTrainer
+from thinwire.training.backends import LoopTrainer, VmapTrainer
 from thinwire.wire import message as wire
 
 STEPS = Local(batch=8, steps=3)

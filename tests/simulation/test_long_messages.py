@@ -13,7 +13,6 @@ from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
-from thinwire.wire import crc
 
 ROUNDS = 3
 
@@ -33,10 +32,9 @@ def test_long_messages_have_the_same_bytes_on_every_path(upload, three_cores, mo
     simulation, state, sent = play(Method(upload=upload))
     assert simulation.contract.code.nbytes > LEAST
     assert isinstance(state.server.ledger.entries[-1], memoryview)
-    monkeypatch.setattr(crc, "_PIECE", 300_000)
-    monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many: checksums of pieces
-    _, _, pieces = play(Method(upload=upload))
-    assert sent == pieces
+    monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many
+    _, _, many = play(Method(upload=upload))
+    assert sent == many
     for module in (rows, client, entries):
         monkeypatch.setattr(module, "LEAST", 1 << 40)
     _, other, again = play(Method(upload=upload))

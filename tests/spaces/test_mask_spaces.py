@@ -17,7 +17,7 @@ from thinwire.protocol.client import Group, training_inputs
 from thinwire.protocol.upload import decode_uploads
 from thinwire.spaces import FedMRN, FedPM, Full, Route
 from thinwire.testing import check_optimizer, check_space
-from thinwire.training.vmap import VmapTrainer
+from thinwire.training.backends import VmapTrainer
 
 BASE = {"fc.weight": Key(1).normal(30, 20), "fc.bias": Key(2).normal(30)}
 

@@ -17,9 +17,9 @@ from thinwire.protocol.setup import initial_server_state, make_contract, plan_ro
 from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
+from thinwire.training.backends import VmapTrainer
 from thinwire.training.cuda_graph import KEPT, CudaGraphCache
 from thinwire.training.functional import Functional
-from thinwire.training.vmap import VmapTrainer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the step is called instead of replayed
 MORE = {

@@ -9,7 +9,7 @@ import thinwire as tw
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
 from thinwire.spaces import LoRASB
 from thinwire.spaces.dora import DoRA
-from thinwire.training import folded
+from thinwire.training import backends
 
 FOLDED = {
     "lora": tw.LoRA(2, 4.0, ("query-value",)),
@@ -37,12 +37,12 @@ def trained(space, backend, local):
 @pytest.mark.parametrize("space", FOLDED.values(), ids=FOLDED)
 def test_folded_clients_train_as_under_vmap(space, local, monkeypatch):
     answers = []
-    own = folded.can_fold
-    monkeypatch.setattr(folded, "can_fold", lambda inputs: answers.append(own(inputs)) or answers[-1])
+    own = backends.can_fold
+    monkeypatch.setattr(backends, "can_fold", lambda inputs: answers.append(own(inputs)) or answers[-1])
     found = trained(space, "vmap", local)
     recorded = trained(space, "graph", local)
     assert all(answers)
-    monkeypatch.setattr(folded, "can_fold", lambda inputs: False)
+    monkeypatch.setattr(backends, "can_fold", lambda inputs: False)
     expected = trained(space, "vmap", local)
     assert found == pytest.approx(expected, abs=1e-6)
     assert recorded == pytest.approx(expected, abs=1e-6)
@@ -52,8 +52,8 @@ def test_folded_clients_train_as_under_vmap(space, local, monkeypatch):
 @pytest.mark.parametrize("space", NOT_FOLDED.values(), ids=NOT_FOLDED)
 def test_other_clients_are_not_folded(space, monkeypatch):
     answers = []
-    own = folded.can_fold
-    monkeypatch.setattr(folded, "can_fold", lambda inputs: answers.append(own(inputs)) or answers[-1])
+    own = backends.can_fold
+    monkeypatch.setattr(backends, "can_fold", lambda inputs: answers.append(own(inputs)) or answers[-1])
     trained(space, "vmap", tw.Local(batch=3))
     assert answers
     assert not any(answers)

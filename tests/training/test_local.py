@@ -18,10 +18,9 @@ from thinwire.protocol import Method
 from thinwire.protocol.client import Group, initial_client_state, training_inputs
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.training import Local
+from thinwire.training.backends import LoopTrainer, VmapTrainer
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, Workload
-from thinwire.training.loop import LoopTrainer
-from thinwire.training.vmap import VmapTrainer
 
 LOCAL = Local(epochs=2, batch=8)
 ALL = range(len(SIZES))

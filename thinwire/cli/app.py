@@ -12,7 +12,6 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from thinwire.cli.deploy import deploy, flower_app, node
 from thinwire.cli.execution import TRAINING_FAILED
@@ -32,23 +31,9 @@ from thinwire.cli.watch import watch
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 
 UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contain their own copy of click
-RENAMED_VERBS = {"app": "flower-app", "adapter": "export-peft"}
-RENAMED_OPTIONS = {"--hold-out": "--validation-fraction"}
-
-
-class Verbs(TyperGroup):
-    """The group of verbs; a verb that was renamed is an error with its new name."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb that the arguments name."""
-        if args and args[0] in RENAMED_VERBS:
-            raise ConfigError(f"`thinwire {args[0]}` is now `thinwire {RENAMED_VERBS[args[0]]}`")
-        return super().resolve_command(ctx, args)
-
 
 app = typer.Typer(
     name="thinwire",
-    cls=Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -130,18 +115,10 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
         else:
-            print_error(ConfigError(_usage_message(error)))
+            command = error.ctx.command_path if error.ctx else "thinwire"
+            print_error(ConfigError(f"{error.format_message()} (see `{command} --help`)"))
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _usage_message(error: Any) -> str:
-    """One line for wrong usage; names the new option if the given one was renamed."""
-    given = getattr(error, "option_name", None)
-    if given in RENAMED_OPTIONS:
-        return f"{given} is now {RENAMED_OPTIONS[given]}"
-    command = error.ctx.command_path if error.ctx else "thinwire"
-    return f"{error.format_message()} (see `{command} --help`)"
 
 
 def _drop_output() -> None:

@@ -1,4 +1,4 @@
-"""`thinwire check`, `thinwire list` and `thinwire show`: print without training."""
+"""`thinwire check`, `thinwire list` and `thinwire show`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from thinwire.cli.options import (
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.catalog import LISTS, catalog
 
-RENAMED_LISTS = {"splits": "partitions"}
-
 
 def check(
     what: Method,
@@ -42,7 +40,7 @@ def check(
     as_json: AsJson = False,
     imports: Imports = None,
 ) -> None:
-    """Validate an experiment and print its message sizes and memory, without training.
+    """Validate an experiment and print its message sizes and the memory of a client, after one step of training.
 
     Example: thinwire check fedpara+scaffold --on digits
     """
@@ -67,8 +65,6 @@ def list_names(
     """
     from thinwire.cli.tables import print_json, show_list
 
-    if what in RENAMED_LISTS:
-        raise ConfigError(f"`thinwire list {what}` is now `thinwire list {RENAMED_LISTS[what]}`")
     items = catalog(what)
     print_json(items) if as_json else show_list(items)
 

@@ -44,7 +44,6 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     left, made, failed = iter(range(len(items))), dict[int, B](), dict[int, BaseException]()
 
     def work() -> None:
-        _this.beside = workers
         for i in left:  # all threads take from one iterator: one job a thread, however many items there are
             try:
                 made[i] = fn(items[i])
@@ -74,15 +73,6 @@ def cores() -> int:
 def many_cores() -> bool:
     """Whether `each` uses so many threads in this thread that short calls in them would wait for the GIL."""
     return cores() > FEW
-
-
-def crowded() -> bool:
-    """Whether this is one of so many threads at work for `each` that short calls wait for the GIL.
-
-    numpy and torch take the GIL again after every call. Between many threads it changes hands in tens of microseconds,
-    so calls should last longer than that.
-    """
-    return getattr(_this, "beside", 0) > FEW
 
 
 def _usable() -> int:

@@ -1,59 +1,82 @@
-"""The cost of an experiment without training it: trainable parameters, bytes a round, memory."""
+"""The cost of an experiment before it is run: trainable parameters, bytes of real messages, memory of one client.
+
+A client takes one step of local training, and its upload is encoded; a few do where lengths depend on values. With
+these uploads the first round is closed, and the download of the next version is encoded. The bytes of all rounds are
+those of the real cohorts, with such an upload and this ledger entry in every round: exact where lengths do not depend
+on values, and an upper bound under FedLAMA, whose layers may wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
 from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.forecast import Lengths, forecast
-from thinwire.protocol.client import Group, initial_client_state, training_inputs
-from thinwire.protocol.round import initial_server_state, plan_round
-from thinwire.protocol.server import open_round
+from thinwire.protocol.advance import switch_stage
+from thinwire.protocol.aggregate import Terms
+from thinwire.protocol.client import Group, initial_client_state
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.download import RoundOpening
+from thinwire.protocol.entries import WindowSnapshot, pack_window_end
+from thinwire.protocol.ledger import Ledger
+from thinwire.protocol.next_version import append_entry
+from thinwire.protocol.server import close_round
+from thinwire.protocol.setup import initial_server_state, plan_round
+from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
-from thinwire.schedules.lama import FedLAMA
+from thinwire.secure.masks import sum_masked
 from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.groups import GroupTask
 from thinwire.simulation.simulation import Simulation
 from thinwire.training.batches import plan_batches
-from thinwire.training.inputs import Backend, UnsupportedModel
-from thinwire.training.loop import LoopTrainer
-from thinwire.training.memory import Peak, evaluation_bytes, model_bytes, resident_bytes, training_peak
-from thinwire.training.vmap import VmapTrainer
+from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
+
+TRAINED = 10  # clients of the first cohort that take a step
+
+
+class Traffic(NamedTuple):
+    """Bytes of one stage of a method: of a client, and of all rounds."""
+
+    rounds: int
+    trainable: int
+    up_per_client: int
+    down_per_client: int
+    up: int
+    down: int
+    catchup: int
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
-    """Build the experiment without training it. Raises the errors that a run would raise.
+    """The cost of the experiment. Raises the errors that a run would raise.
 
-    The bytes of a client are the lengths of messages with all-zero contents, in a round that synchronizes all blocks;
-    for a method with two stages, in the first. Catch-up of returning clients is not included. They are None where the
-    length of a message depends on its contents.
-
-    The bytes of all rounds (`forecast.py`) include catch-up, the second stage, and blocks that are not synchronized in
-    every round.
+    Bytes of a client are means over all clients, in a round that synchronizes all blocks, without catch-up; for a
+    method with two stages, in the first. Memory is that of this process, before and while one client trains one step on
+    the CPU; None where the system does not tell (Linux does).
     """
-    engine = LocalEngine("cpu", experiment.engine.backend, experiment.engine.chunk)
+    backend = experiment.engine.backend
+    engine = LocalEngine("cpu", "loop" if backend in ("auto", "graph") else backend)
     job = build_job(experiment, data_dir)
     simulation = engine.prepare(job)
-    contract, method = simulation.contract, job.method
-    state, resident = simulation.start(), resident_bytes()
-    plan_round(contract, state.server)  # raises if the method cannot run
-    plan = Plan(contract.sendable.named)
-    planned = Spec.of(restrict(simulation.federation.first.coords, plan.names))
-    code = method.sketch.spec(planned)
+    contract = simulation.contract
+    plan_round(contract, simulation.start().server)  # raises if the method cannot run
     sizes = job.task.clients.sizes()
     steps = [plan_batches([int(n)], [simulation.federation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
     cohort = min(job.cohort, len(simulation.federation.eligible))
-    up, down = _message_sizes(simulation, plan, cohort)
-    lengths = [Lengths(stage) for stage in contract.stages]
-    unknown = "" if all(one.exact for one in lengths) else UNKNOWN
+    _reset_peak()
+    before = _resident("VmRSS")
+    message = _upload(simulation, simulation.federation.first, first := simulation.federation.sampler.cohort(0)[0])
+    peak = _resident("VmHWM")
+    stages = _stages(simulation, {(0, first): message})
+    up, down, catchup = (sum(getattr(stage, way) for stage in stages) for way in ("up", "down", "catchup"))
+    per_client = stages[0].up_per_client + stages[0].down_per_client
+    planned = contract.coords.restrict(contract.sendable.named)
     return {
         "method": experiment.name,
         "task": experiment.task.label,
@@ -64,142 +87,137 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "parameters": simulation.federation.model.parameters(),
         "trainable": contract.coords.size,
         **_tiers(simulation),
-        "values_uploaded": code.size,
-        "bytes_up_per_client": up,
-        "bytes_down_per_client": down,
-        "bytes_per_round": None if up is None or down is None else cohort * (up + down),
-        **_stages(simulation),
-        **_all_rounds(simulation),
-        **_memory(simulation, resident if experiment.engine.device == "cpu" else 0),
-        "note": " ".join(filter(None, (job.task.note, _spaces(simulation), unknown, _ends_early(experiment)))),
+        "values_uploaded": job.method.sketch.spec(planned).size,
+        "bytes_up_per_client": stages[0].up_per_client,
+        "bytes_down_per_client": stages[0].down_per_client,
+        "bytes_per_round": cohort * per_client,
+        **({f"stage_{i}": stage._asdict() for i, stage in enumerate(stages, 1)} if len(stages) > 1 else {}),
+        "rounds": job.rounds,
+        "bytes_up_of_all_rounds": up,
+        "bytes_down_of_all_rounds": down,
+        "bytes_catchup_of_all_rounds": catchup,
+        "bytes_of_all_rounds": up + down + catchup,
+        "memory_before": before,
+        "memory_of_a_client": None if before is None or peak is None else peak - before,
+        "note": " ".join(filter(None, (job.task.note, *_notes(experiment, simulation)))),
     }
 
 
-def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
-    """The memory that a run takes: what is there before the first round, and the peak of a round.
-
-    Args:
-        simulation: a simulation that has not begun.
-        resident: the memory of this process, with libraries, data and model; 0 for a run on a GPU, whose memory has
-            the model alone before the first round.
-    """
-    job, federation = simulation.job, simulation.federation
-    public, backend = federation.first, simulation.backends.initial()[0]
-    model, peak = model_bytes(job.task.model, copies=2), Peak(0)  # the one that was given, and a private copy
-    together = 0
-    if not job.local.trainer:  # what a trainer of somebody else takes is not known
-        backend, together, peak = _training(simulation, backend)
-    evaluation = 0
-    if federation.test is not None and len(federation.test):
-        weights = simulation.contract.method.space.evaluation_weights(
-            public.base, simulation.contract.basis(0, federation.device), public.coords
-        )
-        evaluation = evaluation_bytes(federation.model, weights, public.buffers, federation.test)
-    heap = peak.heap if resident else 0
-    return {
-        "memory_before": resident or model,
-        "memory_model": model,
-        "memory_training": peak.tensors,
-        "memory_per_client": peak.tensors // max(1, together),
-        "memory_evaluation": evaluation,
-        "memory_allocator": max(0, heap - peak.tensors),
-        "memory_estimate": (resident or model) + max(peak.tensors, heap, evaluation),
-        "clients_at_a_time": together,
-    }
+def _stages(simulation: Simulation, known: dict[tuple[int, int], Bytes]) -> list[Traffic]:
+    """The bytes of each stage; the second starts from the initial weights."""
+    contracts, public = simulation.contract.stages, simulation.federation.first
+    until = min([simulation.job.rounds, *(later.since for later in contracts[1:])])
+    found = [_traffic(simulation, public, until, known)]
+    for later in contracts[1:]:
+        switched = switch_stage(contracts[0], later, public._replace(version=later.since))
+        found.append(_traffic(simulation, switched, simulation.job.rounds, known))
+    return found
 
 
-def _training(simulation: Simulation, backend: Backend) -> tuple[Backend, int, Peak]:
-    """The backend, the clients that it trains at a time, and the peak of their training."""
-    federation, engine = simulation.federation, simulation.engine
-    cohort = federation.sampler.cohort(0)
-    clients = cohort[: engine.chunk or len(cohort)]
-    public = federation.first
-    states = tuple(initial_client_state(simulation.contract, public, i) for i in clients)
-    group = Group(public, Plan(simulation.contract.sendable.named), clients, states)
-    work = federation.sampler.workload(0, clients)
-    widest = federation.train.widest(torch.arange(len(federation.train)))[:1]
-    work = replace(work, index=widest.expand(work.index.shape))
-    held = (*public.base.values(), *public.coords.values(), *federation.model.module.parameters())
-    try:
-        if backend in ("graph", "vmap"):
-            inputs = training_inputs(simulation.contract, simulation.backends.models["vmap"], group, work)
-            return "vmap", len(clients), training_peak(VmapTrainer(), federation.model, inputs, held)
-    except UnsupportedModel:
-        if engine.backend != "auto":
-            raise
-    inputs = training_inputs(simulation.contract, simulation.backends.models["loop"], group, work)
-    return "loop", 1, training_peak(LoopTrainer(), federation.model, inputs, held)
+def _upload(simulation: Simulation, public: PublicState, client: int) -> Bytes:
+    """The upload of a client after one step of local training."""
+    plan = Plan(simulation.contract.at(public.version).sendable.named)
+    group = Group(public, plan, (client,), (initial_client_state(simulation.contract, public, client),))
+    work = simulation.federation.sampler.workload(public.version, (client,))
+    if not simulation.job.local.trainer:
+        work = work.first(1, 1)
+    cohort = tuple(sorted({client, *simulation.federation.sampler.cohort(public.version)}))
+    task = GroupTask(public.version, simulation.backends.initial()[0], None, group, cohort)
+    with simulation.federation.compute(None):
+        return simulation.train_group(task, work).messages[0]
 
 
-UNKNOWN = (
-    "Lengths depend on contents: those of all rounds are for Gaussian values; a short run (--rounds 3) measures them."
-)
+def _traffic(simulation: Simulation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
+    """The bytes of the rounds from a version up to another one; `known` are uploads by version and client."""
+    contract, since, clients = simulation.contract.at(public.version), public.version, simulation.job.task.clients
+    plan, tiers = Plan(contract.sendable.named), [contract.tier(client) for client in range(len(clients))]
+    one_of_each = {tier: tiers.index(tier) for tier in set(tiers)}
+    few = simulation.federation.sampler.cohort(since)
+    if not contract.method.secure_aggregation:  # whose masks only cancel in the sum of all
+        few = few[: TRAINED if _vary(contract) else 1]
+    one_of_each |= {tiers[client]: client for client in few}
+    messages = {c: known.get((since, c)) or _upload(simulation, public, c) for c in {*few, *one_of_each.values()}}
+    up = [len(messages[one_of_each[tier]]) for tier in tiers]
+    server = initial_server_state(contract, public)
+    full, after = contract.method.download == "full", server
+    if not full:
+        after = _next(simulation, server, plan, {client: messages[client] for client in few})
+    opening = RoundOpening(contract, after, plan.names)
+    sizes = {tier: wire.length(opening.shortest(since, client)) for tier, client in one_of_each.items()}
+    down = [sizes[tier] for tier in tiers]
+    total, held = [0, 0, 0], dict[int, int]()
+    for version in range(since, until):
+        cohort = simulation.federation.sampler.cohort(version)
+        total[0] += sum(up[client] for client in cohort)
+        if full:
+            total[1] += sum(down[client] for client in cohort)
+            continue
+        server = server._replace(public=after.public._replace(version=version))
+        opening = RoundOpening(contract, server, plan.names)
+        made = opening.messages({client: held.get(client, 0) for client in cohort})
+        ordinary, extra = opening.split([wire.length(pieces) for pieces in made.values()])
+        total[1], total[2] = total[1] + ordinary, total[2] + extra
+        held.update(dict.fromkeys(cohort, version))
+        server = server._replace(ledger=_appended(contract, server, after, plan))
+    means = (-(-sum(lengths) // len(lengths)) for lengths in (up, down))  # rounded up
+    return Traffic(max(0, until - since), contract.coords.size, *means, *total)
 
 
-def _spaces(simulation: Simulation) -> str:
-    """What the spaces of all stages derive from the model: a rank, a number of segments."""
-    stages = simulation.contract.stages
-    return " ".join(dict.fromkeys(filter(None, (stage.method.space.note(stage.weights) for stage in stages))))
+def _next(simulation: Simulation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
+    """The state after a round in which the cohort sends these messages, repeated if there are fewer than clients."""
+    contract = simulation.contract.at(server.public.version)
+    uploads = list(decode_uploads(contract, server.public, plan, messages).values())
+    cohort = simulation.federation.sampler.cohort(server.public.version)
+    sent = {client: uploads[i % len(uploads)] for i, client in enumerate(cohort)}
+    terms = Terms(len(simulation.job.task.clients), sum_masked=sum_masked)
+    return close_round(contract, server, plan, sent, terms).server
 
 
-def _all_rounds(simulation: Simulation) -> dict[str, Any]:
-    """The bytes of the whole run, catch-up included; a range for a schedule that depends on training."""
-    most, rounds = forecast(simulation), simulation.job.rounds
-    facts: dict[str, Any] = {"rounds": rounds, "bytes_up_of_all_rounds": most.up, "bytes_down_of_all_rounds": most.down}
-    facts |= {"bytes_catchup_of_all_rounds": most.catchup, "bytes_of_all_rounds": most.total}
-    if isinstance(schedule := simulation.job.method.schedule, FedLAMA) and schedule.phi > 1:
-        facts["bytes_of_all_rounds_at_least"] = forecast(simulation, waiting=True).total
-        facts["layers_that_wait"] = (
-            f"depends on training: 1 - (fraction of parameters that wait) (1 - 1/{schedule.phi}) of the bytes"
-        )
-    return facts
+def _appended(contract: Contract, server: ServerState, after: ServerState, plan: Plan) -> Ledger:
+    """The ledger with the newest entry of another state, and with the end of its window if the round ends one."""
+    method, version, window = contract.method, server.public.version + 1, after.ledger.past[-1:]
+    kept = after.ledger.entries or (window[0].entries or (window[0].end,))
+    body, end = kept[-1], None
+    if version == contract.window_end(version - 1):
+        values = restrict(after.public.coords, plan.names)
+        end = pack_window_end(contract, WindowSnapshot(plan.names, values), version)
+        if not method.merge_codec.exact:
+            body = end
+        elif method.space.redraw_every == 1:
+            end = body
+    return append_entry(contract, server.ledger, plan, body, end, adds_up=after.ledger.adds_since == 0)
 
 
-def _stages(simulation: Simulation) -> dict[str, Any]:
-    """Rounds, parameters and bytes of each stage of a method with two stages."""
-    stages = simulation.contract.stages
-    if len(stages) == 1:
-        return {}
-    ends = [*(stage.since for stage in stages[1:]), simulation.job.rounds]
-    facts, samples = {}, simulation.job.task.clients.sizes().tolist()
-    for name, stage, end in zip(("first_stage", "second_stage"), stages, ends, strict=True):
-        lengths, names = Lengths(stage), stage.sendable.named
-        facts[name] = {"rounds": end - stage.since, "trainable": stage.coords.size}
-        facts[name] |= {"bytes up per client": _mean([lengths.up(names, 0, stage.since, n) for n in samples])}
-    return facts
+def _reset_peak() -> None:
+    """Let the peak of this process begin again, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
-def _ends_early(experiment: Experiment) -> str:
-    goal = experiment.eval.target_accuracy
-    return f"A run that reaches {100 * goal:g} % ends before its last round." if goal < 1 else ""
+def _resident(name: str) -> int | None:
+    """Resident memory of this process in bytes, now (VmRSS) or at its peak (VmHWM); None where it is not known."""
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
-def _message_sizes(simulation: Simulation, plan: Plan, cohort: int) -> tuple[int | None, int | None]:
-    """The lengths of an upload, and of a download for a client that took part in the last round.
-
-    Means over all clients, where clients have different budgets or weights of different length.
-    """
-    contract, method = simulation.contract, simulation.job.method
-    tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
-    state, lengths = initial_server_state(contract, simulation.federation.first), Lengths(contract)
-    code = method.sketch.spec(contract.coords.restrict(plan.names))
-    up = down = None
-    if all(codec.size(code) is not None for codec in method.ups):
-        samples = simulation.job.task.clients.sizes().tolist()
-        up = _mean([lengths.up(plan.names, tier, 0, n) for tier, n in zip(tiers, samples, strict=True)])
-    if method.download == "full":
-        one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
-        made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
-        sizes = {tiers[client]: len(data) for client, data in made.items()}
-        down = _mean([sizes[tier] for tier in tiers])
-    elif method.down.size(contract.step_of(contract.coords.restrict(plan.names))) is not None:
-        down = lengths.next_down(state, plan, cohort)
-    return up, down
+def _vary(contract: Contract) -> bool:
+    """Whether lengths of messages depend on their values."""
+    downs = [(contract.method.down, contract.step), (contract.method.merge_codec, contract.coords)]
+    if contract.method.download == "full":
+        downs = [(codec, contract.sendable) for codec in contract.method.downs]
+    return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
 
 
-def _mean(sizes: Sequence[int]) -> int:
-    """The mean length over clients, rounded up."""
-    return -(-sum(sizes) // len(sizes))
+def _notes(experiment: Experiment, simulation: Simulation) -> list[str]:
+    """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
+    stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
+    notes = [stage.method.space.note(stage.weights) for stage in stages]
+    if any(map(_vary, stages)):
+        notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
+    if goal < 1:
+        notes.append(f"A run that reaches {100 * goal:g} % ends before its last round.")
+    return list(dict.fromkeys(notes))
 
 
 def _tiers(simulation: Simulation) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any
 from torch import nn
 
 from thinwire.core.registry import SLOTS, lookup
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.experiment import SECTIONS, TOP, Experiment, ModelChoice, TaskChoice
 from thinwire.experiments.own_task import checked_arguments, checked_options, own_options
 from thinwire.experiments.parts import arguments, build, coerce, named
 from thinwire.experiments.plugins import read_imports
-from thinwire.experiments.renamed import check_value, unknown_key
 from thinwire.experiments.task_files import own_kind
 from thinwire.experiments.toml import Table
 from thinwire.protocol.asynchronous import Asynchronous
@@ -59,7 +58,7 @@ def values_from(table: Table) -> dict[str, Any]:
     known = [*TOP, "import", "fingerprint", "task", "method", "attack", *SECTIONS]
     for key in table:
         if key not in known:
-            raise unknown_key("", key, known)
+            raise UnknownName("key", key, known)
     out: dict[str, Any] = {}
     if "import" in table:
         out["imports"] = read_imports(table["import"])  # first: the other keys may name parts of these modules
@@ -88,10 +87,9 @@ def method_from(table: Table) -> Method:
         if key in SLOTS:
             given[key] = build(SLOTS[key], value, where)
         elif key in PLAIN_FIELDS:
-            check_value(where, value)
             given[key] = coerce(value, PLAIN_FIELDS[key], where)
         else:
-            raise unknown_key("method", key, [*SLOTS, *PLAIN_FIELDS])
+            raise UnknownName("key in method", key, [*SLOTS, *PLAIN_FIELDS])
     return Method(**given)
 
 
@@ -107,7 +105,7 @@ def task_from(table: Table) -> TaskChoice:
     options = [name for name in options if name != "data_dir"]
     for key in table:
         if key not in (*_TASK_KEYS, *options):
-            raise unknown_key("task", key, (*_TASK_KEYS, *options))
+            raise UnknownName("key in task", key, (*_TASK_KEYS, *options))
     given = {key: table[key] for key in options if key in table}
     loading = checked_options(kind, given) if loader is None else arguments(loader, given, "task")
     if own:

@@ -19,9 +19,8 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from thinwire.core.rare import is_left_out
-from thinwire.core.registry import KINDS, entries, lookup, name_of
+from thinwire.core.registry import KINDS, lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.renamed import check_part, unknown_key
 from thinwire.experiments.toml import Table
 
 
@@ -46,7 +45,6 @@ def build(kind: str, table: Any, where: str) -> Any:
         where: its path in the file, for error messages.
     """
     name, options = named(table, where)
-    check_part(kind, name, where, entries(kind))
     make = lookup(kind, name).make
     return make(**arguments(make, options, where))
 
@@ -69,7 +67,7 @@ def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterab
     out = {}
     for key, value in options.items():
         if key not in known:
-            raise unknown_key(where, key, known)
+            raise UnknownName(f"key in {where}", key, known)
         out[key] = coerce(value, hints.get(key, Any), f"{where}.{key}")
     return out
 

@@ -54,8 +54,8 @@ from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
 from thinwire.secure.client import MakeCohort, SecureClient
 from thinwire.secure.keys import SiteKeys, need_cryptography
+from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
 KEEP_RUNS, KEEP_DAYS = 10, 90  # of past runs

@@ -1,12 +1,11 @@
 """Convolutions of many clients at once, each with its own kernel, as matrix products.
 
 vmap turns them into one grouped convolution, for which GPU libraries have slow kernels. `by_products()` is a context in
-which `conv2d` is one batched matrix product instead: by im2col (`conv_im2col.py`), or, with triton on a GPU,
-`by_products("fused")` without storing the patches (`conv_fused.py`). Dilated and grouped convolutions are left to
-torch. The results differ from torch's by rounding only.
+which `conv2d` is one batched matrix product instead, in Triton on a GPU (`conv_fused.py`). Dilated and grouped
+convolutions, and those that Triton cannot compute, are left to torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
-copy, and max pooling, group and batch norms where `max_pool.py`, `group_norm.py` and `batch_norm.py` have kernels.
+copy, group norms where `group_norm.py` has kernels, and batch norms on a GPU.
 """
 
 from __future__ import annotations
@@ -19,18 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thinwire.kernels import batch_norm, conv_fused, group_norm, max_pool
+from thinwire.kernels import conv_fused, group_norm
 from thinwire.kernels.conv_cpu import Pair
-from thinwire.kernels.conv_im2col import convolve_im2col
 
-Products = Literal["im2col", "fused"]
+Products = Literal["fused"]
 
 
 class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
-    """A context in which `conv2d` is a matrix product.
-
-    Args:
-        how: `im2col` stores the patches of all images; `fused` loads them inside a Triton kernel, if available.
+    """A context in which `conv2d` is a matrix product where Triton can compute it.
 
     >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)
     >>> with by_products():
@@ -38,38 +33,27 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
     [4.0, 6.0, 4.0]
     """
 
-    def __init__(self, how: Products = "im2col") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.how = how
-
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the supported functions; call all others."""
         kwargs = kwargs or {}
         if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
-            return convolve(*call, self.how)
+            return convolve(*call)
         if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
             return means(args[0], window)
-        if func is F.max_pool2d and self.how == "fused" and (window := _maxima(*args, **kwargs)):
-            return max_pool.max_pool(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
-        if func is F.batch_norm and (statistics := _statistics(*args, **kwargs)):
-            return _batch_norm(*statistics)
+        if func is F.batch_norm and args[0].is_cuda and (kwargs.get("training") or args[5:6] == (True,)):
+            return batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def convolve(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, how: Products = "im2col"
-) -> Tensor:
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The convolution of images (n, channels, height, width) with a kernel (out, channels, height, width)."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    if how == "fused" and conv_fused.triton_kernels(x) is not None:
+    if conv_fused.triton_kernels(x) is not None:
         return conv_fused.convolve_fused(x, kernel, bias, stride, padding)
-    if torch.is_autocast_enabled(x.device.type):
-        kernel, bias = kernel.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    out = convolve_im2col(x, kernel, stride, padding)
-    return out if bias is None else out + bias[:, None, None]
+    return torch.conv2d(x, kernel, bias, stride, padding)
 
 
 def _arguments(
@@ -113,41 +97,11 @@ def _window(
     return size if adjacent and plain and covers else None
 
 
-def _maxima(
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Pair | None:
-    """The window of a max pooling that `max_pool.py` supports, or None."""
-    plain = _pair(dilation) == (1, 1) and not return_indices and max_pool.suits(x)
-    return _window(x, kernel_size, stride, padding, ceil_mode) if plain else None
-
-
 def _norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, int, Tensor, Tensor, float] | None:
     """The arguments of a group norm that `group_norm.py` supports, or None."""
     return (x, num_groups, *_affine(x, weight, bias), eps) if group_norm.suits(x, num_groups) else None
-
-
-def _statistics(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float, float] | None:
-    """The arguments of a batch norm in training that `batch_norm.py` supports, or None."""
-    if not training or not batch_norm.suits(x):
-        return None
-    return x, running_mean, running_var, *_affine(x, weight, bias), momentum, eps
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -156,23 +110,32 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tens
     return one, torch.zeros(x.shape[1], device=x.device) if bias is None else bias
 
 
-def _batch_norm(
+def batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    momentum: float,
-    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Batch norm; updates the running statistics, with the unbiased variance as torch does."""
-    out, mean, variance = batch_norm.batch_norm(x, weight, bias, eps)
-    count = x.numel() // x.shape[1]
-    if running_mean is not None:
-        batch_norm.update(running_mean, mean, momentum)
-    if running_var is not None:
-        batch_norm.update(running_var, variance * (count / max(1, count - 1)), momentum)
-    return out
+    """`F.batch_norm` in training, by operations that torch's vmap supports on a GPU in 16 bits and channels last.
+
+    Sums are in float32, the result has the type of the input. The running variance is the unbiased one, as in torch.
+    """
+    weight, bias = _affine(x, weight, bias)
+    dims, count, wide = (
+        (0, *range(2, x.dim())),
+        x.numel() // x.shape[1],
+        x.to(torch.promote_types(x.dtype, weight.dtype)),
+    )
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    for running, value in ((running_mean, mean), (running_var, variance * (count / max(1, count - 1)))):
+        if running is not None:
+            running.mul_(1 - momentum).add_(value.detach().flatten().to(running.dtype), alpha=momentum)
+    scale, shift = (block.view(mean.shape) for block in (weight, bias))
+    return ((wide - mean) * torch.rsqrt(variance + eps) * scale + shift).to(x.dtype)
 
 
 def _pair(value: Any) -> Pair:

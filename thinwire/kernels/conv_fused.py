@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.batch_dim import batch_dim_first, split_clients
 from thinwire.kernels.conv_cpu import Pair
-from thinwire.kernels.support import has_triton
+from thinwire.kernels.support import batch_dim_first, has_triton, split_clients
 
 
 def triton_kernels(x: Tensor) -> Any:

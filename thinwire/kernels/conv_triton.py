@@ -1,6 +1,6 @@
 """Triton kernels for the convolutions of many clients, each with its own kernel, without storing patches.
 
-A convolution is a product of a matrix of patches with the kernel. im2col (`conv_im2col.py`) stores the patches, which
+A convolution is a product of a matrix of patches with the kernel. im2col stores the patches, which
 for 5x5 kernels are 25 times as large as the images; here each block of the product loads the pixels that it needs.
 Imported only if there is a GPU and triton is installed.
 
@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
-from thinwire.kernels.precision import dot_precision
 from thinwire.kernels.sums_triton import sum_rows
+from thinwire.kernels.support import dot_precision
 
 Pair = tuple[int, int]
 

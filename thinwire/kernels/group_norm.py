@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.batch_dim import batch_dim_first
-from thinwire.kernels.support import has_triton
+from thinwire.kernels.support import batch_dim_first, has_triton
 
 
 def suits(x: Tensor, groups: int) -> bool:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.precision import dot_precision
+from thinwire.kernels.support import dot_precision
 
 
 @triton.jit

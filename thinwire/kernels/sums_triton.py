@@ -1,4 +1,4 @@
-"""A Triton kernel for the sums of the rows of many matrices, such as the gradient of a bias.
+"""Triton kernels for the sums of the rows of many matrices, such as the gradient of a bias, and a first minimal one.
 
 torch has few programs for a sum over long, few columns. Imported only if there is a GPU and triton is installed. Sums
 are computed in float32 in an order that depends on the shape alone.
@@ -48,3 +48,16 @@ def sum_rows(x: Tensor, into: Tensor | None = None) -> Tensor:
             *(x.contiguous(), terms, rows, chunk, terms.stride(0), columns, height, width), num_warps=8
         )
     return made if parts == 1 else torch.sum(terms, 1, out=made)
+
+
+@triton.jit
+def _write_one(x):
+    tl.store(x, 1.0)
+
+
+def run_one(device: torch.device) -> bool:
+    """Whether the kernel writes a one."""
+    x = torch.zeros(1, device=device)
+    with torch.cuda.device(device):
+        _write_one[(1,)](x)
+    return float(x) == 1

@@ -19,7 +19,7 @@ from thinwire.core.flat_rows import blocks_of_one
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, each, many_cores
+from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
     Tree,
     all_finite,
@@ -44,7 +44,6 @@ from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import crc32_of_each
 
 
 class Masks(Protocol):
@@ -63,7 +62,6 @@ class UploadContext(NamedTuple):
     shared: Tree  # the public state of the correction, on the CPU
     hints: Tree  # see `Contract.hints`
     masks: Masks | None = None
-    sealed: bool = True  # False leaves the checksum of messages to `wire.seal`
 
 
 class ClientUpdate(NamedTuple):
@@ -230,9 +228,7 @@ def make_uploads(
         masks: hides payloads; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    # on many cores: only the checksums in threads, which otherwise wait for each other
-    sealed = not (contract.sends_values and many_cores())
-    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), masks, sealed)
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), masks)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -242,15 +238,12 @@ def make_uploads(
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
         message: Bytes
         if wire.length(pieces) < LEAST:
-            message = wire.join_pieces(pieces) if sealed else memoryview(bytearray().join(pieces))
+            message = wire.join_pieces(pieces)
         else:  # around the values, without a copy, if the codec sends them as they are
             message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
         return message, unchanged if state.is_empty else state
 
-    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes if sealed else 0), strict=True)
-    if not sealed:
-        for data, client, crc in zip(messages, group.clients, crc32_of_each([m[:-4] for m in messages]), strict=True):
-            wire.seal(data, contract.schema.sent_by(client), crc)
+    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
     return list(messages), list(states)
 
 
@@ -287,7 +280,7 @@ def make_upload(
         payload = context.masks.mask(contract, payload, weight, version, client)
     else:
         content = UploadContent(weight, update.buffers, report, update.schedule_report)
-    pieces = pack_upload(contract, context.plan, version, client, payload, content, sealed=context.sealed)
+    pieces = pack_upload(contract, context.plan, version, client, payload, content)
     # clones: a view would keep the blocks of all clients in memory
     unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
     opt = smap(torch.clone, update.opt) if update.opt else {}

@@ -11,7 +11,6 @@ import torch
 from thinwire.codecs.base import Codec, DerivedPeer, Peer
 from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
-from thinwire.core.threads import LEAST
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol.method import Method
@@ -226,14 +225,6 @@ class Contract:
             return self.moving
         received = to_device(restrict(public.coords, self.sendable.names), "cpu")
         return mask.trained(received, public.version)
-
-    @cached_property
-    def sends_values(self) -> bool:
-        """Whether uploads hold long vectors of values as they are, so that encoding takes no time but the checksum."""
-        size = self.code.nbytes
-        if self.method.secure_aggregation or size < LEAST:
-            return False
-        return all(codec.exact and codec.size(self.code) == size for codec in self.method.ups)
 
     @cached_property
     def has_hints(self) -> bool:

@@ -23,7 +23,6 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import Sums
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import crc32
 
 
 class RoundOpening:
@@ -43,9 +42,6 @@ class RoundOpening:
         self._sums = Sums(self.contract, server.ledger)
         self._requests: dict[bool, bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
-        self._crcs: dict[
-            int, tuple[Bytes, int]
-        ] = {}  # by the id of a body, which is referenced so that the id stays its
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
         """One message to each client, in pieces; see `open_round`."""
@@ -66,18 +62,9 @@ class RoundOpening:
         total = sum(sizes)
         if self.contract.method.download == "full":
             return total, 0
-        ordinary = self._ordinary()
+        ordinary = wire.length(self.shortest(max(0, self.server.public.version - 1)))
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
-
-    def _ordinary(self) -> int:
-        """The size of the message to a client that has the previous version; its checksum is not computed."""
-        contract, now = self.contract, self.server.public.version
-        version = max(0, now - 1)
-        past = self.server.ledger.past_way(version)
-        if past is None or len(past) >= contract.max_steps or contract.window(now):
-            return wire.length(self.shortest(version))
-        return wire.packed_length(now, self._bodies(version, past), now - version)
 
     def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
@@ -92,13 +79,9 @@ class RoundOpening:
 
     def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
-        now, bodies = self.server.public.version, self._bodies(version, past)
-        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
-
-    def _bodies(self, version: int, past: tuple[Bytes, ...]) -> tuple[Bytes, ...]:
-        """The bodies of the steps from a version to now."""
-        opened = self._open_window(version, self.contract.max_steps - len(past))
-        return *past, *opened, self._request(self.server.public.version > version)
+        now, opened = self.server.public.version, self._open_window(version, self.contract.max_steps - len(past))
+        bodies = *past, *opened, self._request(now > version)
+        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
@@ -124,16 +107,12 @@ class RoundOpening:
         if entries is not None and len(entries) > most:
             entries = None
         ways: list[tuple[Bytes, ...]] = [] if entries is None else [entries]
-        ways += [] if (total := self._sum(start)) is None else [(total,)]
+        ways += [] if (total := self._sums.body(start)) is None else [(total,)]
         best = min(ways, key=wire.length, default=None)
         if best is not None and wire.length(best) <= least_snapshot(contract, touched):
             return best
         snapshot = self._snapshot(touched)
         return snapshot if best is None or wire.length(snapshot) < wire.length(best) else best
-
-    def _sum(self, start: int) -> bytes | None:
-        """The sum of the entries since a version of the open window; None where there is none."""
-        return self._sums.body(start)
 
     def _snapshot(self, names: frozenset[str]) -> tuple[Bytes, ...]:
         """The current values of these blocks, in parts."""
@@ -141,12 +120,6 @@ class RoundOpening:
             values = restrict(self.public.coords, names)
             self._snapshots[names] = snapshot_parts(self.contract, WindowSnapshot(names, values))
         return self._snapshots[names]
-
-    def _crc(self, body: Bytes) -> int:
-        """The CRC-32 of a body; many clients are sent the same one."""
-        if id(body) not in self._crcs:
-            self._crcs[id(body)] = (body, crc32(body))
-        return self._crcs[id(body)][1]
 
     @cached_property
     def public(self) -> PublicState:

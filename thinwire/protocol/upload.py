@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from thinwire.codecs.base import Codec
-from thinwire.core.threads import each, many_cores
+from thinwire.core.threads import each
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
@@ -20,7 +20,6 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.crc import crc32, crc32_of_each
 from thinwire.wire.weight import decode as decode_weight
 from thinwire.wire.weight import encode as encode_weight
 
@@ -51,19 +50,9 @@ class UploadContent(NamedTuple):
 
 
 def pack_upload(
-    contract: Contract,
-    plan: Plan,
-    version: int,
-    client: int,
-    payload: Bytes,
-    content: UploadContent | None,
-    *,
-    sealed: bool = True,
+    contract: Contract, plan: Plan, version: int, client: int, payload: Bytes, content: UploadContent | None
 ) -> wire.Pieces:
-    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent.
-
-    Without `sealed` the checksum is left to `wire.seal`.
-    """
+    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent."""
     fields = {wire.COORDS: payload}
     if content is not None:
         if contract.method.client_weight.sent:
@@ -71,7 +60,7 @@ def pack_upload(
         trees = {wire.BUFFERS: content.buffers, wire.SHARED: content.report, wire.REPORT: content.schedule_report}
         fields |= {number: raw(tree) for number, tree in trees.items() if tree}
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client), crc=crc32 if sealed else None)
+    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client))
 
 
 def received_weight(contract: Contract, samples: int) -> float:
@@ -87,19 +76,10 @@ def decode_uploads(
     contract, clients = contract.at(public.version), sorted(messages)
     hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
 
-    def opened(i: int, crc: int | None = None) -> tuple[Mapping[int, Bytes], Tree]:
-        message = wire.unpack(messages[i], contract.schema.sent_by(i), contract.longest_up, crc)
-        return _opened(contract, plan, public.version, i, message, hints[contract.tier(i)] if hints else None)
+    def decode(i: int) -> Upload:
+        return decode_upload(contract, plan, public.version, i, messages[i], hints.get(contract.tier(i)))
 
-    if not (contract.sends_values and many_cores()):
-        uploads = each(lambda i: _checked(contract, plan, i, *opened(i)), clients, contract.code.nbytes)
-        return dict(zip(clients, uploads, strict=True))
-    # only checksums and norms in threads, which otherwise wait for each other
-    within = [i for i in clients if 4 < len(messages[i]) <= contract.longest_up]
-    crcs = dict(zip(within, crc32_of_each([memoryview(messages[i])[:-4] for i in within]), strict=True))
-    found = [opened(i, crcs.get(i)) for i in clients]
-    norms = each(lambda one: norm(one[1]), found, contract.code.nbytes)
-    return {i: _checked(contract, plan, i, *one, size) for i, one, size in zip(clients, found, norms, strict=True)}
+    return dict(zip(clients, each(decode, clients, contract.code.nbytes), strict=True))
 
 
 def decode_upload(
@@ -116,34 +96,18 @@ def decode_upload(
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
     message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
-    return _checked(contract, plan, client, *_opened(contract, plan, version, client, message, hints))
-
-
-def _opened(
-    contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, hints: Tree | None
-) -> tuple[Mapping[int, Bytes], Tree]:
-    """The fields of an upload and its decoded code, from a message whose checksum is right."""
-    fields = _fields(contract, plan, version, client, message)
-    if contract.method.secure_aggregation:
-        return fields, {}
-    spec = contract.upload_fields(plan)[1]
-    return fields, contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
-
-
-def _checked(
-    contract: Contract, plan: Plan, client: int, fields: Mapping[int, Bytes], code: Tree, size: float | None = None
-) -> Upload:
-    """An upload with all fields in their range; `size` is the norm of its code, if it is known."""
-    method, report = contract.method, contract.upload_fields(plan)[2]
+    fields, method = _fields(contract, plan, version, client, message), contract.method
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
+    _, spec, report = contract.upload_fields(plan)
+    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
     upload = Upload(
         code,
         decode_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
         unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
         unraw(fields[wire.REPORT], report) if report.blocks else {},
-        norm(code) if size is None else size,
+        norm(code),
     )
     _check_ranges(contract, client, upload)
     return upload

@@ -11,7 +11,7 @@ from thinwire.errors import ConfigError
 from thinwire.training.precision import Precision
 
 Mode = Literal["auto", "graph", "chain", "threads", "vmap", "loop"]
-Conv = Literal["auto", "grouped", "im2col", "fused"]
+Conv = Literal["auto", "grouped", "fused"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class EngineSettings:
         precision: of matrix products in training on a GPU: `float32`; `tf32` rounds factors to 10 bits of mantissa
             instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and what stays in
             float32, evaluation too, as `tf32` does.
-        conv: convolutions of many clients as one `grouped` convolution, as matrix products (`im2col`), which takes more
-            memory and, on a GPU, less time, or as Triton kernels (`fused`), which take the least memory and time;
-            `auto` uses on a GPU `fused` where triton is installed, else `im2col`. Clients that train alone on a CPU
+        conv: convolutions of many clients as one `grouped` convolution, or as Triton kernels (`fused`), which take less
+            memory and time; `auto` uses `fused` on a GPU where triton is installed. Clients that train alone on a CPU
             without oneDNN use our own gradients (`kernels/conv_cpu.py`), with `grouped` torch's.
         workers: number of processes that train groups of the cohort in parallel, through Ray, on all GPUs or machines
             that it manages; 0 for none. The cohort is divided into as many groups unless `chunk` is given.

@@ -225,7 +225,7 @@ def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
     conv = engine.conv
     if conv == "auto":
         # measured on an H200 (docs/benchmarks.md): fused kernels are fastest in every precision
-        conv = "grouped" if device.type == "cpu" else "fused" if has_triton(device) else "im2col"
+        conv = "fused" if has_triton(device) else "grouped"
     if conv == "fused" and not has_triton(device):
         raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
     return None if conv == "grouped" else conv

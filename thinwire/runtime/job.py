@@ -22,12 +22,12 @@ from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.attacks import Attack
 from thinwire.runtime.speed import Speed
-from thinwire.training.accumulate import check_accumulates
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import check_own_trainer
+from thinwire.training.step import check_accumulates
 from thinwire.wire.bits import Bytes
 
 

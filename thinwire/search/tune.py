@@ -19,9 +19,8 @@ from typing import Any
 from thinwire.core.text import html_text
 from thinwire.core.units import human_bytes, percent, read_bytes
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
+from thinwire.experiments.check import check
 from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.forecast import forecast
 from thinwire.experiments.search_record import SearchRecord
 from thinwire.experiments.toml import Table, value_words
 from thinwire.protocol.method import Method
@@ -289,7 +288,7 @@ def _search_methods(
 ) -> Tuned:
     """The method that is the most accurate within `limit` bytes, or that reaches an accuracy with the fewest.
 
-    Within `limit` bytes a method trains as many rounds as its forecast allows, and a method of which no round fits is
+    Within `limit` bytes a method trains as many rounds as `check` says fit, and a method of which no round fits is
     out. For an accuracy a rung keeps the cheapest of the methods that are expected to reach it in all their rounds N,
     1 - (1 - accuracy(n)) sqrt(n / N). The result is the best of all runs, each of which is a whole run.
     """
@@ -300,10 +299,10 @@ def _search_methods(
     rounds: dict[str, int] = {}  # of each method, those that fit
     for name, make in makes.items():
         experiment = make({"seed": seed})
-        simulation = experiment.engine.prepare(build_job(experiment, where["data_dir"]))
         rounds[name] = _rounds_of(experiment, share)
         if limit is not None:
-            rounds[name] = min(rounds[name], experiment.rounds * limit // max(1, forecast(simulation).total))
+            total = check(experiment, where["data_dir"])["bytes_of_all_rounds"]
+            rounds[name] = min(rounds[name], experiment.rounds * limit // max(1, total))
     wish = f"an accuracy of {percent(accuracy)}" if limit is None else human_bytes(limit)
     names, most = [name for name, count in rounds.items() if count], max(rounds.values())
     if not names:

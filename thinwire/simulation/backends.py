@@ -18,13 +18,11 @@ from thinwire.runtime.job import Job, RunState
 from thinwire.simulation.pipeline import Pipeline
 from thinwire.training import autotune
 from thinwire.training.autotune import Configuration, first_line
+from thinwire.training.backends import LoopTrainer, ThreadPoolTrainer, VmapTrainer
 from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel, Workload
-from thinwire.training.loop import LoopTrainer
 from thinwire.training.precision import onednn_choices, prefers_onednn
-from thinwire.training.threads import ThreadPoolTrainer
-from thinwire.training.vmap import VmapTrainer
 
 _NEXT: dict[Backend, Backend] = {"graph": "vmap", "chain": "threads", "threads": "vmap", "vmap": "loop"}  # if one fails
 Run = Callable[[Backend, bool, Workload, int], None]  # backend, oneDNN, batches, number of clients

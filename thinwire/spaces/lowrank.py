@@ -42,7 +42,6 @@ from thinwire.spaces.factors import (
     tucker,
 )
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
-from thinwire.spaces.pufferfish import Pufferfish as Pufferfish  # former place
 
 
 def lowrank_size(shape: Sequence[int], rank: int) -> int:

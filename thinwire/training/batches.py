@@ -38,7 +38,7 @@ class Local:
             with cross entropy. Evaluation does not change.
         pseudo_count: is added to the count of each class in the batch.
         accumulate: divide each batch into so many parts and add up their gradients: the step of the whole batch, in the
-            memory of one part (`accumulate.py`).
+            memory of one part (`step.py`).
         trainer: a function `fit(model, records)` that trains instead of our steps (`own_trainer.py`): the function, or
             a reference such as `my_trainer.py:fit`; "" for none. `records.batches()` has epochs, batch and steps.
     """

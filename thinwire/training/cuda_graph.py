@@ -23,8 +23,8 @@ from thinwire.core.pinned import sent
 from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
+from thinwire.training.backends import can_fold, step_of_all
 from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees
-from thinwire.training.folded import can_fold, step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
 from thinwire.training.step import keep_finished, make_descent, no_randomness
 

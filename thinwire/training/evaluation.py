@@ -124,11 +124,6 @@ def all_batches(model: Functional, weights: Tree, buffers: Tree, examples: Examp
     return _Access(model, weights, buffers).batches(examples, torch.arange(len(examples), device=device))
 
 
-def largest_batch(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> Tensor:
-    """The indices of the batch of an evaluation that takes the most memory."""
-    return all_batches(model, weights, buffers, examples)[0]  # the longest examples come first
-
-
 def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of correct labels and of labels; both 0 where targets are not labels."""
     if criterion is bce:

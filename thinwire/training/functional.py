@@ -220,7 +220,7 @@ class Functional:
             if self.half:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
             if self.products:
-                stack.enter_context(by_products(self.products))
+                stack.enter_context(by_products())
             yield
 
     def loss_sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

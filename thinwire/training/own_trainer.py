@@ -2,8 +2,8 @@
 
     fit(model, records) -> model
 
-`model` is a module whose trainable parameters are the coordinates of the method's space (`trainable_module.py`),
-`records` has the client's examples (`records.py`). What comes back, the model or its state dict, is checked, and
+`model` is a module whose trainable parameters are the coordinates of the method's space (`trainable_module`), `records`
+has the client's examples (`Records`). What comes back, the model or its state dict, is checked, and
 everything after it is as ever: schedules, masks, sketches, privacy, codecs. Clients are trained one after another.
 
     fit(model, records, lr, seed, state)      further parameters are filled by name, those that it has
@@ -14,33 +14,34 @@ everything after it is as ever: schedules, masks, sketches, privacy, codecs. Cli
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from thinwire.core.reference import failure, load_reference, short_name, source_file
 from thinwire.core.state import State
-from thinwire.core.tree import Tree, unstack
+from thinwire.core.text import visible
+from thinwire.core.tree import Tree, to_device, unstack
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, ThinwireError
+from thinwire.metrics.labels import IGNORED
 from thinwire.optimizers.base import Correction
 from thinwire.optimizers.penalties import Penalty
 from thinwire.spaces.base import Space
 from thinwire.spaces.unmerged import Unmerged
+from thinwire.training.backends import stack_outcomes
 from thinwire.training.functional import Functional
-from thinwire.training.inputs import TrainingInputs, TrainingOutcome
-from thinwire.training.loop import stack_outcomes
-from thinwire.training.records import Records
-from thinwire.training.returned import Returned, read_returned
+from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
 from thinwire.training.step import of_client, seeded
-from thinwire.training.trainable_module import trainable_module
 
 KEPT = "own"  # the slot of a client's optimizer state that holds what `fit` keeps
 FILLED = ("lr", "seed", "state")  # parameters of `fit` that are filled
@@ -170,3 +171,385 @@ def _seeded_libraries(seed: int) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimizer by the number of the parameter and the name of the value; hyperparameters not.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> weight.grad = torch.ones(2)
+    >>> optimizer.step()
+    >>> kept = optimizer_tensors(optimizer)
+    >>> kept
+    {'0/momentum_buffer': tensor([1., 1.])}
+    >>> later = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    >>> load_optimizer_tensors(later, kept)
+    >>> later.state[weight]["momentum_buffer"]
+    tensor([1., 1.])
+    """
+    out: dict[str, Tensor] = {}
+    for i, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, int | float | Tensor):
+                out[f"{i}/{name}"] = torch.as_tensor(value).detach().clone()
+            elif value is not None:
+                raise ConfigError(
+                    f"{type(optimizer).__name__} keeps {name!r} of type {type(value).__name__}; only tensors and "
+                    "numbers can be kept between rounds"
+                )
+    return out
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor] | None) -> None:
+    """Give an optimizer of the same parameters a state of `optimizer_tensors`; None, in a first round, changes nothing.
+
+    Args:
+        optimizer: the optimizer, with hyperparameters of its own.
+        tensors: the state.
+    """
+    if not tensors:
+        return
+    table = optimizer.state_dict()
+    count = sum(len(group["params"]) for group in table["param_groups"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition("/")
+        if not number.isdecimal() or int(number) >= count or not name:
+            raise ConfigError(f"{key!r} is no state of an optimizer with {count} parameters; use the one that made it")
+        state.setdefault(int(number), {})[name] = value.clone()
+    optimizer.load_state_dict({**table, "state": state})
+
+
+LABELS = "labels"  # the name that models of `transformers` have for targets
+
+
+class Records(Dataset[Any]):
+    """The examples of one client: a torch `Dataset`, and the batches that this round would train on.
+
+        records[i]          (inputs, target); where inputs are named, a dictionary of them and `labels`
+        records.inputs      the inputs of all examples, and records.targets
+        records.batches()   pairs (inputs, targets), by `local.epochs`, `local.batch` and `local.steps`
+
+    Rows of tokens (`TokenRows`) have labels as `transformers` counts them: the token itself, not the next one, and -100
+    where nothing is learned.
+
+    Args:
+        work: the batches and examples of the client.
+
+    >>> import numpy as np
+    >>> from thinwire.core.key import Key
+    >>> from thinwire.data.examples import Arrays
+    >>> from thinwire.training.batches import Local, plan_batches
+    >>> pool = Arrays(torch.arange(8.0).view(4, 2), torch.tensor([0, 1, 0, 1]))
+    >>> plan = plan_batches([3], [Key(0)], Local(batch=2))
+    >>> work = Workload(torch.from_numpy(plan.index), plan.rows, (3,), (Key(0),), pool.gather, examples=(np.arange(3),))
+    >>> records = Records(work)
+    >>> len(records), [target.item() for _, target in records], [len(x) for x, _ in records.batches()]
+    (3, [0, 1, 0], [2, 1])
+    """
+
+    def __init__(self, work: Workload) -> None:
+        self._work, self._index = work, torch.from_numpy(work.examples[0]).to(work.index.device)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, i: int) -> Any:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"record {i} of {len(self)}")
+        inputs, target = self._work.gather(self._index[i])
+        return _named(inputs, target) if isinstance(inputs, dict) else (inputs, target)
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs of all examples."""
+        return self._work.gather(self._index)[0]
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of all examples."""
+        return self._work.gather(self._index)[1]
+
+    def batches(self) -> Iterator[tuple[Any, Tensor]]:
+        """The batches of this round, in the order that our own steps would take them."""
+        for step, rows in enumerate(self._work.rows[0].tolist()):
+            if rows:
+                yield self._work.gather(self._work.index[0, step, :rows])
+
+
+def _named(inputs: dict[str, Tensor], target: Tensor) -> dict[str, Tensor]:
+    """Inputs and labels of one example under the names of `transformers`."""
+    if "label_positions" not in inputs:
+        return {**inputs, LABELS: target}
+    labels, known = torch.full_like(inputs["input_ids"], IGNORED), target != IGNORED
+    labels[inputs["label_positions"][known] + 1] = target[known]  # the model itself looks one token ahead
+    return {**{name: block for name, block in inputs.items() if name != "label_positions"}, LABELS: labels}
+
+
+Place = tuple[nn.Module, str]  # a module, and the name of one of its parameters
+
+
+@dataclass(frozen=True, eq=False)
+class TrainableModule:
+    """A copy of a module with coordinates as its parameters.
+
+    Args:
+        module: the copy.
+        names: by coordinate, the name of its parameter.
+        fixed: parameters that the method does not train, by name: their values.
+        buffers: names of the buffers that are sent.
+    """
+
+    module: nn.Module
+    names: dict[str, str]
+    fixed: Tree
+    buffers: tuple[str, ...]
+
+
+def trainable_module(
+    module: nn.Module, space: Space, base: Tree, basis: Tree, buffers: Tree, coords: Tree
+) -> TrainableModule:
+    """A copy of a module whose trainable parameters are the coordinates of a space.
+
+        full     the weights themselves
+        lora     A and B: parameters `fc.weight/a`, `fc.weight/b`; the matrix W = W0 + s B A in each forward pass
+        mapo     b: the parameter `model/b`
+
+    The state dict has the names of the coordinates, so that what a trainer returns is read by name. Weights that do not
+    depend on coordinates are parameters without a gradient, as in peft.
+
+    Args:
+        module: the model; it stays unchanged.
+        space: maps coordinates to weights.
+        base: base weights of the space.
+        basis: its basis.
+        buffers: values of the buffers.
+        coords: the coordinates of one client.
+
+    >>> from thinwire.core.key import Key
+    >>> from thinwire.spaces import LoRA
+    >>> model, space = nn.Sequential(nn.Linear(2, 3)), LoRA(rank=1, target_modules=("0.weight",))
+    >>> base = {name: p.detach() for name, p in model.named_parameters()}
+    >>> made = trainable_module(model, space, base, {}, {}, space.init(base, {}, Key(0)))
+    >>> [name for name, p in made.module.named_parameters() if p.requires_grad]
+    ['0.weight/a', '0.weight/b']
+    >>> torch.equal(made.module(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    True
+    """
+    own = copy.deepcopy(module).train()
+    places = _places(own)
+    leaves = {name: nn.Parameter(block.detach().clone()) for name, block in coords.items()}
+    with torch.enable_grad():
+        weights = space.expand(base, basis, dict[str, Tensor](leaves))
+    if weights.keys() != base.keys():
+        raise ConfigError(f"a trainer of one's own cannot train {space!r}: its weights are no tensors of the model")
+    derived, names = [], {}
+    for name, weight in weights.items():
+        if weight.requires_grad and weight is not leaves.get(name):
+            derived.append(name)
+            for owner, leaf in places[name]:
+                del owner._parameters[leaf]
+            continue
+        parameter = leaves.get(name) if weight.requires_grad else nn.Parameter(weight.detach().clone(), False)
+        if weight.requires_grad:
+            names[name] = name
+        for owner, leaf in places[name]:
+            owner._parameters[leaf] = parameter
+    where: dict[str, Place] = {}
+    for name in [name for name in leaves if name not in names]:  # in one order: optimizers number parameters
+        names[name] = f"{name}/value" if name in derived else name  # a weight of 16 bits with a coordinate of 32
+        owner, leaf = where[name] = _place(own, names[name])
+        owner.register_parameter(leaf, leaves[name])
+    for name, value in buffers.items():
+        own.get_buffer(name).copy_(value)
+    if derived:
+        plain = {name: places[name][0] for name in leaves.keys() - where.keys()}
+        expansion = _Expansion(
+            space, base, basis, {n: (plain | where)[n] for n in coords}, {n: places[n] for n in derived}
+        )
+        expansion.install(own)
+    constants = dict(module.named_parameters())
+    fixed = {n: base.get(n, constants[n]).detach() for n, p in own.named_parameters() if not p.requires_grad}
+    return TrainableModule(own, {name: names[name] for name in coords}, fixed, tuple(buffers))
+
+
+@dataclass(eq=False)
+class _Expansion:
+    """Computes weights from coordinates when the module is called: hooks before and after its forward pass."""
+
+    space: Space
+    base: Tree
+    basis: Tree
+    coords: dict[str, Place]
+    weights: dict[str, list[Place]]
+    depth: int = 0  # of calls of modules that hold all derived weights
+    moved: dict[torch.device, tuple[Tree, Tree]] = field(default_factory=dict)
+
+    def install(self, module: nn.Module) -> None:
+        """Add hooks to the module, and to those inside of it that hold all derived weights: they can be called too."""
+        owners = {id(owner) for places in self.weights.values() for owner, _ in places}
+        for part in module.modules():
+            if owners <= {id(inner) for inner in part.modules()}:
+                part.register_forward_pre_hook(self._before)
+                part.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if not self.depth:
+            coords = {name: _parameter(place) for name, place in self.coords.items()}
+            made = self.space.expand(*self._constants(next(iter(coords.values())).device), coords)
+            for name, places in self.weights.items():
+                for owner, leaf in places:
+                    setattr(owner, leaf, made[name])
+        self.depth += 1
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.depth -= 1
+
+    def _constants(self, device: torch.device) -> tuple[Tree, Tree]:
+        """Base and basis on the device of the parameters, to which a trainer may have moved them."""
+        if device not in self.moved:
+            self.moved = {device: (to_device(self.base, device), to_device(self.basis, device))}
+        return self.moved[device]
+
+
+def _places(module: nn.Module) -> dict[str, list[Place]]:
+    """By the first name of each parameter, all places that hold it: a tied weight has several."""
+    first: dict[int, str] = {}
+    found: dict[str, list[Place]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        at = first.setdefault(id(parameter), name)
+        owner, _, leaf = name.rpartition(".")
+        found.setdefault(at, []).append((module.get_submodule(owner), leaf))
+    return found
+
+
+def _place(module: nn.Module, coordinate: str) -> Place:
+    """Where a coordinate is registered: `fc.weight/a` as `weight/a` of the module `fc`, `model/b` at the top."""
+    weight, slash, part = coordinate.partition("/")
+    owner, _, leaf = weight.rpartition(".")
+    return module.get_submodule(owner), f"{leaf}{slash}{part.replace('.', '_')}"
+
+
+def _parameter(place: Place) -> Tensor:
+    owner, leaf = place
+    found = owner._parameters[leaf]
+    assert found is not None
+    return found
+
+
+INFO = ("loss", "state")  # what may be returned besides the model
+
+
+class Returned(NamedTuple):
+    """What a trainer returned."""
+
+    coords: Tree
+    buffers: Tree
+    loss: float | None  # None: it said none
+    state: Tree  # what stays at home until the client's next round
+
+
+def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> Returned:
+    """The coordinates, buffers, loss and state that a trainer returned.
+
+    Args:
+        answer: the model or its state dict, alone or in a pair with a dictionary of `loss` and `state`; None for the
+            model that was given, trained in place.
+        given: the model that it was given.
+        start: the coordinates before.
+        buffers: the buffers before.
+        label: the name of the trainer, for errors.
+    """
+    info: Mapping[str, Any] = {}
+    if isinstance(answer, tuple):
+        if len(answer) != 2 or not isinstance(answer[1], Mapping) or (wrong := answer[1].keys() - {*INFO}):
+            what = (
+                f"the names {sorted(map(str, wrong))}"
+                if len(answer) == 2 and isinstance(answer[1], Mapping)
+                else (f"{len(answer)} values")
+            )
+            raise ConfigError(f"{label} returned {what}; return the model, or (model, {{'loss': ..., 'state': ...}})")
+        answer, info = answer
+    tensors = _tensors(given.module if answer is None else answer, label)
+    coords = {
+        name: _checked(tensors, given.names[name], block, label).to(block.device) for name, block in start.items()
+    }
+    after = {name: _checked(tensors, name, block, label).to(block.device) for name, block in buffers.items()}
+    _check_fixed(tensors, given.fixed, label)
+    return Returned(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
+
+
+def _tensors(answer: Any, label: str) -> Mapping[str, Any]:
+    """The parameters and buffers of what was returned, by name."""
+    if isinstance(answer, nn.Module):
+        named = (answer.named_parameters(remove_duplicate=False), answer.named_buffers(remove_duplicate=False))
+        return {name: tensor for one in named for name, tensor in one}
+    if isinstance(answer, Mapping):
+        return answer
+    raise ConfigError(
+        f"{label} returned an object of type {type(answer).__name__}; return the model or its state_dict()"
+    )
+
+
+def _checked(tensors: Mapping[str, Any], name: str, like: Tensor, label: str) -> Tensor:
+    """The tensor of a name, which has the shape and type of the one before."""
+    found = tensors.get(name)
+    if found is None:
+        wrapped = f"module.{name}" in tensors
+        instead = "return accelerator.unwrap_model(model)" if wrapped else "return the model that was given"
+        raise ConfigError(f"{label} returned a model without {visible(name)!r}; {instead}, or its state_dict()")
+    if not isinstance(found, Tensor) or found.layout != torch.strided:
+        raise ConfigError(f"{label} returned {visible(name)!r} of type {type(found).__name__}; expected a dense tensor")
+    if found.shape != like.shape:
+        raise ConfigError(
+            f"{label} returned {visible(name)!r} of shape {list(found.shape)}; expected {list(like.shape)}, as given"
+        )
+    if found.dtype != like.dtype:
+        raise ConfigError(
+            f"{label} returned {visible(name)!r} of type {found.dtype}; expected {like.dtype}, as given: compute in 16 "
+            "bits under autocast, which keeps weights as they are"
+        )
+    if not torch.isfinite(found).all():
+        raise Diverged(f"{label} returned {visible(name)!r} with a value that is not finite; try a smaller lr")
+    return found.detach()
+
+
+def _check_fixed(tensors: Mapping[str, Any], fixed: Tree, label: str) -> None:
+    """Refuse changes of parameters that the method does not train: they would be lost without a word."""
+    for name, before in fixed.items():
+        now = tensors.get(name)
+        if isinstance(now, Tensor) and not torch.equal(now.to(before.device), before):
+            raise ConfigError(
+                f"{label} changed {visible(name)!r}, which this method does not train and would be lost; train "
+                "parameters with requires_grad=True only"
+            )
+
+
+def _loss(value: Any, label: str) -> float | None:
+    """The loss that was returned, if any; one that is not finite ends the run as divergence."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float | Tensor) or (isinstance(value, Tensor) and value.numel() != 1):
+        raise ConfigError(f"{label} returned a loss of type {type(value).__name__}; expected a number")
+    if not math.isfinite(value):
+        raise Diverged(f"{label} returned a loss of {float(value)}; try a smaller learning rate")
+    return float(value)
+
+
+def _state(value: Any, label: str) -> Tree:
+    """The state that stays at home: tensors and numbers by name."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{label} returned a state of type {type(value).__name__}; expected tensors by name")
+    out: Tree = {}
+    for name, one in value.items():
+        dense = isinstance(one, Tensor) and one.layout == torch.strided and not one.is_complex()
+        if not isinstance(name, str) or not (dense or isinstance(one, int | float)):
+            raise ConfigError(
+                f"{label} returned a state with {visible(repr(name), 80)} of type {type(one).__name__}; expected "
+                "tensors and numbers by name, as of tw.optimizer_tensors(optimizer)"
+            )
+        out[name] = torch.as_tensor(one).detach().cpu().clone()
+    return out

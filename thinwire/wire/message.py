@@ -58,10 +58,10 @@ before its bodies are read. Each message has exactly one encoding. All other byt
 
 from __future__ import annotations
 
-import zlib
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -69,36 +69,69 @@ import numpy as np
 from thinwire.core.threads import each
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
-from thinwire.wire.body import BASE as BASE
-from thinwire.wire.body import BUFFERS as BUFFERS
-from thinwire.wire.body import COORDS as COORDS
-from thinwire.wire.body import DRIFT_CHECK as DRIFT_CHECK
-from thinwire.wire.body import REPORT as REPORT
-from thinwire.wire.body import SHARED as SHARED
-from thinwire.wire.body import STACK as STACK
-from thinwire.wire.body import SUM as SUM
-from thinwire.wire.body import VALUES as VALUES
-from thinwire.wire.body import WEIGHT as WEIGHT
-from thinwire.wire.body import Body as Body
-from thinwire.wire.body import Schema as Schema
-from thinwire.wire.body import body_length as body_length
-from thinwire.wire.body import body_parts as body_parts
-from thinwire.wire.body import pack_body as pack_body
-from thinwire.wire.body import read_body
-from thinwire.wire.body import unpack_body as unpack_body
-from thinwire.wire.crc import crc32, joined_crc
+
+try:
+    from isal.isal_zlib import crc32  # ten times as fast as zlib
+except ImportError:  # a machine for which there is no wheel
+    from zlib import crc32  # type: ignore[assignment]
 
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
 _PART = 4 << 20  # bytes that one core copies at a time
-_SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
 _SHORTEST = 7  # bytes: format and kind, schema, version, checksum
 MAX_STEPS = 512  # bodies of steps before the request
+# Ids of fields. They are part of the format. Bits 0 to 6 fit into one byte, so the frequent fields come first.
+COORDS, WEIGHT, VALUES, DRIFT_CHECK, BUFFERS, SHARED, REPORT, BASE, SUM, STACK = FIELDS = range(1, 11)
+_DRIFT_CHECK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A hash of method and model, the names of all blocks, and who sends.
+
+    Args:
+        digest: eight bytes: the hash of method, model, initial weights and seed.
+        blocks: names of all blocks, in the order of the bitmap of a plan.
+        sender: the id of the client that sends, eight bytes; empty for messages of the server.
+    """
+
+    digest: bytes
+    blocks: tuple[str, ...]
+    sender: bytes = b""
+
+    def sent_by(self, client: int) -> Schema:
+        """The schema of messages of this client. Its id is part of the checksum and takes no bytes.
+
+        >>> schema = Schema(b"12345678", ("w",))
+        >>> data = pack(LOST, 3, (), schema.sent_by(5))
+        >>> unpack(data, schema.sent_by(6))
+        Traceback (most recent call last):
+        thinwire.errors.WireError: checksum does not match: damaged, by another client, or for another method or model
+        """
+        return Schema(self.digest, self.blocks, client.to_bytes(8, "little", signed=True))
+
+    @cached_property
+    def everything(self) -> frozenset[str]:
+        """The plan of all blocks."""
+        return frozenset(self.blocks)
+
+
+@dataclass(frozen=True)
+class Body:
+    """Which blocks a part of a message is about, and its fields.
+
+    Args:
+        plan: names of the blocks, or None for all of them.
+        fields: the payload of each field by id.
+    """
+
+    plan: frozenset[str] | None = None
+    fields: Mapping[int, Bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,14 +176,7 @@ def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behin
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
 
 
-def pack_pieces(
-    kind: int,
-    version: int,
-    bodies: Sequence[Bytes],
-    schema: Schema,
-    behind: int = 0,
-    crc: Callable[[Bytes], int] | None = crc32,
-) -> Pieces:
+def pack_pieces(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behind: int = 0) -> Pieces:
     """Encode a message as byte strings to be sent one after another; long ones are not copied.
 
     Args:
@@ -159,39 +185,15 @@ def pack_pieces(
         bodies: encoded bodies in order, whole or in parts.
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
-        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function. None
-            leaves four zeros for the checksum, which `seal` writes.
     """
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return (*parts, bytes(4) if crc is None else _checksum(parts, schema, crc))
-
-
-def seal(data: memoryview, schema: Schema, crc: int) -> None:
-    """Write the checksum of a message that has none yet; `crc` is the CRC-32 of all bytes before it.
-
-    >>> schema = Schema(b"12345678", ("w",))
-    >>> data = memoryview(bytearray(b"".join(pack_pieces(STEPS, 3, [b"body"], schema, crc=None))))
-    >>> seal(data, schema, zlib.crc32(data[:-4]))
-    >>> bytes(data) == pack(STEPS, 3, [b"body"], schema)
-    True
-    """
-    data[-4:] = _joined_checksum(schema, crc, len(data) - 4)
+    return (*parts, _checksum(parts, schema))
 
 
 def length(pieces: Pieces) -> int:
     """The length in bytes of a message in pieces."""
     return sum(map(len, pieces))
-
-
-def packed_length(version: int, bodies: Sequence[Bytes], behind: int) -> int:
-    """The length in bytes of a message from the server with these bodies.
-
-    >>> schema, bodies = Schema(b"12345678", ("w",)), [b"one", b"two"]
-    >>> packed_length(300, bodies, 1), len(pack(STEPS, 300, bodies, schema, 1))
-    (15, 15)
-    """
-    return 2 + len(varint(version)) + len(varint(behind)) + length(tuple(bodies)) + 4
 
 
 def join_pieces(
@@ -253,19 +255,17 @@ def kind_of(data: Bytes) -> int:
     return data[0] & 15
 
 
-def unpack(data: Bytes, schema: Schema, longest: int | None = None, crc: int | None = None) -> Message:
+def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
     Args:
         data: the bytes.
         schema: of the contract and the sender, which decides the kinds that are accepted.
         longest: the largest number of bytes that is accepted.
-        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
-    expected = _checksum([payload], schema) if crc is None else _joined_checksum(schema, crc, len(payload))
-    if data[-4:] != expected:
+    if data[-4:] != _checksum([payload], schema):
         other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
     kind = kind_of(data)
@@ -332,16 +332,95 @@ def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
     return [*out, b"".join(short)] if short else out
 
 
-def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = crc32) -> bytes:
-    value = zlib.crc32(schema.digest + schema.sender)
+def _checksum(parts: Sequence[Bytes], schema: Schema) -> bytes:
+    value: int = crc32(schema.digest + schema.sender)
     for part in parts:
-        if crc is not crc32 and len(part) >= _SHARED:
-            value = joined_crc(value, crc(part), len(part))
-        else:
-            value = crc32(part, value)
+        value = crc32(part, value)
     return value.to_bytes(4, "little")
 
 
-def _joined_checksum(schema: Schema, crc: int, size: int) -> bytes:
-    """The checksum of a message from the CRC-32 of its bytes."""
-    return joined_crc(zlib.crc32(schema.digest + schema.sender), crc, size).to_bytes(4, "little")
+def pack_body(body: Body, schema: Schema) -> bytes:
+    """Encode a body. The inverse of `unpack_body`."""
+    return b"".join(body_parts(body, schema))
+
+
+def body_parts(body: Body, schema: Schema) -> list[Bytes]:
+    """Encode a body as a list of byte strings, so that long payloads are not copied before they are joined."""
+    everything = body.plan is None or body.plan == schema.everything
+    if unknown := [number for number in body.fields if number not in FIELDS]:
+        raise WireError(f"field {unknown[0]} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
+    out: list[Bytes] = [varint(_bits(body.fields) | (not everything))]
+    if not everything:
+        out.append(_bitmap(body.plan or frozenset(), schema.blocks))
+    for number, payload in sorted(body.fields.items()):
+        if number not in (WEIGHT, DRIFT_CHECK):
+            out.append(varint(len(payload)))
+        elif (end := _field(payload, 0, number)[1]) != len(payload):
+            raise WireError(f"{len(payload) - end} bytes follow the end of field {number}")
+        out.append(payload)
+    return out
+
+
+def unpack_body(data: Bytes, schema: Schema) -> Body:
+    """Decode a body from exactly these bytes; its fields are views of them. The inverse of `pack_body`."""
+    plan, fields, end = read_body(memoryview(data), 0, schema)
+    if end != len(data):
+        raise WireError(f"{len(data) - end} bytes follow the end of a body")
+    return Body(plan, fields)
+
+
+def read_body(
+    data: memoryview, position: int, schema: Schema
+) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
+    """Decode the body at this position: its plan, its fields (views of the data), and the position after it."""
+    if position >= len(data):
+        raise WireError("message ends where a body should begin")
+    bits, position = read_varint(data, position)
+    if bits >> FIELDS.stop:
+        raise WireError(f"field {bits.bit_length() - 1} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
+    plan: frozenset[str] | None = None
+    if bits & 1:
+        width = -(-len(schema.blocks) // 8)
+        plan, position = _read_bitmap(data[position : position + width], schema.blocks), position + width
+    fields: dict[int, memoryview] = {}
+    for number in FIELDS:
+        if bits >> number & 1:
+            start, position = _field(data, position, number)
+            fields[number] = data[start:position]
+    return plan, fields, position
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    """Field ids as the bits of an integer."""
+    return sum(1 << number for number in numbers)
+
+
+def _field(data: Bytes, position: int, number: int) -> tuple[int, int]:
+    """Where the payload of the field at this position starts and ends."""
+    if number == WEIGHT:
+        return position, read_varint(data, position)[1]
+    length = _DRIFT_CHECK_BYTES
+    if number != DRIFT_CHECK:
+        length, position = read_varint(data, position)
+    if length > len(data) - position:
+        raise WireError(f"field {number} announces {length} bytes, {len(data) - position} are left")
+    return position, position + length
+
+
+def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
+    out = bytearray(-(-len(blocks) // 8))
+    for i, name in enumerate(blocks):
+        if name in plan:
+            out[i // 8] |= 1 << i % 8
+    return bytes(out)
+
+
+def _read_bitmap(data: memoryview, blocks: tuple[str, ...]) -> frozenset[str]:
+    if len(data) != -(-len(blocks) // 8):
+        raise WireError("message ends inside the plan")
+    names = frozenset(name for i, name in enumerate(blocks) if data[i // 8] >> i % 8 & 1)
+    if _bitmap(names, blocks) != data:
+        raise WireError("the plan names a block that does not exist")
+    if len(names) == len(blocks):
+        raise WireError("a plan of all blocks must be written without a bitmap")
+    return names

@@ -1,0 +1,223 @@
+"""Training backends: clients one after another, one on each core, or all in one program.
+
+    LoopTrainer         one client after another, with autograd; supports every model
+    ThreadPoolTrainer   one client on each core of a CPU: a step of a small model is too little work for several cores
+    VmapTrainer         all clients in one vectorized program (torch.func.vmap)
+    folded              all clients in one program without vmap, for adapters beside frozen weights
+
+All take the same steps with the same batches, so they differ by rounding only. In threads each core has its own copy of
+the model, because `functional_call` replaces the module's weights while it runs; the result of a client does not depend
+on the thread that trains it.
+
+`folded` needs a model whose rows do not influence each other (`independent_rows`), such as a language model, and a
+space that trains adapters only. The examples of all clients are one batch of the frozen model; only A and B have a
+client axis. The loss of a client depends on its own examples and adapters alone, so the gradient of the sum of all
+losses is the gradient of each.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from thinwire.core import threads
+from thinwire.core.state import State, stack_states
+from thinwire.core.tree import Tree, add, cut, flatten, repeat, stack, unstack, zeros_like
+from thinwire.spaces.unmerged import A, B, Unmerged
+from thinwire.training.functional import Functional
+from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
+from thinwire.training.step import (
+    Step,
+    initial_opt_state,
+    make_change,
+    make_step,
+    no_randomness,
+    of_client,
+    run_steps,
+    seeded,
+    vmapped,
+)
+
+
+@dataclass(frozen=True)
+class LoopTrainer:
+    """Trains one client after another. Supports every model."""
+
+    def train(self, inputs: TrainingInputs) -> TrainingOutcome:
+        """Train the clients in order."""
+        runs = []
+        for i in range(len(inputs.work.samples)):
+            with seeded(inputs.work.client(i)):
+                runs.append(train_client(inputs, i))
+        return stack_outcomes(runs)
+
+
+def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
+    """Train client i alone; the trees of the outcome have no client axis."""
+    opt = {slot: unstack(tree, i) for slot, tree in initial_opt_state(inputs).items()}
+    one = of_client(inputs, i)
+    if one.optimizer.forward_only and one.space.additive:
+        return _from_zero(one, opt)
+    if one.model.explicit and not one.trainable and len({block.dtype for block in one.start.values()}) == 1:
+        # one call of torch for all blocks
+        one = replace(one, start=cut(flatten(one.start), list(one.start), list(one.start.values())))
+    return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
+
+
+def _from_zero(one: TrainingInputs, opt: State) -> TrainingOutcome:
+    """Train from the weights of the start: of all coordinates, only those that this client moves differ from zero."""
+    with torch.no_grad():
+        base = one.space.expand(one.base, one.basis, one.start)
+    moved = replace(one, base=base, start=zeros_like(one.start))
+    outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved, opt)
+    return outcome._replace(coords=add(one.start, outcome.coords))
+
+
+def stack_outcomes(runs: Sequence[TrainingOutcome]) -> TrainingOutcome:
+    """The outcomes of clients that were trained alone, stacked."""
+    return TrainingOutcome(
+        stack([run.coords for run in runs]),
+        stack([run.buffers for run in runs]),
+        torch.cat([run.loss for run in runs]),
+        tuple(steps for run in runs for steps in run.steps),
+        stack_states([run.opt_state for run in runs]),
+    )
+
+
+def _of_one(step: Step) -> Step:
+    """The step of one client, for a batch with a client axis of length one."""
+
+    def call(*args: Any) -> tuple[Tree, State, Tree, Tensor]:
+        coords, opt, buffers, start, own, x, y, mask = args
+        x = unstack(x, 0) if isinstance(x, dict) else x[0]
+        mask = None if mask is None else mask[0]
+        coords, opt, buffers, loss = step(coords, opt, buffers, start, own, x, y[0], mask)
+        return coords, opt, buffers, loss[None]
+
+    return call
+
+
+def step_of_all(inputs: TrainingInputs, fixed: TrainingInputs | None = None, lr_factor: Tensor | None = None) -> Step:
+    """The step of all clients at once; batch and mask have a client axis.
+
+    Args:
+        inputs: the inputs of a round.
+        fixed: the same with other tensors, which the step reads.
+        lr_factor: see `make_step`.
+    """
+    made = folded if can_fold(inputs) else lambda *args: vmapped(make_step(*args))
+    return made(fixed or inputs, lr_factor)
+
+
+def can_fold(inputs: TrainingInputs) -> bool:
+    """Whether the examples of all clients can be one batch: nothing but adapters differs between clients."""
+    model = inputs.model
+    if not isinstance(model, Functional) or not getattr(model.module, "independent_rows", False):
+        return False
+    if not isinstance(inputs.space, Unmerged) or inputs.buffers or inputs.work.accumulate > 1:
+        return False
+    if inputs.optimizer.forward_only or inputs.penalty.active or model.logit_adjustment or model.adapter_dropout:
+        return False
+    if any(getattr(layer, "gradient_checkpointing", False) for layer in model.module.modules()):
+        return False  # refused by vmap with a reason
+    weights = inputs.space.expand(inputs.base, inputs.basis, unstack(inputs.start, 0))
+    known = {*inputs.base, *(name + part for name in inputs.base for part in (A, B))}
+    return weights.keys() <= known and all(weights[name] is block for name, block in inputs.base.items())
+
+
+def folded(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Step:
+    """The step of all clients, whose examples are one batch."""
+    model, base = inputs.model, inputs.base
+    assert isinstance(model, Functional)
+    change = vmap(make_change(inputs, lr_factor))
+
+    def adapters(coords: Tree) -> Tree:
+        weights = inputs.space.expand(base, inputs.basis, coords)
+        return {name: block for name, block in weights.items() if name not in base}
+
+    def step(
+        coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
+    ) -> tuple[Tree, State, Tree, Tensor]:
+        leaves = {name: block.detach().requires_grad_() for name, block in coords.items()}
+        with torch.enable_grad():
+            losses = model.losses({**base, **vmap(adapters)(leaves)}, x, y, mask)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        with torch.no_grad():
+            coords, opt = change(dict(zip(leaves, grads, strict=True)), {}, coords, opt, start, own)
+        return coords, opt, buffers, losses.detach()
+
+    return step
+
+
+@dataclass(frozen=True)
+class VmapTrainer:
+    """Trains all clients at once. Fastest for small models on a CPU, and for large models on a GPU."""
+
+    def train(self, inputs: TrainingInputs) -> TrainingOutcome:
+        """Train all clients in one program."""
+        stacked = replace(inputs, buffers=repeat(inputs.buffers, len(inputs.work.samples)))
+        with seeded(inputs.work):
+            return run_steps(step_of_all(inputs), stacked, initial_opt_state(inputs))
+
+
+class ThreadPoolTrainer:
+    """Trains clients in a pool of threads that is kept from round to round.
+
+    The pool has as many threads as torch may use (`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is
+    started.
+    """
+
+    def __init__(self) -> None:
+        self.workers = torch.get_num_threads()
+        self._pool: ThreadPoolExecutor | None = None
+        self._copied: tuple[TrainableModel, SimpleQueue[TrainableModel]] | None = None
+
+    def train(self, inputs: TrainingInputs) -> TrainingOutcome:
+        """Train several clients at a time. Raises UnsupportedModel for a model that draws random numbers."""
+        idle, clients = self._copies(inputs.model), len(inputs.work.samples)
+
+        def train_one(i: int) -> TrainingOutcome:
+            model = idle.get()
+            try:
+                return train_client(replace(inputs, model=model), i)
+            finally:
+                idle.put(model)
+
+        with no_randomness(inputs.work.index.device):  # all threads share one generator
+            if self.workers == 1:
+                return stack_outcomes([train_one(i) for i in range(clients)])
+            return stack_outcomes(self._train_all(train_one, clients))
+
+    def _train_all(self, train_one: Callable[[int], TrainingOutcome], clients: int) -> list[TrainingOutcome]:
+        """The outcomes of all clients, in order."""
+        if self._pool is None:
+            self._pool = threads.start(self.workers)
+            # torch imports some modules lazily, which two threads must not do at the same time
+            self._pool.submit(train_one, 0).result()
+        jobs = [self._pool.submit(train_one, i) for i in range(clients)]
+        try:
+            wait(jobs, return_when=FIRST_EXCEPTION)
+        finally:
+            for job in jobs:
+                job.cancel()
+            wait(jobs)
+        for job in jobs:  # raise the error of the first client that has one
+            if not job.cancelled() and (error := job.exception()):
+                raise error
+        return [job.result() for job in jobs]
+
+    def _copies(self, model: TrainableModel) -> SimpleQueue[TrainableModel]:
+        """One copy of the model for each thread; the copies of the last model are kept."""
+        if self._copied is None or self._copied[0] is not model:
+            self._copied = model, SimpleQueue()
+            for _ in range(self.workers):
+                self._copied[1].put(copy.deepcopy(model))
+        return self._copied[1]
