@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import (
-    attackers,
-    attacks,
-    codecs,
-    faults,
-    flower_sizes,
-    frameworks,
-    fuzz_wire,
-    grid,
-    page,
-    peers,
-    precision,
-    speed_page,
-    stragglers,
-)
+from benchmarks import grid, page, stragglers
+from benchmarks.bytes import codecs
+from benchmarks.faults import attackers, attacks, faults, fuzz_wire
+from benchmarks.speed import frameworks, peers, precision, speed_page
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -180,7 +169,7 @@ def test_checks_can_fail():
 
 def test_flower_arrays_are_positions_and_values_or_dense():
     spec = Spec.of({"w": Key(0).normal(100, 10)})
-    dense, pairs = flower_sizes.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
+    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
 

@@ -20,8 +20,9 @@ from torch import nn
 from typer.main import get_command
 
 import thinwire as tw
-from benchmarks import costs, deployment, kills
-from benchmarks.faults import FAULTS
+from benchmarks import costs
+from benchmarks.faults import deployment, kills
+from benchmarks.faults.faults import FAULTS
 from thinwire.cli.app import app
 from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries

@@ -1,7 +1,7 @@
 """The memory that `thinwire check` estimates before a run, against the peak of the run.
 
-    THINWIRE_DATA=data python benchmarks/check_memory.py > check-memory.json
-    python benchmarks/check_memory.py --table check-memory.json       write earlier output to docs/language-models.md
+    THINWIRE_DATA=data python benchmarks/memory/check.py > check-memory.json
+    python benchmarks/memory/check.py --table check-memory.json       write earlier output to docs/language-models.md
 
 Each number is of a process of its own, with the allocator of the system as it is. `before` is the resident memory
 before the first round: Python, libraries, data, model. `peak` is its maximum during two rounds, the last of which
@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.lm_memory import resident
+from benchmarks.memory.language_model import resident
 from benchmarks.page import write_part
 from thinwire.core.units import human_bytes
 
 LIMIT = 0.15
-COMMAND = "python benchmarks/check_memory.py > check-memory.json, then --table check-memory.json"
+COMMAND = "python benchmarks/memory/check.py > check-memory.json, then --table check-memory.json"
 LM: dict[str, Any] = {"task.checkpoint": "smollm2", "task.length": 64, "task.clients": 10, "local.batch": 4}
 LM |= {"task.partition": {"kind": "iid"}}
 # name -> method, task, settings
