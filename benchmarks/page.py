@@ -1,6 +1,6 @@
 """Write one section of a documentation page, and leave the rest of the page unchanged.
 
-    <!-- begin codecs: python benchmarks/codecs.py --docs docs -->
+    <!-- begin codecs: python benchmarks/bytes/codecs.py --docs docs -->
     the output of the command
     <!-- end codecs -->
 

@@ -298,7 +298,7 @@ def all_pairs(seed: int = 0, one_in: int = 1) -> tuple[list[Choice], dict[tuple[
 
     Args:
         seed: of the rows, and of the pairs if not all are taken.
-        one_in: 40 for a random fortieth of the pairs; every choice still occurs in a row.
+        one_in: 100 for a random hundredth of the pairs; every choice still occurs in a row.
     """
     draw = random.Random(seed)
     known = choices()

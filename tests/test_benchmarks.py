@@ -12,20 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import (
-    attackers,
-    attacks,
-    codecs,
-    faults,
-    flower_sizes,
-    frameworks,
-    fuzz_wire,
-    page,
-    peers,
-    precision,
-    speed_page,
-    stragglers,
-)
+from benchmarks import page, stragglers
+from benchmarks.bytes import codecs
+from benchmarks.faults import attackers, attacks, faults, fuzz_wire
+from benchmarks.speed import frameworks, peers, precision, speed_page
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -36,7 +26,7 @@ from thinwire.models import vgg
 def test_forged_messages_are_decoded_or_refused():
     names = ("raw, buffers", "top-k by block", "private, full download", "mapo, 3 rounds per basis")
     # the limit of time is that of the command: a test is not timed; this one ends a hang
-    outcomes = fuzz_wire.fuzz(range(6000), seed=2, trace_every=8, names=names, seconds=120.0)
+    outcomes = fuzz_wire.fuzz(range(6000), seed=2, trace_every=64, names=names, seconds=120.0)
     assert outcomes.failures == []
     refusals = {outcome for _, outcome in outcomes.counts} - {"decoded"}
     decoded = sum(count for (_, outcome), count in outcomes.counts.items() if outcome == "decoded")
@@ -166,7 +156,7 @@ def test_checks_can_fail():
 
 def test_flower_arrays_are_positions_and_values_or_dense():
     spec = Spec.of({"w": Key(0).normal(100, 10)})
-    dense, pairs = flower_sizes.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
+    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
 

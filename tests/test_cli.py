@@ -131,7 +131,8 @@ def test_list_items_have_name_description_and_paper(thinwire, what):
         assert "paper" in item
         if what == "models" and item["name"] not in ("roberta-large", "pretrained", "causal-lm", "image-classifier"):
             assert item["parameters"] > 0
-    assert items[0]["name"] in thinwire("list", what)[1]
+    if what != "models":  # each is built again
+        assert items[0]["name"] in thinwire("list", what)[1]
 
 
 def test_show_prints_a_file_that_run_accepts(thinwire, tmp_path):

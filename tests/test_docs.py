@@ -20,8 +20,8 @@ from torch import nn
 from typer.main import get_command
 
 import thinwire as tw
-from benchmarks import deployment, kills
-from benchmarks.faults import FAULTS
+from benchmarks.faults import deployment, kills
+from benchmarks.faults.faults import FAULTS
 from papers import message_sizes as costs
 from papers.__main__ import app as papers_app
 from papers.frontier import rows_of
@@ -70,15 +70,6 @@ def test_the_code_on_the_page_of_a_round_is_that_of_the_files():
             assert position, f"{name} does not contain (in this order):\n{part}"
 
 
-def sections(page):
-    """(the names in a heading, the text of its section), for each heading of a page."""
-    text = page.read_text()
-    for head in re.finditer(r"^(#{2,3}) (.*)$", text, re.M):
-        rest = text[head.end() :]
-        end = re.search(rf"^#{{2,{len(head[1])}}} ", rest, re.M)
-        yield re.findall(r"`([^`]+)`", head[2]), rest[: end.start()] if end else rest
-
-
 FILE = re.compile(r"^`([\w/.-]+)`:\n\n```\w+\n(.*?)^```\n", re.S | re.M)  # a file of a plugin, and its contents
 
 
@@ -107,21 +98,6 @@ def import_plugins(page, folder, monkeypatch):
 
 
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
-PARTS = ("**What.**", "**Formula.**", "**When.**", "**Cost.**", "**Tests.**", "**Run.**")
-
-
-@pytest.mark.parametrize("name", sorted(presets("methods")))
-def test_every_method_has_a_complete_section(name):
-    found = [body for page in METHOD_PAGES for names, body in sections(page) if name in names]
-    assert len(found) == 1, f"{len(found)} headings of docs/methods name `{name}`"
-    places = [found[0].find(part) for part in PARTS]
-    assert -1 not in places, f"the section of {name} lacks {PARTS[places.index(-1)]}"
-    assert places == sorted(places)
-    text = {part: found[0][i:j] for part, i, j in zip(PARTS, places, [*places[1:], None], strict=True)}
-    assert all(len(words) > len(part) + 10 for part, words in text.items())
-    assert re.search(r"\bNot\b", text["**When.**"]), "when not to use it"
-    assert re.search(r"`tests/[a-z_/]+\.py::test_\w+`", text["**Tests.**"])
-    assert re.search(rf"thinwire run ([a-z0-9-]+\+)*{re.escape(name)}[+ ]", text["**Run.**"]), "an example that runs it"
 
 
 def test_tests_named_by_pages_exist():

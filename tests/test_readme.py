@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import shutil
@@ -73,13 +72,6 @@ def test_install_commands_are_those_of_the_makefile():
         name = shlex.split(line)[-1]
         extra = re.fullmatch(r"thinwire\[(\w+)\]", name)
         assert extra[1] in extras if extra else any(one.startswith(name) for one in extras["data"]), line
-
-
-def test_commands_that_other_tests_run_have_these_tests():
-    for test in OTHER_TESTS.values():
-        file, _, name = test.partition("::")
-        known = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
-        assert not name or name in known, test
 
 
 def test_every_command_runs(thinwire):

@@ -18,6 +18,7 @@ import torch
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.experiments.records import rounds_in
+from thinwire.experiments.run_directory import RunFolder
 from thinwire.simulation.simulation import Simulation
 from thinwire.training import autotune
 
@@ -166,12 +167,13 @@ def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> st
 def kill_and_resume(tmp_path: Path, kills: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish("run", "fedavgm", *KILL, "--out", str(whole))
+    settings = (word.split("=") for word in KILL[3::2])
+    execute(resolve("fedavgm", overrides={"rounds": 7, **{key: int(value) for key, value in settings}}), whole)
     moments = []
     for attempt in range(kills):
         process = start("resume", str(cut)) if attempt else start("run", "fedavgm", *KILL, "--out", str(cut))
         moments.append(kill_once(process, cut, rng))
-    finish("resume", str(cut))
+    execute(RunFolder.open(cut).experiment, cut, resume=True)
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert metrics(cut) == metrics(whole)
     assert not list(cut.rglob("*.tmp")), "a resumed run removes the temporary files of a killed one"
@@ -242,16 +244,16 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_to_the_same_bits(tmp_p
 
 
 @pytest.mark.skipif(os.name != "posix", reason="flock is a POSIX call")
-def test_two_processes_cannot_write_to_one_run(tmp_path):
+def test_two_processes_cannot_write_to_one_run(thinwire, tmp_path):
     process = start("run", "fedavg", "--rounds", "100000", "--out", str(tmp_path / "run"))
     try:
         while rounds_done(tmp_path / "run") < 1:
             assert process.poll() is None
             time.sleep(0.05)
-        process.send_signal(signal.SIGSTOP)  # it keeps its lock, and leaves the processor to the second
-        second = subprocess.run(command("resume", str(tmp_path / "run")), capture_output=True, text=True)
-        assert second.returncode == 2
-        assert "another process" in second.stderr
+        process.send_signal(signal.SIGSTOP)  # it keeps its lock, and leaves the processor to this one
+        code, _, err = thinwire("resume", str(tmp_path / "run"))
+        assert code == 2
+        assert "another process" in err
     finally:
         process.kill()
         process.wait()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from benchmarks.availability import LEAVING, OFFLINE, SLOW, availability
+from benchmarks.faults.availability import LEAVING, OFFLINE, SLOW, availability
 
 pytestmark = pytest.mark.slow
 

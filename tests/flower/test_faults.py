@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.corrupt import CORRUPTIONS
+from benchmarks.faults.corrupt import CORRUPTIONS
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from benchmarks.hostile import compare
+from benchmarks.faults.hostile import compare
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostile
+from benchmarks.faults import hostile
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve

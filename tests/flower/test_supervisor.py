@@ -151,7 +151,7 @@ def test_real_processes_stop_in_order_and_continue(tmp_path):
 @pytest.mark.slow
 def test_kills_of_server_superlink_and_nodes(tmp_path):
     pytest.importorskip("flwr")
-    from benchmarks.kills import killed_run
+    from benchmarks.faults.kills import killed_run
 
     found = killed_run(tmp_path, kills=3, nodes=2, rounds=8, seed=5)
     assert sum(found["kills"].values()) == 3

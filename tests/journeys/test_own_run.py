@@ -53,26 +53,22 @@ print(run)
 """
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "THINWIRE_PROBE": "off"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
-def test_a_script_killed_in_simulate_resumes_to_the_same_bits_and_the_same_best_model(tmp_path, monkeypatch):
+def test_a_script_killed_in_simulate_resumes_to_the_same_bits_and_the_same_best_model(
+    tmp_path, monkeypatch, thinwire, capsys
+):
     (tmp_path / "mine.py").write_text(SCRIPT)
-    killed = python(tmp_path, "mine.py", "cut", "5")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "mine.py", "cut", "5"], env=env, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    watched = python(tmp_path, "-m", "thinwire", "watch", "cut")
-    assert watched.returncode == 1
-    assert "round 5/40" in watched.stdout
-    assert "stopped: its process is gone; run `python mine.py` again, with resume=True" in watched.stdout
-    resumed = python(tmp_path, "mine.py", "cut", "0")
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stderr == "", "no progress without a terminal"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mine.py", "whole", "0"])
-    runpy.run_path("mine.py")
+    code, out, _ = thinwire("watch", "cut")
+    assert code == 1
+    assert "round 5/40" in out
+    assert "stopped: its process is gone; run `python mine.py` again, with resume=True" in out
+    for name in ("cut", "whole"):
+        monkeypatch.setattr(sys, "argv", ["mine.py", name, "0"])
+        runpy.run_path("mine.py")
+        assert capsys.readouterr().err == "", "no progress without a terminal"
     for name in ("model.safetensors", "best.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     cut, full = tw.load_run(tmp_path / "cut"), tw.load_run(tmp_path / "whole")

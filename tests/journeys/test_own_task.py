@@ -6,8 +6,6 @@ import json
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,13 +40,11 @@ def project(tmp_path, monkeypatch):
         yield tmp_path
 
 
-def test_five_methods_on_an_own_table_with_an_own_model_and_f1(project):
+def test_five_methods_on_an_own_table_with_an_own_model_and_f1(project, thinwire):
     words = command("compare", "fedavg", "mapo", "thin", "topk+int8", "fedpara")
-    done = subprocess.run(
-        [sys.executable, "-m", "thinwire", *words, "--json", "-q"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode in (0, 3), done.stderr  # 3: a method that ended at chance is a row of the table
-    rows = {row["method"]: row for row in json.loads(done.stdout)}
+    code, out, err = thinwire(*words, "--json", "-q")
+    assert code in (0, 3), err  # 3: a method that ended at chance is a row of the table
+    rows = {row["method"]: row for row in json.loads(out)}
     assert list(rows) == ["fedavg", "mapo", "thin", "topk+int8", "fedpara"]
     for path in (project / "runs").glob("*/config.toml"):
         run = read_run(path.parent)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import subprocess
-import sys
+import runpy
 
 import pytest
 
@@ -35,11 +35,11 @@ tw.report(["runs"], html="page.html", md="page.md")
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """The folder of the script after it ran, as a reader would run it."""
+    """The folder of the script after it ran."""
     folder = tmp_path_factory.mktemp("regression")
     (folder / "diabetes.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "diabetes.py"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    with contextlib.chdir(folder):
+        runpy.run_path("diabetes.py")
     return folder
 
 

@@ -31,13 +31,6 @@ def test_method_resolves_on_every_task_and_can_be_written(method):
         assert experiment.method == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_show_prints_every_method(method):
-    result = CliRunner().invoke(app, ["show", method])
-    assert result.exit_code == 0
-    assert f'name = "{method}"' in result.output
-
-
 def test_preset_has_name_first_line_paper_and_tables():
     found = preset("methods", "mapo")
     assert (found.name, found.paper) == ("mapo", "MAPO: Reshape-then-factorize")

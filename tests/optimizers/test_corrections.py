@@ -99,14 +99,15 @@ def test_the_first_round_of_feddyn_is_a_longer_step_of_fedprox():
     assert torch.allclose(flatten(dyn.server.public.coords), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("correction", [tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova()], ids=repr)
-@pytest.mark.parametrize(
-    "space",
-    [tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0)],
-    ids=lambda s: type(s).__name__,
-)
-@pytest.mark.parametrize("server", [tw.SGD(1.0), tw.Adam(0.01, eps=1e-3)], ids=lambda s: type(s).__name__)
-def test_corrections_combine_with_spaces_and_server_optimizers(correction, space, server):
+CORRECTIONS = (tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova())
+SPACES = (tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0))
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_corrections_combine_with_spaces_and_server_optimizers(which):
+    """Every correction with two spaces, and with both server optimizers."""
+    server = (tw.SGD(1.0), tw.Adam(0.01, eps=1e-3))[which // 4]
+    correction, space = CORRECTIONS[which % 4], SPACES[(which + which // 4) % 4]
     method = tw.Method(space=space, correction=correction, server_opt=server, client_opt=tw.SGD(0.05))
     federation = Federation(method, digits_task())
     for _ in range(3):
@@ -127,8 +128,8 @@ def test_presets_learn_digits(preset, tmp_path):
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import execute
 
-    summary = execute(resolve(preset, overrides={"rounds": 20}), tmp_path / preset)
-    assert summary["best_accuracy"] > 0.5
+    summary = execute(resolve(preset, overrides={"rounds": 10}), tmp_path / preset)
+    assert summary["best_accuracy"] > 0.4
 
 
 def test_invalid_settings_are_refused():

@@ -82,13 +82,12 @@ def random_rounds(federation: Federation, rounds: int, key: Key) -> None:
         federation.download(int(key.fold("listener", r).integers(1, n)))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", REPLAYED)
-def test_ledger_replay_equals_server(case, seed):
+def test_ledger_replay_equals_server(case):
     """Clients that join in random rounds and replay what `open_round` sends have the server's state, bit for bit."""
     method, make = REPLAYED[case]
-    federation = Federation(method, make(), Local(epochs=1, batch=16), seed)
-    random_rounds(federation, 7, Key(seed).fold(case))
+    federation = Federation(method, make(), Local(epochs=1, batch=16))
+    random_rounds(federation, 7, Key(0).fold(case))
     assert all(torch.isfinite(torch.tensor(federation.losses)))
     assert federation.server.public.version == 7
     for client in federation.public:

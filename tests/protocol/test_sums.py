@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import catchup
+from benchmarks.bytes import catchup
 from tests.federation import Federation, digits_task, perceptron, same_public
 from tests.protocol.messages import bodies_of
 from thinwire.codecs import Chain, Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Quantize, Raw, TopK

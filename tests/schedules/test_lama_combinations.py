@@ -112,8 +112,8 @@ def test_fedlama_combines_with(case):
     method = Method(**{"schedule": FedLAMA(2), "client_opt": SGD(0.1, momentum=0.9), **COMBINATIONS[case]})
     federation = Federation(method, local=STEPS)
     unsent = set()
-    for number, cohort in enumerate(((0, 1, 4), (2, 3), (1, 5, 2), (4, 0), (3, 5, 1), (0, 2))):
-        for _ in range(2 if number < 5 else 1):  # the last window is incomplete
+    for number, cohort in enumerate(((0, 1, 4), (2, 3), (1, 5, 2), (4, 0), (3, 5, 1))):
+        for _ in range(2 if number < 4 else 1):  # the last window is incomplete
             plan = plan_round(federation.contract, federation.server)
             before = federation.server
             federation.round(cohort)

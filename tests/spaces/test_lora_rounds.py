@@ -121,7 +121,7 @@ def test_vmap_and_loop_train_the_same():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_reduce_the_loss_on_digits(name):
-    job = build_job(resolve(name, on="digits", overrides={"rounds": 10, "eval.every": 10}))
+    job = build_job(resolve(name, on="digits", overrides={"rounds": 5, "eval.every": 5}))
     losses = [record.loss for record in LocalEngine().run(job)]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < 0.95 * losses[0]

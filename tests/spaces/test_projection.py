@@ -64,8 +64,7 @@ def test_projections_fulfill_the_contract_of_a_space(space):
     check_space(space)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
-@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+@pytest.mark.parametrize(("entries", "layout"), [("sign", "contiguous"), ("gaussian", "strided"), ("sign", "permuted")])
 def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, layout):
     common = {"entries": entries, "layout": layout}
     for general, special in (
@@ -141,15 +140,15 @@ def test_the_projection_error_has_its_theoretical_mean(k, p):
     d = 60
     x = Key(99).normal(d).double()
     errors = []
-    for trial in range(2000):
+    for trial in range(500):
         a = Key(trial).normal(p, d // k).double()
         rows = x.view(k, d // k)
         best = torch.linalg.lstsq(a.T, rows.T).solution.T @ a
         errors.append(float((rows - best).square().sum() / x.square().sum()))
     errors = torch.tensor(errors)
-    assert float(errors.mean()) == pytest.approx(1 - k * p / d, abs=0.006)
+    assert float(errors.mean()) == pytest.approx(1 - k * p / d, abs=0.012)
     if k == 1:
-        assert float(errors.var()) == pytest.approx(2 * p * (d - p) / (d * d * (d + 2)), rel=0.15)
+        assert float(errors.var()) == pytest.approx(2 * p * (d - p) / (d * d * (d + 2)), rel=0.3)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
@@ -229,7 +228,7 @@ def test_an_isometric_basis_keeps_the_mean_of_a_step_and_the_norm_of_the_gradien
     """E[P P^T] = I and E |P^T g|^2 = |g|^2 also where k does not divide d, here 20 weights in 6 segments of 4 or 3."""
     if not stored:
         monkeypatch.setattr(projection, "STORED", 0)
-    d, draws, g = 20, 300, Key(9).normal(20)
+    d, draws, g = 20, 120, Key(9).normal(20)
     space = tw.MAPAX(k=k, p=p, **settings)
     maps = torch.stack([linear_map(space, d, Key(i)) for i in range(draws)])
     products = maps @ maps.mT
@@ -391,13 +390,13 @@ def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
     assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
 
-@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo", "mapa-paper", "mapax-paper", "mapo-paper"])
+@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
 def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import execute
 
-    summary = execute(resolve(preset, overrides={"rounds": 15}), tmp_path / preset)
-    assert summary["final_loss"] < 1.7
+    summary = execute(resolve(preset, overrides={"rounds": 8}), tmp_path / preset)
+    assert summary["final_loss"] < 2.0
     assert summary["trainable"] <= 600
 
 

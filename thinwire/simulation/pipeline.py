@@ -8,7 +8,7 @@ is used only if its step has the bits of the ledger's newest entry, and training
 Of a small model a copy of the public state stays on the host. Downloads are encoded and rounds are closed on it by the
 same additions, so that neither waits for the GPU.
 
-This repeats the arithmetic of `close_round` for one case (`predict`). Measured on an H200 (`benchmarks/speed.py`, two
+This repeats the arithmetic of `close_round` for one case (`predict`). Measured on an H200 (`benchmarks/speed`, two
 runs each): CNN-2 with 100 clients 1.24x, the CIFAR CNN with 10 clients 1.20x (bf16) and 1.27x (tf32), CNN-2 with 10
 clients no difference. On a CPU it is off.
 """

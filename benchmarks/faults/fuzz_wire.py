@@ -1,6 +1,6 @@
 """Fuzz every function that reads messages with damaged and forged messages, and count the outcomes.
 
-    python benchmarks/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
+    python benchmarks/faults/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
 
 A *target* is one such function: the reader of a client (`receive`), of the server (`unpack_up`; with secure aggregation
 a whole cohort; `closed_round` for the rest of a round; `repair` for lost clients), or a codec. Its seeds are real
@@ -53,9 +53,9 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests generates the seeds
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the federation of the tests generates the seeds
 
-from benchmarks.fuzz_build import Encode, Parts, built, packed_body, repaired
+from benchmarks.faults.fuzz_build import Encode, Parts, built, packed_body, repaired
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
 from thinwire.aggregators import FlexLoRA

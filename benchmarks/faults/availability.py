@@ -1,6 +1,6 @@
 """A deployment of ten sites between real processes: most are offline, one is slow.
 
-    python benchmarks/availability.py --rounds 40
+    python benchmarks/faults/availability.py --rounds 40
 
 Five sites are offline from the start, two more from a later round on. One takes 25 seconds longer than the others. The
 cohort has four sites, the quorum is two, the grace time three seconds. It prints how long rounds stay open after their
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from thinwire.experiments.cohort_file import CohortLog
 from thinwire.experiments.config import resolve
@@ -74,14 +74,14 @@ def slow_site(seconds: float) -> Callable[..., Any]:
 def write_apps(folder: Path, times: Path, seconds: float) -> None:
     """Write the apps of the slow site and of the server that logs times into an app folder."""
     (folder / "federated/client_app.py").write_text(
-        "from benchmarks.availability import slow_site\n"
+        "from benchmarks.faults.availability import slow_site\n"
         "from federated.task import job\n"
         "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [slow_site({seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
-        "from benchmarks import availability\n"
+        "from benchmarks.faults import availability\n"
         "from federated.task import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
         "from thinwire.flower.apps import server_app\n"

@@ -1,6 +1,6 @@
 """Train MAPA on the CIFAR network without storing its basis, and print the peak memory of the process.
 
-    python benchmarks/mapa_memory.py --p 1024
+    python benchmarks/memory/mapa.py --p 1024
 
 The basis would have p x 1,146,634 values (4.7 GB at p = 1,024). Needs CIFAR-10 in THINWIRE_DATA.
 """

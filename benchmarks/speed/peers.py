@@ -5,7 +5,7 @@
     peers/bin/pip install --no-deps pfl==0.6.0 fedjax==0.0.17
     peers/bin/pip install 'dp-accounting<0.6' 'multiprocess<0.71' prv-accountant
 
-    python benchmarks/peers.py --python peers/bin/python --docs docs
+    python benchmarks/speed/peers.py --python peers/bin/python --docs docs
 
 Each kind of machine and each model has its own section of the page. Each framework runs in a separate process
 (`frameworks.py`). They run one round each in turn, so that other load of the machine affects all of them; the first
@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.frameworks import CLIENTS, SHAPES, job_of, usable_cores
 from benchmarks.page import write_part
+from benchmarks.speed.frameworks import CLIENTS, SHAPES, job_of, usable_cores
 
 COHORT, BATCH, LR = 10, 32, 0.01
 EXAMPLES = {"cnn2": 600, "cnn-cifar": 500}
@@ -252,7 +252,7 @@ def main() -> None:  # noqa: D103
     print(page(found))
     for facts in found if options.docs else ():
         name = f"peers-{platform.machine()}-{facts['model']}"
-        command = f"python benchmarks/peers.py --python peers/bin/python --models {facts['model']} --docs docs"
+        command = f"python benchmarks/speed/peers.py --python peers/bin/python --models {facts['model']} --docs docs"
         write_part(options.docs / "benchmarks.md", name, page([facts]), command)
 
 

@@ -1,6 +1,6 @@
 """`kill -9` of the server, the SuperLink and nodes of a deployment at random, seeded moments.
 
-    python benchmarks/kills.py --kills 30 --docs docs
+    python benchmarks/faults/kills.py --kills 30 --docs docs
 
 A SuperLink with a database and nodes are real processes that are started again a second after they die, as by a service
 manager; `thinwire supervise` runs the server. Nothing else is done by hand. Afterwards the final model must be that of
@@ -24,10 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.deployment import machine
-from benchmarks.faults import MessageLog, replayed
+from benchmarks.faults.deployment import machine
+from benchmarks.faults.faults import MessageLog, replayed
 from benchmarks.page import write_part
 from thinwire.core.key import Key
 from thinwire.experiments.config import Experiment, resolve
@@ -44,7 +44,7 @@ GAPS = (1.0, 12.0)  # seconds between two kills
 
 _SERVER = """
 from pathlib import Path
-from benchmarks.faults import MessageLog
+from benchmarks.faults.faults import MessageLog
 from federated.task import EXPERIMENT, job
 from thinwire.flower.apps import server_app
 app = server_app(EXPERIMENT, job, MessageLog(Path({accepted!r})))
@@ -197,7 +197,7 @@ def command_of(entry: dict[str, Any]) -> str:
     found = entry["found"]
     options = {"kills": sum(found["kills"].values()), **{name: found[name] for name in ("nodes", "rounds", "seed")}}
     words = " ".join(f"--{name} {value}" for name, value in options.items())
-    return f"python benchmarks/kills.py {words} --docs docs"
+    return f"python benchmarks/faults/kills.py {words} --docs docs"
 
 
 def main() -> None:

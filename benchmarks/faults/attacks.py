@@ -1,7 +1,7 @@
 """Accuracy by attack, aggregation rule and method, over seeds; runs are ordinary run directories, and are used again.
 
-    python benchmarks/attacks.py digits --jobs 2 --docs docs
-    python benchmarks/attacks.py fashion-mnist --methods fedavg thin --device cuda --jobs 12 --budget 100 --docs docs
+    python benchmarks/faults/attacks.py digits --jobs 2 --docs docs
+    python benchmarks/faults/attacks.py fashion-mnist --methods fedavg thin --device cuda --jobs 12 --budget 100
 
 Two classes a client, 20 clients, all of them in every round, of which a fifth attack (`[attack]`, docs/attacks.md).
 Fashion-MNIST is reduced: few local steps and rounds. Rates are those of the default recipe; nothing is searched.
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from papers.grid import Grid, Line, metrics, summary, training_failed
@@ -151,7 +151,7 @@ def main() -> None:
         ):
             words += [name, *(f"'{one}'" if " " in one else one for one in given)] if given != usual else []
         words += ["--device", options.device] if options.device != "cpu" else []
-        command = f"python benchmarks/attacks.py {' '.join(words)} --docs docs"
+        command = f"python benchmarks/faults/attacks.py {' '.join(words)} --docs docs"
         write_part(options.docs / "attacks.md", options.task.split("-")[0], text, command)
 
 

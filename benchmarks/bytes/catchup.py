@@ -1,7 +1,7 @@
 """Measure what returning clients download: every missed broadcast, or one sum of them.
 
-    python benchmarks/catchup.py fashion-mnist --rounds 60 --json docs/results/catchup.jsonl
-    python benchmarks/catchup.py --table docs/results/catchup.jsonl --docs docs
+    python benchmarks/bytes/catchup.py fashion-mnist --rounds 60 --json docs/results/catchup.jsonl
+    python benchmarks/bytes/catchup.py --table docs/results/catchup.jsonl --docs docs
 
 Every row is one run with ten of a hundred clients a round, in which the downloads of each round are encoded twice: with
 sums (`merge_codec = "lattice-sum"`), as they are sent, and without. The first row is top-k with int4 as it is without a
@@ -24,7 +24,7 @@ from thinwire.wire import message as wire
 
 EF, INT4 = {"kind": "error-feedback"}, {"kind": "quantize", "bits": 4}
 ON_LATTICE, TOPK = {"kind": "on-lattice", "step": 0.5}, {"kind": "topk", "density": 0.05}
-COMMAND = "python benchmarks/catchup.py --table docs/results/catchup.jsonl --docs docs"
+COMMAND = "python benchmarks/bytes/catchup.py --table docs/results/catchup.jsonl --docs docs"
 SUMS = {"method.merge_codec": {"kind": "lattice-sum"}}
 
 

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.corrupt import CORRUPTIONS, FORGERIES
+from benchmarks.faults.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
@@ -178,14 +178,14 @@ def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> 
     """Write the fault-injecting apps into an app folder."""
     (folder / "federated/client_app.py").write_text(
         "from pathlib import Path\n"
-        "from benchmarks.faults import inject_faults\n"
+        "from benchmarks.faults.faults import inject_faults\n"
         "from federated.task import job\n"
         "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [inject_faults(job, {seed}, Path({str(logs)!r}), {seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
-        "from benchmarks import faults\n"
+        "from benchmarks.faults import faults\n"
         "from federated.task import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
         "from thinwire.flower.apps import server_app\n"

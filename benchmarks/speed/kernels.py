@@ -1,9 +1,9 @@
 """Time our kernels against those of torch, mostly on a GPU, and compare the results.
 
-    python benchmarks/kernels.py --device cuda --json kernels.json
-    python benchmarks/kernels.py --device cuda --tune          # block sizes other than the defaults
-    python benchmarks/kernels.py --device cpu                  # MAPA with signs from a lookup table, on a CPU
-    python benchmarks/kernels.py --table kernels.json          # write the results of --json to docs/benchmarks.md
+    python benchmarks/speed/kernels.py --device cuda --json kernels.json
+    python benchmarks/speed/kernels.py --device cuda --tune          # block sizes other than the defaults
+    python benchmarks/speed/kernels.py --device cpu                  # MAPA with signs from a lookup table, on a CPU
+    python benchmarks/speed/kernels.py --table kernels.json          # write the results of --json to docs/benchmarks.md
 
 Convolutions of a cohort with different weights per client (32 images each): microseconds of the fused kernels and of
 grouped cuDNN, each replayed from a CUDA graph, so that launches are not counted. `difference` is the
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.key import Key
@@ -422,7 +422,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
-        command = "python benchmarks/kernels.py --json kernels.json, then --table kernels.json"
+        command = "python benchmarks/speed/kernels.py --json kernels.json, then --table kernels.json"
         write_part(options.docs / "benchmarks.md", "kernels", page(options.table), command)
         return
     if torch.device(options.device).type == "cpu":

@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from thinwire.experiments.config import Experiment
 from thinwire.flower.local import deploy

@@ -1,6 +1,6 @@
 """One process of the comparison in `peers.py`: runs rounds of one framework on request.
 
-    python benchmarks/frameworks.py NAME FOLDER        NAME is a framework, with -off for torch without oneDNN
+    python benchmarks/speed/frameworks.py NAME FOLDER        NAME is a framework, with -off for torch without oneDNN
 
 FOLDER has the common inputs: `work.json` (model, learning rate, batch), `x.npy` and `y.npy`, `first.npz` (the initial
 weights), `cohorts.npy` (rounds, clients) and `orders.npy` (rounds, clients, examples): the order of the examples. A
@@ -191,7 +191,7 @@ def ours(work: Work) -> None:
     """Complete rounds of thinwire: training, messages and server."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from thinwire.simulation.engine import LocalEngine
 
     simulation = LocalEngine("cpu").prepare(job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder))

@@ -1,14 +1,14 @@
 """Cost and fault tolerance of a deployment, measured between processes; needs `pip install 'thinwire[flower]'`.
 
-    python benchmarks/deployment.py rounds       a minimal round, with flower-supernode and with thinwire node
-    python benchmarks/deployment.py same         comparison with the simulation, bit for bit, 4 nodes
-    python benchmarks/deployment.py bytes        bytes on the sockets and bytes of our messages (--data-dir)
-    python benchmarks/deployment.py many         16 nodes
-    python benchmarks/deployment.py simulated    1,000 clients in Flower's simulation (flwr[simulation])
-    python benchmarks/deployment.py faults       random faults (benchmarks/faults.py)
-    python benchmarks/deployment.py endurance    200 rounds with 8 nodes: time, memory, disk (benchmarks/endurance.py)
-    python benchmarks/deployment.py loading      data that take 8 s to load
-    python benchmarks/deployment.py page         measures nothing; writes the page from the stored measurements
+    python benchmarks/faults/deployment.py rounds       a minimal round, with flower-supernode and with thinwire node
+    python benchmarks/faults/deployment.py same         comparison with the simulation, bit for bit, 4 nodes
+    python benchmarks/faults/deployment.py bytes        bytes on the sockets and bytes of our messages (--data-dir)
+    python benchmarks/faults/deployment.py many         16 nodes
+    python benchmarks/faults/deployment.py simulated    1,000 clients in Flower's simulation (flwr[simulation])
+    python benchmarks/faults/deployment.py faults       random faults (faults.py)
+    python benchmarks/faults/deployment.py endurance    200 rounds with 8 nodes: time, memory, disk (endurance.py)
+    python benchmarks/faults/deployment.py loading      data that take 8 s to load
+    python benchmarks/faults/deployment.py page         measures nothing; writes the page from the stored measurements
 
 With `--docs docs` the results are written to docs/deployment.json and, as tables, to docs/deployment.md. Times depend
 on the load of the machine, which is recorded before and after each measurement.
@@ -36,9 +36,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import endurance as long_runs
+from benchmarks.faults import endurance as long_runs
 from benchmarks.page import write_part
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
@@ -372,7 +372,7 @@ def simulated_table(found: Found) -> str:
 
 def faults(given: argparse.Namespace) -> Found:
     """Run with random faults."""
-    from benchmarks.faults import faulty_run
+    from benchmarks.faults.faults import faulty_run
 
     with tempfile.TemporaryDirectory(prefix="thinwire-faults-") as folder:
         return faulty_run(Path(folder), nodes=given.nodes or 8, rounds=given.rounds or 40, seed=given.seed)
@@ -433,7 +433,7 @@ def text_of(what: str, entry: Found) -> str:
 
 def command_of(what: str) -> str:
     """The command that repeats a measurement."""
-    return f"python benchmarks/deployment.py {what} --docs docs"
+    return f"python benchmarks/faults/deployment.py {what} --docs docs"
 
 
 def machine() -> str:

@@ -1,9 +1,9 @@
 """EDEN: error, bias, speed and the memory of its decoder, on normal values and on a real update.
 
-    python benchmarks/eden.py --docs docs
+    python benchmarks/bytes/eden.py --docs docs
 
 Error: |decoded - x|^2 / |x|^2, of 1,000,000 normal values, and of the update of one client of CNN on CIFAR-10
-(`benchmarks/codecs.py`), the mean of 20 keys. Bias: the mean over 200 keys of the sum of decoded values minus that of
+(`codecs.py`), the mean of 20 keys. Bias: the mean over 200 keys of the sum of decoded values minus that of
 x, for 4,096 values of the update, in standard errors. MB/s count 4 bytes a value, on one core, both ways including the
 rotation: the shortest CPU time of several calls. Memory: the peak of a decoder of one piece (65,536 values, the worst
 case) by tracemalloc, in units of these values. Exits with 1 if a limit does not hold.
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.codecs import FAST, speed, update
+from benchmarks.bytes.codecs import FAST, speed, update
 from benchmarks.page import write_part
 from thinwire.codecs import Eden, Peer
 from thinwire.codecs.rotation import LONGEST, TWICE, pieces
@@ -31,7 +31,7 @@ from thinwire.core.vectors import join
 
 EXPECTED = {1: 0.571, 2: 0.133, 3: 0.0358, 4: 0.0096}  # D / (1 - D) of the best scalar quantizer of N(0, 1)
 NEAR, ERRORS, MEMORY = 0.02, 4.0, 4.0  # limits: relative to the expected error; standard errors; times the values
-COMMAND = "python benchmarks/eden.py --docs docs"
+COMMAND = "python benchmarks/bytes/eden.py --docs docs"
 
 
 def sent(codec: Eden, x: torch.Tensor, seed: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """What a round costs with Ray workers: bytes and seconds of its parts, and from them a plan for more machines.
 
-    python benchmarks/workers.py --docs docs                        two workers on the cores of this machine; needs Ray
-    python benchmarks/workers.py --device cuda --json workers.json  two and four workers that share one GPU
-    python benchmarks/workers.py --table workers.json --docs docs   write the latter results to the page
+    python benchmarks/speed/workers.py --docs docs                        two workers on this machine; needs Ray
+    python benchmarks/speed/workers.py --device cuda --json workers.json  two and four workers that share one GPU
+    python benchmarks/speed/workers.py --table workers.json --docs docs   write the latter results to the page
 
 Workers train the cohort in as many groups on this machine. Measured are the round, that of one process without workers,
 the training of a group, and what passes between the processes: the public state (once for each machine), the task of a
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 
@@ -41,7 +41,7 @@ FOR_GPU = 10  # clients for each GPU in the plan
 
 def measure(model: str, folder: Path, device: str, workers: int, times: int) -> dict[str, Any]:
     """Median seconds of a round and its parts, and bytes."""
-    from benchmarks.frameworks import job_of
+    from benchmarks.speed.frameworks import job_of
     from thinwire.simulation.engine import LocalEngine
     from thinwire.simulation.transfer import pack, unpack
 
@@ -107,7 +107,7 @@ def median(call: Callable[[], object], times: int) -> float:
 def measured(models: list[str], device: str, times: int) -> dict[str, Any]:
     """The results of all models, and of what they were measured on."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    from benchmarks.peers import write_inputs
+    from benchmarks.speed.peers import write_inputs
 
     rows = []
     for model in models:
@@ -202,9 +202,9 @@ def main() -> None:  # noqa: D103
         if options.json:
             options.json.write_text(json.dumps(facts[0], indent=1))
     text = "\n\n".join(map(parts_table, facts))
-    name, command = "workers-cuda", "python benchmarks/workers.py --device cuda --json FILE, then --table FILE..."
+    name, command = "workers-cuda", "python benchmarks/speed/workers.py --device cuda --json FILE, then --table FILE..."
     if options.device == "cpu" and not options.table:
-        name, command = "workers", "python benchmarks/workers.py --docs docs"
+        name, command = "workers", "python benchmarks/speed/workers.py --docs docs"
     else:
         text += "\n\n" + plan_table(facts[-1])
     print(text)

@@ -1,6 +1,6 @@
 """Accuracy under sign-flip attacks, for each aggregator and several seeds.
 
-    python benchmarks/attackers.py --seeds 1 2 3 --docs docs
+    python benchmarks/faults/attackers.py --seeds 1 2 3 --docs docs
 
 FedAvg on handwritten digits: 20 clients with a Dirichlet partition (alpha 0.5), all of them in each of 30 rounds. An
 attacker trains like the others, multiplies its update by -10 and sends it as a valid message. The attackers are drawn
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.key import Key
@@ -95,7 +95,7 @@ def main() -> None:
             print(name, f"{share:.0%}", *(f"{one:.3f}" for one in found[name][share]), file=sys.stderr, flush=True)
     print(table(found))
     if options.docs:
-        command = f"python benchmarks/attackers.py --seeds {' '.join(map(str, options.seeds))} --docs docs"
+        command = f"python benchmarks/faults/attackers.py --seeds {' '.join(map(str, options.seeds))} --docs docs"
         write_part(options.docs / "deployment.md", "attackers", table(found), command)
 
 

@@ -1,6 +1,6 @@
 """What secure aggregation costs beside the plain round: bytes of a client, and seconds of all parties.
 
-    python benchmarks/secure.py --docs docs
+    python benchmarks/bytes/secure.py --docs docs
 
 Server and clients are in one process and exchange the messages of a deployment in memory. Each client trains one step
 in each round, so that seconds are those of messages, keys and masks rather than of training; they are processor
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.experiments.config import resolve
@@ -110,7 +110,7 @@ def main() -> None:
         print(*case, *found[case], file=sys.stderr, flush=True)
     print(table(found))
     if options.docs:
-        command = "python benchmarks/secure.py --docs docs"
+        command = "python benchmarks/bytes/secure.py --docs docs"
         write_part(options.docs / "secure-aggregation.md", "secure", table(found), command)
 
 

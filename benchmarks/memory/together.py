@@ -1,8 +1,8 @@
 """GPU memory of training several clients of a pretrained model together, compared with one client.
 
-    python benchmarks/memory.py --clients 10 --data sst2
-    python benchmarks/memory.py --backend graph --precision bf16
-    python benchmarks/memory.py --table memory.json       write earlier output to docs/benchmarks.md
+    python benchmarks/memory/together.py --clients 10 --data sst2
+    python benchmarks/memory/together.py --backend graph --precision bf16
+    python benchmarks/memory/together.py --table memory.json       write earlier output to docs/benchmarks.md
 
 One round of LoRA (rank 16 on query and value, full head) on MiniLM with the standard engine, in a separate process for
 each number of clients: `held` is the memory before the round (the model, the data), `peak` the maximum during it. The
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.units import human_bytes
@@ -110,7 +110,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
-        command = "python benchmarks/memory.py > memory.json, then --table memory.json"
+        command = "python benchmarks/memory/together.py > memory.json, then --table memory.json"
         write_part(options.docs / "benchmarks.md", "memory", page(options.table), command)
         return
     if options.one:

@@ -1,7 +1,7 @@
 """Hostile clients of a deployment: what each sends in place of its upload.
 
 Every attack is well formed: the message is decoded, changed, and encoded again with a valid checksum. `python
-benchmarks/hostile.py` deploys digits between real processes with and without them.
+benchmarks/faults/hostile.py` deploys digits between real processes with and without them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.corrupt import fields_of, with_field
+from benchmarks.faults.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import markdown_text
 from thinwire.core.units import human_bytes, percent
@@ -116,7 +116,7 @@ def hostile_mod(job: MakeJob) -> Callable[..., Any]:
 def write_hostile_app(folder: Path, *, memory: Path) -> None:
     """Write apps with hostile clients, and a server that notes its largest memory after each round."""
     (folder / "federated/client_app.py").write_text(
-        "from benchmarks.hostile import hostile_mod\n"
+        "from benchmarks.faults.hostile import hostile_mod\n"
         "from federated.task import job\n"
         "from thinwire.flower.apps import client_app\n"
         "app = client_app(job, [hostile_mod(job)])\n"
@@ -209,5 +209,5 @@ if __name__ == "__main__":
     print(json.dumps(result, indent=1))
     if given.docs:
         write_part(
-            given.docs / "safe-rounds.md", "hostile", as_text(result), "python benchmarks/hostile.py --docs docs"
+            given.docs / "safe-rounds.md", "hostile", as_text(result), "python benchmarks/faults/hostile.py --docs docs"
         )

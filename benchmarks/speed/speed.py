@@ -1,13 +1,13 @@
 """Time of a local epoch per client, compared with a plain PyTorch loop over clients on the same batches.
 
-    python benchmarks/speed.py --device cuda --page --json speed.json   everything that is in docs/benchmarks.md
-    python benchmarks/speed.py --device cpu --models cnn2 --cohorts 10  one model, one cohort
-    python benchmarks/speed.py --device cuda --methods fedavg mapo      a comparison of methods (CNN-2, cohort 10)
-    python benchmarks/speed.py --device cuda --whole 500                a complete run, evaluated every 10 rounds
-    python benchmarks/speed.py --device cuda --evaluate                 one evaluation on Shakespeare
-    python benchmarks/speed.py --device cuda --startup                  process start to the end of the first round
-    python benchmarks/speed.py --device cuda --profile                  a profile of a round
-    python benchmarks/speed.py --table speed.json                       write the results to docs/benchmarks.md
+    python benchmarks/speed/speed.py --device cuda --page --json speed.json   everything that is in docs/benchmarks.md
+    python benchmarks/speed/speed.py --device cpu --models cnn2 --cohorts 10  one model, one cohort
+    python benchmarks/speed/speed.py --device cuda --methods fedavg mapo   a comparison of methods (CNN-2, cohort 10)
+    python benchmarks/speed/speed.py --device cuda --whole 500             a complete run, evaluated every 10 rounds
+    python benchmarks/speed/speed.py --device cuda --evaluate              one evaluation on Shakespeare
+    python benchmarks/speed/speed.py --device cuda --startup               process start to the end of the first round
+    python benchmarks/speed/speed.py --device cuda --profile               a profile of a round
+    python benchmarks/speed/speed.py --table speed.json                    write the results to docs/benchmarks.md
 
 Times are wall-clock times of complete rounds, including messages and server (the plain loop has neither): the median of
 a few rounds after two warm-up rounds. Images and text are random, with the shapes of Fashion-MNIST, CIFAR-10 and
@@ -43,11 +43,11 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
-from benchmarks.plain_loop import plain
-from benchmarks.speed_page import page
+from benchmarks.speed.plain_loop import plain
+from benchmarks.speed.speed_page import page
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.partition import Assignment
@@ -394,7 +394,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
-        command = "python benchmarks/speed.py --device cuda --page --json speed.json, then --table speed.json"
+        command = "python benchmarks/speed/speed.py --device cuda --page --json speed.json, then --table speed.json"
         write_part(options.docs / "benchmarks.md", "speed", page(options.table), command)
         return
     device = torch.device(options.device)

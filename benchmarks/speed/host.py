@@ -1,9 +1,9 @@
 """Milliseconds of the host in a round: everything but local training, whose result is put in its place.
 
-    python benchmarks/host.py                              CNN-2 and the CIFAR CNN with ten clients
-    python benchmarks/host.py --models cnn2 --cohort 100   another cohort
-    python benchmarks/host.py --models cnn2 --profile      the functions that take the time
-    python benchmarks/host.py --threads 16                 messages made on several cores; then see "wall_ms"
+    python benchmarks/speed/host.py                              CNN-2 and the CIFAR CNN with ten clients
+    python benchmarks/speed/host.py --models cnn2 --cohort 100   another cohort
+    python benchmarks/speed/host.py --models cnn2 --profile      the functions that take the time
+    python benchmarks/speed/host.py --threads 16                 messages made on several cores; then see "wall_ms"
 
 On a GPU the host draws cohorts and batches, makes and decodes the messages and makes the next version while the GPU
 trains, so a round takes at least as long as this. Here all of it runs on a CPU, in the order of a round on a GPU: the
@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed import BATCH, MODELS, make_task, show
+from benchmarks.speed.speed import BATCH, MODELS, make_task, show
 from thinwire.core.flat_rows import FlatRows
 from thinwire.core.rows import as_rows
 from thinwire.core.threads import on_one_core

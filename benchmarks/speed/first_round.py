@@ -1,8 +1,8 @@
 """A process that ends after its first round on Fashion-MNIST, and prints how long each part of its start took.
 
-    python benchmarks/first_round.py cuda auto/auto/bf16
+    python benchmarks/speed/first_round.py cuda auto/auto/bf16
 
-`python benchmarks/speed.py --startup` starts it, and passes the time at which it did.
+`python benchmarks/speed/speed.py --startup` starts it, and passes the time at which it did.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 def main(device: str, engine: str, began: float) -> None:

@@ -1,6 +1,6 @@
 """Memory of a client that trains without a backward pass (DeComFL), against SGD, on a CPU.
 
-    python benchmarks/forward_memory.py --docs docs
+    python benchmarks/memory/forward.py --docs docs
 
 A perceptron of 32 hidden layers of 64 units, one client, one local step on all of its examples. Each measurement is a
 process of its own: resident memory at its peak during one round, above that before the round. SGD keeps the inputs of
@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import thinwire as tw
-from benchmarks.lm_memory import resident
+from benchmarks.memory.language_model import resident
 from benchmarks.page import write_part
 from thinwire.core.units import human_bytes
 
 LAYERS, WIDTH, EXAMPLES = 32, 64, (4096, 16384, 65536)
 METHODS = {"fedavg": tw.methods.fedavg, "decomfl": lambda: tw.methods.decomfl(p=10, directions=10)}
-COMMAND = "python benchmarks/forward_memory.py --docs docs"
+COMMAND = "python benchmarks/memory/forward.py --docs docs"
 
 
 def measure(method: str, examples: int) -> int:

@@ -1,0 +1,1 @@
+"""Measurements of thinwire; `README.md` lists them."""
