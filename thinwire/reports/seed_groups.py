@@ -297,28 +297,6 @@ def numbers_of(value: Any) -> dict[str, float]:
     return {str(name): float(one) for name, one in known.items() if abs(one) < 1e300}
 
 
-def final_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics of the last round that has any."""
-    return _last(records, "metrics")
-
-
-def final_clients_eval(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The distribution of client accuracy in the last round that has one."""
-    return _last(records, "clients_eval")
-
-
-def without_accuracy(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics other than accuracy, which tables always show."""
-    return {name: value for name, value in metrics.items() if name != "accuracy"}
-
-
-def _last(records: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
-    for record in reversed(records):
-        if found := numbers_of(record.get(field)):
-            return found
-    return {}
-
-
 def objective_key(objective: Objective) -> str:
     """Where records have the value of an objective (see `metric_value`).
 
