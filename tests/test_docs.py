@@ -34,7 +34,6 @@ from thinwire.core.units import human_bytes
 from thinwire.experiments import plugins as experiment_plugins
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve
-from thinwire.experiments.presets import presets
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
