@@ -42,7 +42,7 @@ import torch
 
 import thinwire as tw
 from benchmarks.stranger_tasks import TASKS
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.chance import chance_among
 from thinwire.experiments.simulate import Settings

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from thinwire.cli.app import app
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.catalog import LISTS
 

@@ -30,7 +30,7 @@ from papers.tables import load, names, table_of
 from thinwire.cli.app import app
 from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 from thinwire.experiments import plugins as experiment_plugins
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve

@@ -120,7 +120,7 @@ __version__: str
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("thinwire.core.version").version()
+        return importlib.import_module("thinwire.core.text").version()
     if name in _SUBMODULES:
         return importlib.import_module(f"thinwire.{name}")
     if name in _HOME_OF:

@@ -49,8 +49,7 @@ from thinwire.codecs.base import Codec
 from thinwire.codecs.positions import pack_sparse
 from thinwire.codecs.scales import read_scales
 from thinwire.core.key import Key
-from thinwire.core.random_subset import random_subset
-from thinwire.core.selection import kept, largest_of
+from thinwire.core.selection import kept, largest_of, random_subset
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
 from thinwire.core.vectors import gather, parts

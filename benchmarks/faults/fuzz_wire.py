@@ -77,7 +77,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.core.key import Key
-from thinwire.core.random_subset import random_subset
+from thinwire.core.selection import random_subset
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError

@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.faults.corrupt import fields_of, with_field
 from benchmarks.page import write_part
-from thinwire.core.text import markdown_text
-from thinwire.core.units import human_bytes, percent
+from thinwire.core.text import human_bytes, markdown_text, percent
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.site_records import read_sites
 from thinwire.flower.apps import MakeJob, deployable

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import thinwire as tw
 from benchmarks.memory.language_model import resident
 from benchmarks.page import write_part
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 
 LAYERS, WIDTH, EXAMPLES = 32, 64, (4096, 16384, 65536)
 METHODS = {"fedavg": tw.methods.fedavg, "decomfl": lambda: tw.methods.decomfl(p=10, directions=10)}

@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 
 CLIENTS_LIMIT, BASE_LIMIT = 1.3, 0.4
 COMMAND = "python benchmarks/memory/language_model.py > lm-memory.json, then --table lm-memory.json"

@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.simulation.engine import LocalEngine

@@ -8,9 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.key import Key, _argsort, choices, permutations, signs_of_each
-from thinwire.core.philox import philox_numpy, philox_torch
-from thinwire.core.secret_key import SecretKey
+from thinwire.core.key import Key, SecretKey, _argsort, choices, permutations, philox_numpy, philox_torch, signs_of_each
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF

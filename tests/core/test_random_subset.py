@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.wire_randomness import philox64
 from tests.wire_reader import subset
 from thinwire.core.key import Key
-from thinwire.core.random_subset import random_subset
+from thinwire.core.selection import random_subset
 
 KEYS = st.integers(0, 2**64 - 1).map(Key)
 

@@ -7,8 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from thinwire.core.key import Key
-from thinwire.core.secret_key import SecretKey
+from thinwire.core.key import Key, SecretKey
 from thinwire.privacy.discrete import _accepts, _coarse, _table, discrete_gaussian
 
 

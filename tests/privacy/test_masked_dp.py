@@ -11,8 +11,7 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from tests.parts import Clip
 from thinwire.codecs import RandomK
-from thinwire.core.key import Key
-from thinwire.core.secret_key import SecretKey
+from thinwire.core.key import Key, SecretKey
 from thinwire.core.tree import flatten
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import resolve

@@ -22,7 +22,7 @@ def rollback(
 
     Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
     """
-    from thinwire.core.units import human_bytes
+    from thinwire.core.text import human_bytes
     from thinwire.experiments.rollback import roll_back
 
     found = roll_back(run, number, leave_out or [])

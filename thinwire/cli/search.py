@@ -33,8 +33,7 @@ from thinwire.cli.options import (
     Targets,
     Task,
 )
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, percent
+from thinwire.core.text import human_bytes, percent, visible
 
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.cli.terminal import out
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, human_seconds, percent
+from thinwire.core.text import human_bytes, human_seconds, percent, visible
 
 if TYPE_CHECKING:
     from thinwire.search.table import Cells

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import common_type

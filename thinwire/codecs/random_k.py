@@ -12,9 +12,8 @@ import torch
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import check_density, scatter
-from thinwire.core.random_subset import random_subset
 from thinwire.core.registry import register
-from thinwire.core.selection import kept
+from thinwire.core.selection import kept, random_subset
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import as_one_block, common_type, gather, parts

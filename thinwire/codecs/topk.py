@@ -12,8 +12,7 @@ import numpy as np
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import Segment, check_density, pack_sparse, unpack_sparse
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree

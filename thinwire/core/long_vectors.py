@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.core.pinned import empty_long
-from thinwire.core.threads import cores, each, half_the_cores, many_cores
+from thinwire.core.threads import cores, each, empty_long, half_the_cores, many_cores
 
 _SLICE = 1 << 17  # values that are averaged at a time: they fit into the cache of a core
 _LONG = 1 << 21  # values of a vector that a few cores add up together

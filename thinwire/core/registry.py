@@ -9,13 +9,17 @@ name, `FILE.py:NAME` or `package.module:NAME` is the object itself (`reference.p
 >>> lookup("codec", "doctest-codec").make is Example
 True
 >>> del _TABLE["codec"]["doctest-codec"]  # remove the example again
+
+Rarely set fields of a part are left out of its `repr` and of its table while they have their default: the schema
+of messages is a hash of `repr(method)`, and the digest of an experiment is a hash of its table, so a new field declared
+with `metadata={"rare": True}` changes neither of them where it is not used.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from thinwire.core.reference import is_reference, load_reference
@@ -240,3 +244,30 @@ def _is_builtin(make: Callable[..., Any]) -> bool:
 
 def _address(make: Callable[..., Any]) -> tuple[str, str]:
     return make.__module__, make.__qualname__
+
+
+def is_left_out(part_field: Field[Any], value: Any) -> bool:
+    """Whether a field of a part is rarely set and has its default.
+
+    >>> from dataclasses import dataclass, field
+    >>> @dataclass
+    ... class Step:
+    ...     size: float = 1.0
+    ...     limit: float = field(default=9.0, metadata={"rare": True})
+    >>> [is_left_out(f, 9.0) for f in fields(Step)]
+    [False, True]
+    """
+    return bool(part_field.metadata.get("rare")) and bool(value == part_field.default)
+
+
+def short_repr(part: Any) -> str:
+    """The `repr` of a dataclass without the fields that are left out.
+
+    >>> from thinwire.optimizers.sgd import SGD
+    >>> SGD(0.5), SGD(0.5, clip_norm=1.0)  # doctest: +NORMALIZE_WHITESPACE
+    (SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0),
+     SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=1.0))
+    """
+    shown = ((f, getattr(part, f.name)) for f in fields(part) if f.repr)
+    given = ", ".join(f"{f.name}={value!r}" for f, value in shown if not is_left_out(f, value))
+    return f"{type(part).__qualname__}({given})"

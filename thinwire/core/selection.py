@@ -1,15 +1,26 @@
-"""Selection of the largest of n values: how many, and at which positions. Used by sparse codecs and masks."""
+"""Selections of n values: the k largest, or a random subset. Used by sparse codecs and masks.
+
+A random subset is drawn from a key at a cost that depends on its size.
+
+    draw       about k + k^2 / n positions, each uniform, and keep each once, in ascending order
+    too many   d > k positions are left: leave out a random subset of d - k of them
+    too few    draw an eighth more, and again
+
+What is kept depends on how many positions are different, not on which they are, so all subsets of k are equally likely.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.key import Key
 from thinwire.core.vectors import gather
 
 Rounding = Literal["down", "up"]
@@ -114,3 +125,82 @@ def _around_edge(parts: list[np.ndarray], n: int, k: int) -> tuple[float, float]
     low, high = max(0, len(sample) - int(rank + error)), len(sample) - int(rank - error)
     sample = np.partition(sample, (low, min(high, len(sample) - 1)))
     return float(sample[low]), float(sample[high]) if high < len(sample) else math.inf
+
+
+FEW = 32  # fewer are drawn one after the other
+DENSE = 64  # up to this many values for each position, they are marked instead of sorted: a byte for each value
+PART = 1 << 14  # words at a time, which stay in the cache of a core
+
+
+def random_subset(key: Key, n: int, k: int) -> np.ndarray:
+    """Ascending positions of k of n values, all subsets of k with the same probability.
+
+    Args:
+        key: the source of randomness.
+        n: number of values, below 2**32.
+        k: number of positions, from 0 to n.
+
+    >>> random_subset(Key(0), 10, 3).tolist(), len(set(random_subset(Key(0), 1000, 100).tolist()))
+    ([0, 2, 6], 100)
+    """
+    if 2 * k > n:
+        left = np.ones(n, bool)
+        left[random_subset(key, n, n - k)] = False
+        return np.flatnonzero(left)
+    if k < FEW:
+        return _one_by_one(key, n, k)
+    draws, different = k + k * k // n + 8, _by_marks if n <= DENSE * k else _by_order
+    while len(drawn := different(_positions(key.cpu_words(draws), n), n)) < k:
+        draws += draws // 8
+    if len(drawn) == k:
+        return drawn
+    left = np.ones(len(drawn), bool)
+    left[random_subset(key.fold("subset"), len(drawn), len(drawn) - k)] = False
+    return drawn[left]
+
+
+def _by_marks(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
+    """The different positions in ascending order, found in a list of all n."""
+    marks = np.zeros(n, bool)
+    for some in positions:
+        marks[some] = True
+    return np.flatnonzero(marks)
+
+
+def _by_order(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
+    """The same by sorting, where a list of all n would be long."""
+    drawn = np.concatenate([some.astype(np.uint32) for some in positions])
+    drawn.sort()
+    new = np.ones(len(drawn), bool)
+    np.not_equal(drawn[1:], drawn[:-1], out=new[1:])
+    return drawn[new].astype(np.int64)
+
+
+def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
+    """The first k different positions of the stream."""
+    seen: dict[int, None] = {}
+    draws = 2 * FEW
+    while len(seen) < k:
+        seen = dict.fromkeys(at for some in _positions(key.cpu_words(draws), n) for at in some.tolist())
+        draws *= 2
+    return np.sort(np.array(list(seen)[:k], np.int64))
+
+
+def _positions(words: np.ndarray, n: int) -> Iterator[np.ndarray]:
+    """Uniform positions below n, some at a time: of the product of n and a word, the upper half.
+
+    Words whose product has a lower half below 2^32 mod n are left out, so that as many words lead to each position.
+    """
+    fair = np.uint32((1 << 32) % n)
+    for start in range(0, len(words), PART):
+        some = words[start : start + PART]
+        lower = some * np.uint32(n)  # modulo 2^32
+        product = some.astype(np.uint64)
+        product *= np.uint64(n)
+        product >>= np.uint64(32)
+        at = product.view(np.int64)  # numpy would convert other indices more slowly
+        unfair = np.flatnonzero(lower < fair)
+        if len(unfair) > FEW:
+            yield at[lower >= fair]
+        else:  # what is between them, without a copy
+            yield from (at[a + 1 : b] for a, b in pairwise((-1, *unfair.tolist(), len(at))))

@@ -1,8 +1,12 @@
-"""Thread pools whose threads compute on one core each.
+"""Threads that compute on one core each, and pinned memory for transfers to a GPU.
 
 numpy, zlib and torch release the GIL, so threads suffice. The pool has as many threads as torch may use
 (`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started. Between many threads the GIL is the
 bottleneck: there a long computation by torch is left to torch's own threads (`half_the_cores`), which do not need it.
+
+Pinned memory is for long messages of a simulation and for transfers to a GPU. The operating
+system clears new memory page by page, which for many megabytes takes longer than writing to it. torch caches and reuses
+pinned memory. Without a GPU, numpy requests huge pages, which are few.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from threading import Barrier, get_ident, local
 from typing import TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -144,3 +150,55 @@ def start(workers: int) -> ThreadPoolExecutor:
         job.result()
     torch.set_num_threads(before)  # for this thread, and as the default of new threads
     return pool
+
+
+MOST_PINNED = 1 << 30  # bytes of pinned memory for the messages of a round: other processes cannot use pinned memory
+
+
+def pinned_empty(size: int, *, pinned: bool) -> np.ndarray:
+    """An uninitialized array of bytes; `pinned` needs a GPU and usually reuses cached memory."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.empty(size, np.uint8)
+
+
+def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """An uninitialized vector on the CPU, in pinned memory if it is long and this process uses a GPU.
+
+    >>> empty_long(3).shape
+    torch.Size([3])
+    """
+    pinned = LEAST <= size * dtype.itemsize <= MOST_PINNED and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.empty(size, dtype=dtype, pin_memory=pinned)
+
+
+def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
+    """Begin to copy a tensor from a GPU to pinned memory; returns the copy, and an event after which it is complete.
+
+    Args:
+        values: the tensor.
+        aside: whether work that is submitted to the GPU from now on need not wait for the copy. Nothing may write to
+            the tensor any more.
+    """
+    stream = now = torch.cuda.current_stream(values.device)
+    if aside:
+        stream = _copies(values.device)
+        stream.wait_stream(now)
+        values.record_stream(stream)
+    with torch.cuda.stream(stream):
+        copy = torch.empty_like(values, device="cpu", pin_memory=True)
+        return copy.copy_(values, non_blocking=True), stream.record_event()
+
+
+@cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies from a GPU."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def sent(values: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device, asynchronously to a GPU.
+
+    >>> sent(np.arange(3), torch.device("cpu"))
+    tensor([0, 1, 2])
+    """
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
 from thinwire.core.long_vectors import long_sum, weighted_mean_of_vectors
-from thinwire.core.pinned import to_host
+from thinwire.core.threads import to_host
 
 Tree: TypeAlias = dict[str, Tensor]
 _ASIDE = 1 << 22  # bytes that are copied in parallel with later work of a GPU

@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from thinwire.core.units import percent
+from thinwire.core.text import percent
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")

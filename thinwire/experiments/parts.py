@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from thinwire.core.rare import is_left_out
-from thinwire.core.registry import KINDS, lookup, name_of
+from thinwire.core.registry import KINDS, is_left_out, lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.toml import Table
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from thinwire.core.text import html_text, visible
-from thinwire.core.units import human_bytes, percent
+from thinwire.core.text import html_text, human_bytes, percent, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

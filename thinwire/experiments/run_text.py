@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.frames import data_frame
-from thinwire.core.text import html_text, visible
-from thinwire.core.units import human_bytes
+from thinwire.core.text import html_text, human_bytes, visible
 from thinwire.metrics.objective import Objective
 from thinwire.runtime.job import RoundRecord
 

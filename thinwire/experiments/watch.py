@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, human_seconds, percent
+from thinwire.core.text import human_bytes, human_seconds, percent, visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import read_json

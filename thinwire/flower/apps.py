@@ -24,9 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from thinwire.core.text import visible
-from thinwire.core.units import human_seconds
-from thinwire.core.version import version
+from thinwire.core.text import human_seconds, version, visible
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.cohort_file import CohortLog

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from thinwire.core.secret_key import SecretKey
+from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree, flatten, norm, restrict, sub, to_device
 from thinwire.errors import Diverged, Unfit

@@ -24,7 +24,7 @@ BLOCKS: dict[str, Block] = {"sign": (128, 128, 4), "gaussian": (32, 128, 4)}
 
 @triton.jit
 def _philox(block, k0, k1):
-    """Philox4x32-10 of a counter below 2**64, as in `thinwire.core.philox`."""
+    """Philox4x32-10 of a counter below 2**64, as in `thinwire.core.key`."""
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
     c2 = c0 * 0

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask

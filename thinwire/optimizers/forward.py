@@ -15,10 +15,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from thinwire.core.numbers import check_numbers
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
+from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree, scale, zeros_like
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer

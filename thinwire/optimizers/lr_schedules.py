@@ -16,8 +16,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 

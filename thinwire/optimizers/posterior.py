@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.core.numbers import check_numbers
 from thinwire.core.registry import register
 from thinwire.core.state import State
+from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer

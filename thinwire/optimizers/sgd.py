@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from thinwire.core.numbers import check_numbers
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.state import State
+from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer

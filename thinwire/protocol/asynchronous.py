@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from thinwire.core.numbers import check_numbers
+from thinwire.core.text import check_numbers
 from thinwire.errors import ConfigError
 
 

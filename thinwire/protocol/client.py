@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from thinwire.core.flat_rows import blocks_of_one
-from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, each
+from thinwire.core.threads import LEAST, MOST_PINNED, each, pinned_empty
 from thinwire.core.tree import (
     Tree,
     all_finite,
@@ -229,7 +228,7 @@ def make_uploads(
     """
     contract, public = contract.at(group.public.version), group.public
     context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), masks)
-    pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
+    pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST_PINNED
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
 

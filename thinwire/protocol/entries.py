@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from thinwire.core.pinned import LEAST, empty_long
+from thinwire.core.threads import LEAST, empty_long
 from thinwire.core.tree import Tree, bring
 from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from thinwire.core.units import human_bytes
+from thinwire.core.text import human_bytes
 from thinwire.experiments.search_record import read_search
 from thinwire.reports.seed_groups import ACCURACY, MeanInterval, SeedGroup, TargetCost, target_text
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, human_joules, human_seconds
+from thinwire.core.text import human_bytes, human_joules, human_seconds, visible
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
 from thinwire.experiments.overrides import flat

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from thinwire.core.text import html_text, visible
-from thinwire.core.units import human_bytes
+from thinwire.core.text import html_text, human_bytes, visible
 from thinwire.errors import ConfigError
 from thinwire.experiments.files import write_atomically
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.numbers import check_numbers
 from thinwire.core.registry import register
+from thinwire.core.text import check_numbers
 from thinwire.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.numbers import check_numbers
+from thinwire.core.text import check_numbers
 from thinwire.data.losses import bce, cross_entropy, is_classification, is_regression
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError

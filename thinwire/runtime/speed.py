@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.core.key import Key
-from thinwire.core.numbers import check_numbers
+from thinwire.core.text import check_numbers
 from thinwire.errors import ConfigError
 from thinwire.training.batches import Local
 

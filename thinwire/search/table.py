@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, human_seconds
+from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, Recorded

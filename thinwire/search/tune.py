@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.text import html_text
-from thinwire.core.units import human_bytes, percent, read_bytes
+from thinwire.core.text import html_text, human_bytes, percent, read_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.check import check
 from thinwire.experiments.experiment import Experiment, to_table

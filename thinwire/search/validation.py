@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from thinwire.core.units import human_bytes, percent
+from thinwire.core.text import human_bytes, percent
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged

@@ -25,7 +25,7 @@ from functools import lru_cache
 from secrets import token_bytes
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from thinwire.core.secret_key import SecretKey
+from thinwire.core.key import SecretKey
 from thinwire.errors import CheckpointError, WireError
 from thinwire.protocol.round import Request, Response
 from thinwire.secure import frames

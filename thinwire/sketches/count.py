@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.numbers import check_numbers
 from thinwire.core.registry import register
 from thinwire.core.selection import largest
 from thinwire.core.spec import Block, Spec
+from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import cut
 from thinwire.errors import ConfigError

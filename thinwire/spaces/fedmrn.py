@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
-from thinwire.core.numbers import check_numbers
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
+from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space

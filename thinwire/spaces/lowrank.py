@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
-from thinwire.core.rare import short_repr
-from thinwire.core.registry import register
+from thinwire.core.registry import register, short_repr
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.spaces.base import Space

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.core.key import Key, permutations
-from thinwire.core.numbers import check_numbers
-from thinwire.core.rare import short_repr
 from thinwire.core.reference import is_reference
+from thinwire.core.registry import short_repr
+from thinwire.core.text import check_numbers
 from thinwire.errors import ConfigError
 
 
