@@ -19,9 +19,7 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import resolve
-from thinwire.kernels import conv as convolve
-from thinwire.kernels import lstm
-from thinwire.kernels import projection as random_products
+from thinwire.kernels import conv as convolve, lstm, projection as random_products
 from thinwire.kernels.projection import draw_rows
 from thinwire.kernels.support import has_triton
 from thinwire.optimizers import SGD

@@ -16,12 +16,12 @@ MODULES = {
 }
 # the defaults of Method; all else that the protocol imports of parts are contracts
 DEFAULTS = {
-    "thinwire.aggregators.client_weight",
+    "thinwire.aggregators.base",
     "thinwire.optimizers.corrections",
     "thinwire.optimizers.lr_schedules",
     "thinwire.optimizers.penalties",
-    "thinwire.optimizers.sgd",
-    "thinwire.spaces.full",
+    "thinwire.optimizers.base",
+    "thinwire.spaces.base",
 }
 PARTS = ("aggregators", "codecs", "masks", "optimizers", "privacy", "schedules", "sketches", "spaces")
 

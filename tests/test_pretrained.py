@@ -19,7 +19,7 @@ from thinwire.experiments.execute import execute
 from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.models import build
 from thinwire.models.pretrained import Pretrained
-from thinwire.spaces.unmerged import Unmerged
+from thinwire.spaces.lora import Unmerged
 from thinwire.training.functional import Functional
 
 pytest.importorskip("transformers")

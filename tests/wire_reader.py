@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cache
 
-from tests.wire_randomness import drift_check as drift_check
-from tests.wire_randomness import fold, philox, philox64
+from tests.wire_randomness import drift_check as drift_check, fold, philox, philox64
 
 MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
 SIZE = {"f4": 4, "f8": 8, "f2": 2, "b2": 2, "i8": 8, "i4": 4, "i2": 2, "i1": 1, "u1": 1, "t1": 1}

@@ -134,152 +134,155 @@ def __dir__() -> list[str]:
 
 # For type checkers; a test compares these names with the ones above.
 if TYPE_CHECKING:
-    from thinwire import aggregators as aggregators
-    from thinwire import codecs as codecs
-    from thinwire import data as data
-    from thinwire import masks as masks
-    from thinwire import methods as methods
-    from thinwire import metrics as metrics
-    from thinwire import models as models
-    from thinwire import optimizers as optimizers
-    from thinwire import privacy as privacy
-    from thinwire import schedules as schedules
-    from thinwire import sketches as sketches
-    from thinwire import spaces as spaces
-    from thinwire import testing as testing
-    from thinwire.aggregators import Aggregator as Aggregator
-    from thinwire.aggregators import Bounded as Bounded
-    from thinwire.aggregators import ByNorm as ByNorm
-    from thinwire.aggregators import BySamples as BySamples
-    from thinwire.aggregators import CenteredClipping as CenteredClipping
-    from thinwire.aggregators import ClientWeight as ClientWeight
-    from thinwire.aggregators import FlexLoRA as FlexLoRA
-    from thinwire.aggregators import GeometricMedian as GeometricMedian
-    from thinwire.aggregators import Median as Median
-    from thinwire.aggregators import MultiKrum as MultiKrum
-    from thinwire.aggregators import NearestMixing as NearestMixing
-    from thinwire.aggregators import TrimmedMean as TrimmedMean
-    from thinwire.aggregators import Uniform as Uniform
-    from thinwire.aggregators import WeightedMean as WeightedMean
-    from thinwire.codecs import Binary as Binary
-    from thinwire.codecs import ByBlock as ByBlock
-    from thinwire.codecs import Chain as Chain
-    from thinwire.codecs import Codec as Codec
-    from thinwire.codecs import Eden as Eden
-    from thinwire.codecs import ErrorFeedback as ErrorFeedback
-    from thinwire.codecs import Lattice as Lattice
-    from thinwire.codecs import LatticeSum as LatticeSum
-    from thinwire.codecs import Masked as Masked
-    from thinwire.codecs import OnLattice as OnLattice
-    from thinwire.codecs import Peer as Peer
-    from thinwire.codecs import PowerSGD as PowerSGD
-    from thinwire.codecs import Quantize as Quantize
-    from thinwire.codecs import RandomK as RandomK
-    from thinwire.codecs import RankSlice as RankSlice
-    from thinwire.codecs import Raw as Raw
-    from thinwire.codecs import Threshold as Threshold
-    from thinwire.codecs import TopK as TopK
+    from thinwire import (
+        aggregators as aggregators,
+        codecs as codecs,
+        data as data,
+        masks as masks,
+        methods as methods,
+        metrics as metrics,
+        models as models,
+        optimizers as optimizers,
+        privacy as privacy,
+        schedules as schedules,
+        sketches as sketches,
+        spaces as spaces,
+        testing as testing,
+    )
+    from thinwire.aggregators import (
+        Aggregator as Aggregator,
+        Bounded as Bounded,
+        ByNorm as ByNorm,
+        BySamples as BySamples,
+        CenteredClipping as CenteredClipping,
+        ClientWeight as ClientWeight,
+        FlexLoRA as FlexLoRA,
+        GeometricMedian as GeometricMedian,
+        Median as Median,
+        MultiKrum as MultiKrum,
+        NearestMixing as NearestMixing,
+        TrimmedMean as TrimmedMean,
+        Uniform as Uniform,
+        WeightedMean as WeightedMean,
+    )
+    from thinwire.codecs import (
+        Binary as Binary,
+        ByBlock as ByBlock,
+        Chain as Chain,
+        Codec as Codec,
+        Eden as Eden,
+        ErrorFeedback as ErrorFeedback,
+        Lattice as Lattice,
+        LatticeSum as LatticeSum,
+        Masked as Masked,
+        OnLattice as OnLattice,
+        Peer as Peer,
+        PowerSGD as PowerSGD,
+        Quantize as Quantize,
+        RandomK as RandomK,
+        RankSlice as RankSlice,
+        Raw as Raw,
+        Threshold as Threshold,
+        TopK as TopK,
+    )
     from thinwire.core.key import Key as Key
     from thinwire.core.registry import register as register
     from thinwire.core.spec import Spec as Spec
     from thinwire.core.tree import Tree as Tree
-    from thinwire.data.partition import Assignment as Assignment
-    from thinwire.data.partition import Partition as Partition
+    from thinwire.data.partition import Assignment as Assignment, Partition as Partition
     from thinwire.data.task import Task as Task
-    from thinwire.errors import CheckpointError as CheckpointError
-    from thinwire.errors import ConfigError as ConfigError
-    from thinwire.errors import DataError as DataError
-    from thinwire.errors import Diverged as Diverged
-    from thinwire.errors import Drifted as Drifted
-    from thinwire.errors import IncompatibleParts as IncompatibleParts
-    from thinwire.errors import ThinwireError as ThinwireError
-    from thinwire.errors import Unfit as Unfit
-    from thinwire.errors import UnknownName as UnknownName
-    from thinwire.errors import WireError as WireError
-    from thinwire.experiments.config import Experiment as Experiment
-    from thinwire.experiments.config import resolve as resolve
+    from thinwire.errors import (
+        CheckpointError as CheckpointError,
+        ConfigError as ConfigError,
+        DataError as DataError,
+        Diverged as Diverged,
+        Drifted as Drifted,
+        IncompatibleParts as IncompatibleParts,
+        ThinwireError as ThinwireError,
+        Unfit as Unfit,
+        UnknownName as UnknownName,
+        WireError as WireError,
+    )
+    from thinwire.experiments.config import Experiment as Experiment, resolve as resolve
     from thinwire.experiments.load_run import load_run as load_run
     from thinwire.experiments.plugins import load_plugins as load_plugins
     from thinwire.experiments.run_task import run_task as run_task
-    from thinwire.experiments.simulate import Run as Run
-    from thinwire.experiments.simulate import simulate as simulate
-    from thinwire.masks import Mask as Mask
-    from thinwire.masks import NoMask as NoMask
-    from thinwire.masks import PruneMask as PruneMask
-    from thinwire.masks import RandomMask as RandomMask
-    from thinwire.masks import TopKMask as TopKMask
+    from thinwire.experiments.simulate import Run as Run, simulate as simulate
+    from thinwire.masks import (
+        Mask as Mask,
+        NoMask as NoMask,
+        PruneMask as PruneMask,
+        RandomMask as RandomMask,
+        TopKMask as TopKMask,
+    )
     from thinwire.metrics import Metric as Metric
-    from thinwire.optimizers import L1L2 as L1L2
-    from thinwire.optimizers import SGD as SGD
-    from thinwire.optimizers import Adagrad as Adagrad
-    from thinwire.optimizers import Adam as Adam
-    from thinwire.optimizers import AdamW as AdamW
-    from thinwire.optimizers import BetaPosterior as BetaPosterior
-    from thinwire.optimizers import ConstantLR as ConstantLR
-    from thinwire.optimizers import Correction as Correction
-    from thinwire.optimizers import CosineLR as CosineLR
-    from thinwire.optimizers import ExponentialLR as ExponentialLR
-    from thinwire.optimizers import FedDyn as FedDyn
-    from thinwire.optimizers import FedNova as FedNova
-    from thinwire.optimizers import FedProx as FedProx
-    from thinwire.optimizers import ForwardSGD as ForwardSGD
-    from thinwire.optimizers import HalvedLR as HalvedLR
-    from thinwire.optimizers import InverseTimeLR as InverseTimeLR
-    from thinwire.optimizers import Jacobian as Jacobian
-    from thinwire.optimizers import LRSchedule as LRSchedule
-    from thinwire.optimizers import MultiStepLR as MultiStepLR
-    from thinwire.optimizers import NoCorrection as NoCorrection
-    from thinwire.optimizers import NoPenalty as NoPenalty
-    from thinwire.optimizers import Optimizer as Optimizer
-    from thinwire.optimizers import Penalty as Penalty
-    from thinwire.optimizers import Scaffold as Scaffold
-    from thinwire.optimizers import WarmupLR as WarmupLR
-    from thinwire.optimizers import Yogi as Yogi
-    from thinwire.privacy import DP as DP
-    from thinwire.privacy import NoPrivacy as NoPrivacy
-    from thinwire.privacy import Privacy as Privacy
-    from thinwire.protocol import Asynchronous as Asynchronous
-    from thinwire.protocol import Budget as Budget
-    from thinwire.protocol import Method as Method
-    from thinwire.protocol import Stage as Stage
-    from thinwire.protocol import Tier as Tier
+    from thinwire.optimizers import (
+        L1L2 as L1L2,
+        SGD as SGD,
+        Adagrad as Adagrad,
+        Adam as Adam,
+        AdamW as AdamW,
+        BetaPosterior as BetaPosterior,
+        ConstantLR as ConstantLR,
+        Correction as Correction,
+        CosineLR as CosineLR,
+        ExponentialLR as ExponentialLR,
+        FedDyn as FedDyn,
+        FedNova as FedNova,
+        FedProx as FedProx,
+        ForwardSGD as ForwardSGD,
+        HalvedLR as HalvedLR,
+        InverseTimeLR as InverseTimeLR,
+        Jacobian as Jacobian,
+        LRSchedule as LRSchedule,
+        MultiStepLR as MultiStepLR,
+        NoCorrection as NoCorrection,
+        NoPenalty as NoPenalty,
+        Optimizer as Optimizer,
+        Penalty as Penalty,
+        Scaffold as Scaffold,
+        WarmupLR as WarmupLR,
+        Yogi as Yogi,
+    )
+    from thinwire.privacy import DP as DP, NoPrivacy as NoPrivacy, Privacy as Privacy
+    from thinwire.protocol import (
+        Asynchronous as Asynchronous,
+        Budget as Budget,
+        Method as Method,
+        Stage as Stage,
+        Tier as Tier,
+    )
     from thinwire.reports.report import report as report
-    from thinwire.runtime import Job as Job
-    from thinwire.runtime import RoundRecord as RoundRecord
-    from thinwire.runtime import Speed as Speed
-    from thinwire.schedules import AllBlocks as AllBlocks
-    from thinwire.schedules import FedLAMA as FedLAMA
-    from thinwire.schedules import Plan as Plan
-    from thinwire.schedules import Schedule as Schedule
-    from thinwire.search.compare import compare as compare
-    from thinwire.search.compare import sweep as sweep
+    from thinwire.runtime import Job as Job, RoundRecord as RoundRecord, Speed as Speed
+    from thinwire.schedules import AllBlocks as AllBlocks, FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
+    from thinwire.search.compare import compare as compare, sweep as sweep
     from thinwire.search.table import Table as Table
-    from thinwire.search.tune import Tuned as Tuned
-    from thinwire.search.tune import tune as tune
+    from thinwire.search.tune import Tuned as Tuned, tune as tune
     from thinwire.simulation.engine import LocalEngine as LocalEngine
-    from thinwire.sketches import CountSketch as CountSketch
-    from thinwire.sketches import EvoFed as EvoFed
-    from thinwire.sketches import Identity as Identity
-    from thinwire.sketches import Sketch as Sketch
-    from thinwire.spaces import MAPA as MAPA
-    from thinwire.spaces import MAPAX as MAPAX
-    from thinwire.spaces import MAPO as MAPO
-    from thinwire.spaces import DoRA as DoRA
-    from thinwire.spaces import FactorizedFL as FactorizedFL
-    from thinwire.spaces import FedMRN as FedMRN
-    from thinwire.spaces import FedPara as FedPara
-    from thinwire.spaces import FedPM as FedPM
-    from thinwire.spaces import Frozen as Frozen
-    from thinwire.spaces import Full as Full
-    from thinwire.spaces import LoRA as LoRA
-    from thinwire.spaces import LoRAResidual as LoRAResidual
-    from thinwire.spaces import LoRASB as LoRASB
-    from thinwire.spaces import LoRAStack as LoRAStack
-    from thinwire.spaces import LowRank as LowRank
-    from thinwire.spaces import Pufferfish as Pufferfish
-    from thinwire.spaces import Route as Route
-    from thinwire.spaces import Space as Space
-    from thinwire.training import Local as Local
-    from thinwire.training import Records as Records
-    from thinwire.training import load_optimizer_tensors as load_optimizer_tensors
-    from thinwire.training import optimizer_tensors as optimizer_tensors
+    from thinwire.sketches import CountSketch as CountSketch, EvoFed as EvoFed, Identity as Identity, Sketch as Sketch
+    from thinwire.spaces import (
+        MAPA as MAPA,
+        MAPAX as MAPAX,
+        MAPO as MAPO,
+        DoRA as DoRA,
+        FactorizedFL as FactorizedFL,
+        FedMRN as FedMRN,
+        FedPara as FedPara,
+        FedPM as FedPM,
+        Frozen as Frozen,
+        Full as Full,
+        LoRA as LoRA,
+        LoRAResidual as LoRAResidual,
+        LoRASB as LoRASB,
+        LoRAStack as LoRAStack,
+        LowRank as LowRank,
+        Pufferfish as Pufferfish,
+        Route as Route,
+        Space as Space,
+    )
+    from thinwire.training import (
+        Local as Local,
+        Records as Records,
+        load_optimizer_tensors as load_optimizer_tensors,
+        optimizer_tensors as optimizer_tensors,
+    )

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.bytes.codecs import FAST, speed, update
 from benchmarks.page import write_part
 from thinwire.codecs import Eden, Peer
-from thinwire.codecs.rotation import LONGEST, TWICE, pieces
+from thinwire.codecs.eden import LONGEST, TWICE, pieces
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.vectors import join

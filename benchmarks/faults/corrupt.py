@@ -8,8 +8,7 @@ import torch
 
 from thinwire.flower.client import Client
 from thinwire.protocol.round import Response
-from thinwire.wire import message as wire
-from thinwire.wire import weight
+from thinwire.wire import message as wire, weight
 from thinwire.wire.bits import Bytes
 
 

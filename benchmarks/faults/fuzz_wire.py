@@ -59,7 +59,7 @@ from benchmarks.faults.fuzz_build import Encode, Parts, built, packed_body, repa
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
 from thinwire.aggregators import FlexLoRA
-from thinwire.aggregators.client_weight import Uniform
+from thinwire.aggregators.base import Uniform
 from thinwire.codecs import (
     Binary,
     ByBlock,

@@ -29,8 +29,7 @@ from thinwire.flower.client import Client
 from thinwire.flower.local import deploy
 from thinwire.protocol.round import Response
 from thinwire.simulation.engine import LocalEngine
-from thinwire.wire import message as wire
-from thinwire.wire import weight
+from thinwire.wire import message as wire, weight
 
 LARGEST = torch.finfo(torch.float32).max
 LONG_REPLY, LONG_TEXT = 400_000_000, 20_000_000  # bytes

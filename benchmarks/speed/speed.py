@@ -327,8 +327,7 @@ def profile(device: torch.device, engine: LocalEngine, cohort: int, model: str) 
     watch.disable()
     pstats.Stats(watch).sort_stats("tottime").print_stats(18)
     if device.type == "cuda":
-        from torch.profiler import ProfilerActivity
-        from torch.profiler import profile as record
+        from torch.profiler import ProfilerActivity, profile as record
 
         with record(activities=[ProfilerActivity.CUDA]) as seen:
             simulation.round(state)

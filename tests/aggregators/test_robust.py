@@ -11,7 +11,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
-from thinwire.aggregators.distances import inner_products, squares_between, squares_from
+from thinwire.aggregators.robust import inner_products, squares_between, squares_from
 from thinwire.core.registry import entries
 from thinwire.core.spec import Spec
 from thinwire.core.tree import cut, weighted_mean
@@ -21,8 +21,7 @@ from thinwire.protocol.round import plan_round
 from thinwire.runtime.job import Job
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
-from thinwire.wire.weight import decode as decode_weight
-from thinwire.wire.weight import encode as encode_weight
+from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 LARGEST = torch.finfo(torch.float32).max
 ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2), tw.NearestMixing(2)]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from thinwire.codecs import Eden, ErrorFeedback, Peer, PowerSGD, TopK
-from thinwire.codecs.eden import codebook
-from thinwire.codecs.rotation import LONGEST, hadamard, pieces
+from thinwire.codecs.eden import LONGEST, codebook, hadamard, pieces
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError

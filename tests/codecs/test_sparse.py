@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key

@@ -6,8 +6,7 @@ import pickle
 import pytest
 import torch
 
-from thinwire.core import long_vectors
-from thinwire.core import tree as t
+from thinwire.core import long_vectors, tree as t
 from thinwire.core.rows import as_rows
 from thinwire.core.tree import all_finite, cut, same, stack, unstack, weighted_mean
 

@@ -14,7 +14,7 @@ from thinwire.data.conversations import RecordForm, chat, read_records
 from thinwire.data.site import OwnData, SiteRecords
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ThinwireError
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,8 +10,7 @@ import pytest
 import thinwire as tw
 from tests.checkpoints import write_language_model
 from tests.federation import same_public
-from tests.flower.test_server import OwnData as OwnClients
-from tests.flower.test_server import experiment, play
+from tests.flower.test_server import OwnData as OwnClients, experiment, play
 from thinwire.data.site import OwnData, SiteRecords
 from thinwire.errors import ThinwireError
 from thinwire.experiments.build import build_job

@@ -52,8 +52,7 @@ from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.spaces import MAPO, LoRAStack
-from thinwire.wire import indices, regions, row_bits, row_signs, symbols
-from thinwire.wire import message as wire
+from thinwire.wire import indices, message as wire, regions, row_bits, row_signs, symbols
 from thinwire.wire.bits import pack
 from thinwire.wire.weight import encode as encode_weight
 

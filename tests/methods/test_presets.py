@@ -13,7 +13,7 @@ from thinwire.experiments.catalog import catalog
 from thinwire.experiments.config import method_from, resolve, to_table
 from thinwire.experiments.presets import filled, preset, presets
 from thinwire.experiments.toml import dumps, loads
-from thinwire.methods.base import arguments_on_tasks, on
+from thinwire.methods.fedavg import arguments_on_tasks, on
 
 METHODS = sorted(presets("methods"))
 TASKS = sorted(presets("tasks"))

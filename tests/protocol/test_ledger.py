@@ -1,8 +1,7 @@
 """The ledger: entries of each version, snapshots of past windows, and its size limit."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from thinwire.protocol.ledger import Ledger
 

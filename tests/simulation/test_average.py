@@ -10,8 +10,7 @@ import thinwire as tw
 from tests.federation import digits_task, perceptron, same_public
 from tests.parts import Half, Turns
 from tests.simulation.test_engine import bits, job, play
-from tests.simulation.test_pipeline import ROUNDS
-from tests.simulation.test_pipeline import play as play_ahead
+from tests.simulation.test_pipeline import ROUNDS, play as play_ahead
 from thinwire.core.tree import same
 from thinwire.data.task import validation_fraction
 from thinwire.errors import CheckpointError, ConfigError

@@ -1,7 +1,6 @@
 """ClientStates: an immutable mapping; updates return a new one that shares the unchanged shelves."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from thinwire.protocol.state import ClientState
 from thinwire.simulation.client_states import ClientStates

@@ -20,8 +20,7 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError, Diverged
 from thinwire.optimizers import SGD, Scaffold
-from thinwire.protocol import Method
-from thinwire.protocol import client as protocol_client
+from thinwire.protocol import Method, client as protocol_client
 from thinwire.protocol.receive import receive
 from thinwire.runtime import Job
 from thinwire.schedules import AllBlocks

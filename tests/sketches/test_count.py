@@ -12,8 +12,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import add, flatten, restrict, same, scale
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.setup import UNRECOVERED
-from thinwire.sketches import CountSketch
-from thinwire.sketches import count as module
+from thinwire.sketches import CountSketch, count as module
 from thinwire.testing import check_sketch
 
 DELTA = {"w": Key(1).normal(70, 5), "b": Key(2).normal(60)}

@@ -12,8 +12,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import add, flatten, restrict, same, scale, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
-from thinwire.sketches import EvoFed
-from thinwire.sketches import evofed as module
+from thinwire.sketches import EvoFed, evofed as module
 from thinwire.testing import check_sketch
 
 DELTA = {"w": Key(1).normal(7, 5), "b": Key(2).normal(6)}

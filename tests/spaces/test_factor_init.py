@@ -7,7 +7,7 @@ import thinwire as tw
 from tests.spaces.test_fedpara import KEY, composed
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError
-from thinwire.spaces.factor_init import initial_std
+from thinwire.spaces.factors import initial_std
 
 
 @pytest.mark.parametrize("shape", [(300, 200), (64, 48, 3, 3)])

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from thinwire.core.key import Key
-from thinwire.kernels import projection as generated
-from thinwire.kernels import projection_cpu as packed
+from thinwire.kernels import projection as generated, projection_cpu as packed
 
 
 @pytest.mark.parametrize(("p", "e"), [(1, 1), (16, 8), (17, 9), (20, 101), (33, 1000), (64, 4097)])

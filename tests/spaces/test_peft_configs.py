@@ -21,9 +21,9 @@ from thinwire.models import CausalLM, ImageClassifier, build
 from thinwire.models.quantized import Blocks
 from thinwire.protocol.method import Method
 from thinwire.runtime.stored_layout import on_model
-from thinwire.spaces.adapter_targets import targets
+from thinwire.spaces.adapters import targets
+from thinwire.spaces.lora import split
 from thinwire.spaces.peft_config import lora_from_peft
-from thinwire.spaces.unmerged import split
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

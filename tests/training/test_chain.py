@@ -13,7 +13,7 @@ from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.models.cnn import ConvNet
 from thinwire.optimizers import SGD, FedProx
-from thinwire.optimizers.clip import clip_by_global_norm
+from thinwire.optimizers.base import clip_by_global_norm
 from thinwire.protocol import Method
 from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO

@@ -8,7 +8,7 @@ import torch
 import thinwire as tw
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
 from thinwire.spaces import LoRASB
-from thinwire.spaces.dora import DoRA
+from thinwire.spaces.lora import DoRA
 from thinwire.training import backends
 
 FOLDED = {

@@ -6,8 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests import wire_reader as reader
 from thinwire.codecs import Peer, Quantize, Raw, Threshold, TopK, positions

@@ -4,8 +4,7 @@ import math
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.wire_reader import read_weight
 from thinwire.errors import WireError

@@ -1,17 +1,24 @@
 """Contract of an aggregator, and the weighted mean.
 
 Only the server aggregates, so the aggregator is no part of the contract between server and clients.
+
+Weight of a client in the aggregate: by its number of examples, or the same for all.
+
+Weights in proportion to the norm of a client's adapters (HetLoRA).
+
+Upper bounds on the norm of updates and on client weights, in front of another aggregator.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
-from thinwire.core.tree import Tree, weighted_mean
+from thinwire.core.tree import Tree, scale, weighted_mean
 from thinwire.errors import ConfigError
 
 
@@ -70,3 +77,140 @@ class WeightedMean(Aggregator):
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the weighted mean."""
         return weighted_mean(trees, weights)
+
+
+class ClientWeight(Protocol):
+    """Weight of a client in the weighted mean:  p_i = weight_i / sum_j weight_j."""
+
+    sent: ClassVar[bool] = False
+    """Whether the weight is a field of the upload (two bytes for 128 to 16,383), as only the client can compute it."""
+
+    @abstractmethod
+    def weight(self, samples: int) -> float:
+        """Return the weight of a client with that many examples."""
+        ...
+
+
+@register("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
+@dataclass(frozen=True)
+class BySamples(ClientWeight):
+    """Weight clients by their number of examples:  p_i = n_i / sum_j n_j.
+
+    >>> BySamples().weight(600)
+    600.0
+    """
+
+    sent = True
+
+    def weight(self, samples: int) -> float:
+        """Return the number of examples."""
+        return float(samples)
+
+
+@register("client_weight", "uniform")
+@dataclass(frozen=True)
+class Uniform(ClientWeight):
+    """Weight all clients of a round equally:  p_i = 1 / m.
+
+    >>> Uniform().weight(600)
+    1.0
+    """
+
+    def weight(self, samples: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@register("aggregator", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
+@dataclass(frozen=True)
+class ByNorm(Aggregator):
+    """Weight clients by the norm of their adapters:  p_i ~ weight_i |B_i A_i|,  over all matrices together.
+
+    For clients that upload weights (`upload = "weights"`): a client that trains fewer ranks has a smaller product, so
+    the zeros of its missing ranks count less. Blocks that are no adapter do not enter the norm; without any adapter, or
+    if all are zero, the weights stay unchanged.
+
+    >>> import torch
+    >>> low = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[1.0]])}
+    >>> high = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[3.0]])}
+    >>> ByNorm().admit([low, high], [1.0, 1.0])[1]
+    [3.0, 9.0]
+
+    Not robust: a client with large adapters gets a large weight. Not `Bounded`, which limits norms.
+    """
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """Return the trees unchanged and the weights times the norms."""
+        norms = [_adapter_norm(code) for code in codes]
+        if not any(norms):
+            return list(codes), list(weights)
+        return list(codes), [weight * norm for weight, norm in zip(weights, norms, strict=True)]
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """Return the weighted mean."""
+        return weighted_mean(trees, weights)
+
+
+def _adapter_norm(code: Tree) -> float:
+    """|B A| over all adapters, by |B A|^2 = tr(B^T B A A^T), without computing B A."""
+    square = 0.0
+    for name, b in code.items():
+        if name.endswith("/b") and (a := code.get(name.removesuffix("b") + "a")) is not None:
+            b, a = b.double(), a.double()
+            square += float(((b.mT @ b) * (a @ a.mT)).sum())
+    return math.sqrt(max(square, 0.0))
+
+
+@register("aggregator", "bounded")
+@dataclass(frozen=True)
+class Bounded(Aggregator):
+    """Clip the norm of each update and the weight of each client, then aggregate.
+
+        x_i <- x_i * min(1, norm / |x_i|),     weight_i <- min(weight_i, weight)
+
+    Args:
+        norm: the largest 2-norm of an update, over all values that a client sends; 0 for no bound.
+        weight: the largest client weight, a number of examples if clients are weighted by examples; 0 for no bound.
+        inner: the aggregator of the clipped updates.
+
+    >>> import torch
+    >>> codes, weights = Bounded(norm=5.0, weight=100.0).admit([{"w": torch.tensor([30.0, 40.0])}], [1e9])
+    >>> codes[0]["w"].tolist(), weights
+    ([3.0, 4.0], [100.0])
+
+    Not differential privacy: no noise is added. Not `CenteredClipping`, which clips distances to the middle of the
+    clients.
+    """
+
+    norm: float = 0.0
+    weight: float = 0.0
+    inner: Aggregator = WeightedMean()
+
+    def __post_init__(self) -> None:
+        for name, value in (("norm", self.norm), ("weight", self.weight)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be 0 (no bound) or more, not {value}")
+        refuse_of_values(self.inner)
+
+    @property
+    def clips(self) -> bool:
+        """Whether this aggregator or the inner one clips updates."""
+        return self.norm > 0 or self.inner.clips
+
+    def check(self, clients: int) -> None:
+        """Check the inner aggregator."""
+        self.inner.check(clients)
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """Clip updates and weights, then apply `admit` of the inner aggregator."""
+        codes = [self._clip(code) for code in codes] if self.norm else codes
+        weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
+        return self.inner.admit(codes, weights)
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """Return the aggregate of the inner aggregator."""
+        return self.inner.of(trees, weights)
+
+    def _clip(self, code: Tree) -> Tree:
+        length = math.sqrt(sum(float(block.double().square().sum()) for block in code.values()))
+        return scale(code, self.norm / length) if length > self.norm else code

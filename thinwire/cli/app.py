@@ -21,8 +21,7 @@ from thinwire.cli.partition import partition
 from thinwire.cli.replay import replay
 from thinwire.cli.rollback import rollback
 from thinwire.cli.run import resume, run
-from thinwire.cli.search import TOUR as TOUR
-from thinwire.cli.search import compare, report, sweep
+from thinwire.cli.search import TOUR as TOUR, compare, report, sweep
 from thinwire.cli.show import check, list_names, show
 from thinwire.cli.site import site
 from thinwire.cli.supervise import supervise

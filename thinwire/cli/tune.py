@@ -102,8 +102,7 @@ def tune(
     """
     from thinwire.experiments.overrides import parse_overrides
     from thinwire.search.candidates import parse_over
-    from thinwire.search.tune import SEARCH_SEED, NothingTrains
-    from thinwire.search.tune import tune as search
+    from thinwire.search.tune import SEARCH_SEED, NothingTrains, tune as search
 
     overrides = parse_overrides(list(set_ or ()))
     options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
@@ -128,8 +127,7 @@ def tune(
 def _show(tuned: Tuned, command: str, as_json: bool) -> None:
     """Print the result of a search."""
     from thinwire.cli.tables import print_json, show_facts
-    from thinwire.cli.terminal import err
-    from thinwire.cli.terminal import out as console
+    from thinwire.cli.terminal import err, out as console
     from thinwire.search.candidates import as_point, point_text
 
     found, full = tuned.found, tuned.confirmation

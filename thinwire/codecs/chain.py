@@ -1,15 +1,27 @@
-"""Composition of codecs: the values that one selects are encoded by the next."""
+"""Composition of codecs: the values that one selects are encoded by the next.
+
+Error feedback: add the compression error of one message to the next.
+
+Papers: Seide et al., Interspeech 2014; Stich et al., NeurIPS 2018; Karimireddy et al., ICML 2019.
+
+Send the values under the mask of the round, without their positions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.core.registry import register
+import numpy as np
+import torch
+
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.topk import scatter
+from thinwire.core.registry import register, short_repr
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.core.vectors import as_one_block, common_type, join
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -106,3 +118,138 @@ class Chain(Codec):
 def _has_inner(part: Codec) -> bool:
     """Whether a codec encodes its values with an inner one."""
     return dataclasses.is_dataclass(part) and any(field.name == "inner" for field in dataclasses.fields(part))
+
+
+_REST = "rest/"
+
+
+@register("codec", "error-feedback", paper="Karimireddy et al., ICML 2019")
+@dataclass(frozen=True)
+class ErrorFeedback(Codec):
+    """Add the compression error of earlier messages to each message, so that no part of the updates is lost.
+
+        send C(x + decay e),    e <- x + decay e - C(x + decay e)
+
+    Args:
+        inner: the lossy codec C.
+        decay: factor of the earlier error, above 0 and at most 1; below 1 old errors are forgotten (SparseLoCo: 0.95).
+
+    >>> import torch
+    >>> from thinwire.core.key import Key
+    >>> from thinwire.codecs import TopK
+    >>> codec, tree, peer = ErrorFeedback(TopK(0.5)), {"w": torch.tensor([3.0, 2.0])}, Peer(Key(0))
+    >>> first, state = codec.encode(tree, codec.init(Spec.of(tree)), peer)
+    >>> second, _ = codec.encode(tree, state, peer)
+    >>> [codec.decode(data, Spec.of(tree), peer)["w"].tolist() for data in (first, second)]
+    [[3.0, 0.0], [0.0, 4.0]]
+
+    The error e is state of the sender, as large as the update and kept between its rounds. Blocks that are not
+    synchronized in a round keep their error.
+
+    Not for codecs whose error can be larger than their input, such as `qsgd` with few bits: e would grow.
+    """
+
+    inner: Codec = Raw()
+    decay: float = field(default=1.0, metadata={"rare": True})
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay must be above 0 and at most 1, not {self.decay}; write 1.0 to lose nothing")
+        refuse_stateful(self, self.inner)
+        if self.inner.unbiased:
+            raise ConfigError(
+                f"{type(self.inner).__name__} scales values up to be unbiased, so its error would grow under error "
+                "feedback; write unbiased = False"
+            )
+
+    @property
+    def summable(self) -> bool:
+        """As the inner codec: earlier errors are part of the values."""
+        return self.inner.summable
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner codec."""
+        check_fits(self.inner, spec)
+
+    def init(self, spec: Spec) -> Tree:
+        """Zero errors for all blocks."""
+        common_type(spec)  # raises a ConfigError for blocks that are not floating point
+        return {_REST + name: block for name, block in spec.zeros().items()}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """The payload of the inner codec for x + decay e, and the new error."""
+        kept = {name: state[_REST + name].cpu() for name in tree}
+        if self.decay < 1:
+            kept = {name: self.decay * block for name, block in kept.items()}
+        wanted = {name: block.detach().cpu() + kept[name] for name, block in tree.items()}
+        data, _ = self.inner.encode(wanted, {}, peer)
+        decoded = self.inner.decode(data, Spec.of(wanted), peer)
+        return data, {**state, **{_REST + name: wanted[name] - decoded[name] for name in wanted}}
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """As the inner codec."""
+        return self.inner.decode(data, spec, peer)
+
+    def size(self, spec: Spec) -> int | None:
+        """As the inner codec."""
+        return self.inner.size(spec)
+
+
+@register("codec", "masked")
+@dataclass(frozen=True)
+class Masked(Codec):
+    """Send the values under the mask of the round; server and client both know the positions.
+
+        x_i if i is under the mask, else 0
+
+        bytes = inner(values under the mask)
+
+    Args:
+        inner: the codec of the values under the mask, which it receives as one block.
+
+    >>> import torch
+    >>> from thinwire.core.key import Key
+    >>> peer = Peer(Key(0), mask={"w": torch.tensor([True, False, True])})
+    >>> data, _ = Masked().encode({"w": torch.tensor([1.0, 0.0, 3.0])}, {}, peer)
+    >>> len(data), Masked().decode(data, Spec.of({"w": torch.zeros(3)}), peer)["w"].tolist()
+    (8, [1.0, 0.0, 3.0])
+
+    Blocks without a mask, as before the first pruning, are sent whole. For use with `TopKMask`, `RandomMask` or
+    `PruneMask`, which define the mask. Not masked sums, which hide the values of a client (`secure_aggregation`).
+    """
+
+    inner: Codec = Raw()
+
+    def __post_init__(self) -> None:
+        refuse_stateful(self, self.inner)
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner codec, which receives one block named `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; raises a ConfigError for blocks that are not floating point."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """The values under the mask."""
+        values = join(tree)[torch.from_numpy(_positions(Spec.of(tree), peer))]
+        return self.inner.encode({"values": values}, {}, peer)[0], state
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values under the mask, zeros at all other positions."""
+        at = _positions(spec, peer)
+        return scatter(at, self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"], spec)
+
+
+def _positions(spec: Spec, peer: Peer) -> np.ndarray:
+    """Positions under the mask in the joined vector of all blocks."""
+    parts = []
+    for block in spec:
+        mask = peer.mask.get(block.name)
+        if mask is None or mask.shape != block.shape:  # inside `RankSlice`, blocks are slices
+            mask = torch.ones(block.numel, dtype=torch.bool)
+        parts.append(mask.reshape(-1).numpy())
+    return np.flatnonzero(np.concatenate(parts)) if parts else np.zeros(0, np.int64)

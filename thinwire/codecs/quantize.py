@@ -2,10 +2,29 @@
 
 Uniform: the Quantize baseline of the sketching papers. QSGD: Alistarh et al., NeurIPS 2017, used by FedPAQ (Reisizadeh
 et al., AISTATS 2020). Sign: signSGD (Bernstein et al., ICML 2018) with the scale of Karimireddy et al., ICML 2019.
+
+Scales of quantized values: one bfloat16 for each row of values.
+
+Sixteen-bit floating point as bytes: fp16 and bf16, entropy-coded.
+
+    v length of the lower bytes, lower bytes, upper bytes, both squeezed
+
+Each word is rotated left by one bit, so that the upper byte is nearly the exponent, which has the least entropy. The
+lower bytes are sorted by their upper bytes: the Huffman code then adapts to the exponent.
+
+Values as signs, and as signs with one bit of magnitude. Zeros are sent by their positions.
+
+Zeros stay zeros: any other value would move, every round, a weight that no client trained.
+
+>>> x = np.array([3.0, -1.0, 0.0, 1.1, -2.9])
+>>> decode_magnitudes(memoryview(encode_magnitudes(x, 5)), 5, 5, np.float32).tolist()
+[2.953125, -1.046875, 0.0, 1.046875, -2.953125]
 """
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,17 +32,15 @@ import numpy as np
 import torch
 
 from thinwire.codecs.base import Codec, Peer
-from thinwire.codecs.half import decode_half, encode_half
-from thinwire.codecs.scales import FLOAT32, as_rows, bfloat16_up, read_scales, widen
-from thinwire.codecs.signs import decode_magnitudes, decode_signs, encode_magnitudes, encode_signs
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import common_type, cut, join
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire import symbols
-from thinwire.wire.bits import Bytes
+from thinwire.wire import indices, symbols
+from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.entropy import expand, squeeze
 
 Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude"]
 Per = Literal["block", "tree"]
@@ -261,3 +278,192 @@ def _finite_split(x: np.ndarray, spec: Spec) -> Tree:
         out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
         position += block.numel
     return out
+
+
+FLOAT32 = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
+_MAX = 0x7F7F  # the bits of the largest bfloat16
+
+
+def as_rows(x: np.ndarray, length: int) -> np.ndarray:
+    """A vector as rows of that length, the last one padded with zeros."""
+    if len(x) % length == 0:
+        return x.reshape(-1, length)
+    rows = np.empty((-(-len(x) // length), length), x.dtype)
+    rows.reshape(-1)[: len(x)] = x
+    rows.reshape(-1)[len(x) :] = 0
+    return rows
+
+
+def bfloat16_up(size: np.ndarray) -> np.ndarray:
+    """The bits of the smallest bfloat16 that is not smaller, or of the largest finite one."""
+    return _bfloat16(size, 0xFFFF)
+
+
+def bfloat16_nearest(size: np.ndarray) -> np.ndarray:
+    """The bits of the nearest finite bfloat16; of two, the larger one."""
+    return _bfloat16(size, 0x8000)
+
+
+def _bfloat16(size: np.ndarray, added: int) -> np.ndarray:
+    single = size.clip(0, FLOAT32[1]).astype("<f4").view("<u4")
+    bits: np.ndarray = np.minimum((single.astype(np.int64) + added) >> 16, _MAX).astype("<u2")
+    return bits
+
+
+def read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
+    """So many scales, as the bits of bfloat16, and the bytes after them."""
+    scales = np.frombuffer(data[: 2 * count], np.uint8)
+    if len(scales) != 2 * count:
+        raise WireError(f"expected {count} scales of two bytes, got {len(scales)} bytes")
+    scales = scales.view("<u2")
+    if int(scales.max()) > _MAX:
+        raise WireError("a scale is negative or not finite")
+    return scales, memoryview(data)[2 * count :]
+
+
+def widen(scales: np.ndarray) -> np.ndarray:
+    """Scales as float32, from the bits of bfloat16."""
+    wide: np.ndarray = (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+_CHUNK = 1024  # values at a time, at least
+
+
+def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
+    """Encode a vector, rounded to fp16 or bf16 and clamped to its range. See `decode_half`."""
+    limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
+    clamped = vector.clamp(-limit, limit).float()
+    if half is torch.float16 and not X86:  # numpy rounds to the same values, ten times faster on ARM, slower on x86
+        word = clamped.numpy().astype(np.float16).view(np.uint16)
+    else:
+        word = clamped.to(half).view(torch.int16).numpy().view(np.uint16)
+    rotated = (word << np.uint16(1)) | (word >> np.uint16(15))
+    high = (rotated >> np.uint16(8)).astype(np.uint8)
+    low = rotated.astype(np.uint8)[np.argsort(high, kind="stable")]
+    lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
+    return varint(len(lower)) + lower + upper
+
+
+def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """For each chunk of values, their ranks in a stable sort of all values by upper byte.
+
+    In chunks, because the ranks of all values would take more memory than the values.
+    """
+    count = np.bincount(high, minlength=256)
+    first = np.cumsum(count) - count
+    chunk = max(_CHUNK, len(high) // 32)  # the ranks of one chunk take half as much memory as all values
+    for at in range(0, len(high), chunk):
+        some = high[at : at + chunk]
+        order, count = np.argsort(some, kind="stable"), np.bincount(some, minlength=256)
+        rank = np.empty(len(some), np.int64)
+        rank[order] = np.arange(len(some)) + np.repeat(first - np.cumsum(count) + count, count)
+        first += count
+        yield slice(at, at + len(some)), rank
+
+
+def decode_half(data: Bytes, n: int, half: torch.dtype) -> np.ndarray:
+    """Decode n values to float32; raises a WireError if one is not finite. See `encode_half`."""
+    length, start = read_varint(data)
+    if length > len(data) - start:
+        raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
+    rest = memoryview(data)[start:]
+    lower, high = np.frombuffer(expand(rest[:length], n), np.uint8), np.frombuffer(expand(rest[length:], n), np.uint8)
+    word = high.astype(np.uint16)
+    word <<= np.uint16(8)
+    for part, rank in _by_upper_byte(high):
+        word[part] |= lower[rank]
+    sign = word << np.uint16(15)
+    word >>= np.uint16(1)
+    infinite = np.uint16(0x7C00 if half is torch.float16 else 0x7F80)
+    if bool(((word & infinite) == infinite).any()):
+        raise WireError("a value is not finite")
+    word |= sign
+    return torch.from_numpy(word.view(np.int16)).view(half).float().numpy()
+
+
+LLOYD = 4  # steps of Lloyd's algorithm for the two magnitudes of a row
+
+
+def encode_signs(x: np.ndarray) -> bytes:
+    """The number of zeros, their positions, and the signs of all other values."""
+    return _encode_zeros(x) + symbols.encode((x[x != 0] > 0).astype(np.uint8), 1)
+
+
+def decode_signs(data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
+    """Values of -1, 0 and 1. The inverse of `encode_signs`."""
+    some, rest = _decode_zeros(data, n)
+    x = np.zeros(n, real)
+    x[some] = 2 * symbols.decode(rest, int(some.sum()), 1).astype(np.int8) - 1
+    return x
+
+
+def encode_magnitudes(x: np.ndarray, length: int) -> bytes:
+    """Zeros as in `encode_signs`; then of all other values two magnitudes for each `length`, and two bits each.
+
+    |x| ~ l if |x| < (l + h) / 2 else h,    l and h the means of these two parts, by Lloyd's algorithm
+    """
+    values = x[x != 0]
+    if not len(values):
+        return _encode_zeros(x)
+    size = as_rows(np.abs(values).astype(np.float64), length)
+    inside = as_rows(np.ones(len(values), np.bool_), length)
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are sent as some finite ones
+        limit = size.sum(1, keepdims=True) / inside.sum(1, keepdims=True)
+        for _ in range(LLOYD):
+            large = (size >= limit) & inside
+            low, high = _means(size, inside & ~large), _means(size, large)
+            low = np.minimum(np.where(np.isnan(low), high, low), high)  # no value is below the limit: all are equal
+            limit = (low + high) / 2
+        levels = (values > 0) * np.uint8(2) + (size >= limit).reshape(-1)[: len(values)].astype(np.uint8)
+    scales = bfloat16_nearest(np.concatenate((low[:, 0], high[:, 0])))
+    return _encode_zeros(x) + scales.tobytes() + symbols.encode(levels, 2)
+
+
+def decode_magnitudes(data: memoryview, n: int, length: int, real: type[np.floating]) -> np.ndarray:
+    """The values. The inverse of `encode_magnitudes`."""
+    some, rest = _decode_zeros(data, n)
+    x, count = np.zeros(n, real), int(some.sum())
+    if not count:
+        if len(rest):
+            raise WireError(f"{len(rest)} bytes follow the positions of {n} zeros")
+        return x
+    groups = -(-count // length)
+    scales, rest = read_scales(rest, 2 * groups)
+    if (scales[:groups] > scales[groups:]).any():
+        raise WireError("a smaller magnitude is above the larger one")
+    levels, row = symbols.decode(rest, count, 2), np.arange(count) // length
+    sizes = widen(scales)[row + np.where(levels & 1, groups, 0)]  # levels are bytes: a product might not fit
+    x[some] = np.where(levels >= 2, sizes, -sizes)
+    return x
+
+
+def _means(size: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The mean of the chosen values of each row; NaN where there are none."""
+    count = chosen.sum(1, keepdims=True)
+    total = np.where(chosen, size, 0.0).sum(1, keepdims=True)
+    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return mean
+
+
+def _encode_zeros(x: np.ndarray) -> bytes:
+    """The number of zeros and their positions."""
+    zero = np.flatnonzero(x == 0)
+    where = indices.encode(zero, len(x)) if len(zero) else b""
+    return varint(len(zero)) + (varint(len(where)) + where if len(zero) else b"")
+
+
+def _decode_zeros(data: memoryview, n: int) -> tuple[np.ndarray, memoryview]:
+    """Which values are not zero, and the bytes after the positions of zeros."""
+    count, position = read_varint(data)
+    if count > n:
+        raise WireError(f"{count} zeros announced, there are {n} values")
+    some = np.ones(n, np.bool_)
+    if count:
+        length, position = read_varint(data, position)
+        if length > len(data) - position:
+            raise WireError(f"positions of {length} bytes announced, {len(data) - position} are left")
+        some[indices.decode(data[position : position + length], n, count)] = False
+        position += length
+    return some, data[position:]

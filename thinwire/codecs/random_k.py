@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.codecs.positions import check_density, scatter
+from thinwire.codecs.topk import check_density, scatter
 from thinwire.core.registry import register
 from thinwire.core.selection import kept, random_subset
 from thinwire.core.spec import Spec

@@ -67,7 +67,7 @@ KINDS: dict[str, Kind] = {
             "client_weight",
             "thinwire.aggregators",
             "client-weights",
-            "thinwire.aggregators.client_weight.ClientWeight",
+            "thinwire.aggregators.base.ClientWeight",
             ("client_weight",),
         ),
         Kind(
@@ -263,7 +263,7 @@ def is_left_out(part_field: Field[Any], value: Any) -> bool:
 def short_repr(part: Any) -> str:
     """The `repr` of a dataclass without the fields that are left out.
 
-    >>> from thinwire.optimizers.sgd import SGD
+    >>> from thinwire.optimizers.base import SGD
     >>> SGD(0.5), SGD(0.5, clip_norm=1.0)  # doctest: +NORMALIZE_WHITESPACE
     (SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0),
      SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=1.0))

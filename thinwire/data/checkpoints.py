@@ -17,8 +17,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from thinwire.data.cache import digest_of
-from thinwire.data.cache import folder as cache_folder
+from thinwire.data.cache import digest_of, folder as cache_folder
 from thinwire.data.files import VARIABLE, one_line, root
 from thinwire.errors import DataError
 from thinwire.models.causal_lm import library, location

@@ -31,7 +31,7 @@ from torch.func import vmap
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce, cross_entropy, mse
 from thinwire.errors import ConfigError, DataError, ThinwireError
-from thinwire.metrics.labels import IGNORED, label_counts
+from thinwire.metrics.classification import IGNORED, label_counts
 
 if TYPE_CHECKING:
     from thinwire.data.partition import Assignment

@@ -25,7 +25,7 @@ import numpy as np
 
 from thinwire.data.losses import bce
 from thinwire.data.task import Task
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 
 BINS = 10
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.metrics.labels import IGNORED, in_shape, label_counts, labels_for
+from thinwire.metrics.classification import IGNORED, in_shape, label_counts, labels_for
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

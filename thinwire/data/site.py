@@ -37,7 +37,7 @@ from thinwire.data.text import SEPARATOR, Vocabulary, words
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError, DataError
 from thinwire.metrics.base import Metric, metrics_by_name
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets, one row for each example
 Scale = tuple[float, float]  # mean and standard deviation

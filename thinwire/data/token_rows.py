@@ -31,7 +31,7 @@ from torch import Tensor
 
 from thinwire.core.recording import is_recorded
 from thinwire.data.examples import Examples, Inputs
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 
 STEP = 8  # widths are multiples of it, so that few different shapes occur
 

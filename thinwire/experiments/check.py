@@ -177,7 +177,8 @@ def _appended(contract: Contract, server: ServerState, after: ServerState, plan:
     """The ledger with the newest entry of another state, and with the end of its window if the round ends one."""
     method, version, window = contract.method, server.public.version + 1, after.ledger.past[-1:]
     kept = after.ledger.entries or (window[0].entries or (window[0].end,))
-    body, end = kept[-1], None
+    body: Bytes = kept[-1]
+    end: Bytes | None = None
     if version == contract.window_end(version - 1):
         values = restrict(after.public.coords, plan.names)
         end = pack_window_end(contract, WindowSnapshot(plan.names, values), version)

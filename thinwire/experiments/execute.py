@@ -7,16 +7,14 @@ from pathlib import Path
 
 from thinwire.errors import CheckpointError, Diverged
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execution import check_blocks as check_blocks
-from thinwire.experiments.execution import run_plan
+from thinwire.experiments.execution import check_blocks as check_blocks, run_plan
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.plan import Plan
 from thinwire.experiments.records import ROLLED_BACK, byte_totals
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.task_files import folder_name
 from thinwire.experiments.task_record import refuse_other_task
-from thinwire.experiments.watchers import OnRound as OnRound
-from thinwire.experiments.watchers import Watchers
+from thinwire.experiments.watchers import OnRound as OnRound, Watchers
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.runner import Runner
 

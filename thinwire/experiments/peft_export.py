@@ -28,10 +28,10 @@ from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
+from thinwire.spaces.adapters import NAMES
 from thinwire.spaces.base import Space
+from thinwire.spaces.exact_lora import LoRASB
 from thinwire.spaces.lora import LoRA
-from thinwire.spaces.lora_sb import LoRASB
-from thinwire.spaces.peft_adapter import NAMES
 
 # what the name of a model's class ends in -> task_type of peft, which has none for images
 _TASKS = {

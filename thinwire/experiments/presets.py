@@ -113,7 +113,7 @@ def layer(under: Table, over: Table) -> Table:
 
 def _method(entry: Entry) -> Preset:
     """The preset of a registered method."""
-    from thinwire.methods.base import arguments_on_tasks
+    from thinwire.methods.fedavg import arguments_on_tasks
 
     on = {task: _table(entry, arguments) for task, arguments in arguments_on_tasks(entry.make).items()}
     return Preset(entry.name, entry.doc, entry.paper, _table(entry, {}), on)

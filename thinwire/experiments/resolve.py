@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.combine import join
-from thinwire.experiments.combine import named as named_methods
+from thinwire.experiments.combine import join, named as named_methods
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import DEFAULT_TASK, from_table, section
 from thinwire.experiments.overrides import put

@@ -20,8 +20,7 @@ from thinwire.experiments.run_text import Facts, as_frame, as_html, as_text
 from thinwire.experiments.selection import Lead
 from thinwire.metrics.objective import Objective
 from thinwire.runtime.job import RoundRecord
-from thinwire.spaces.base import Space
-from thinwire.spaces.full import Full
+from thinwire.spaces.base import Full, Space
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -26,7 +26,7 @@ from thinwire.experiments.collapse import Verdict
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.retry_store import Retry, Store
-from thinwire.optimizers.halved_lr import HalvedLR
+from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import OnMessage

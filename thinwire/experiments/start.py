@@ -28,8 +28,8 @@ from thinwire.experiments.selection import selected_by
 from thinwire.experiments.toml import Table
 from thinwire.experiments.watchers import CallbackFailed, OnRound, Watchers
 from thinwire.runtime.job import RoundRecord
+from thinwire.spaces.exact_lora import LoRASB
 from thinwire.spaces.lora import LoRA
-from thinwire.spaces.lora_sb import LoRASB
 
 
 class Destination(NamedTuple):

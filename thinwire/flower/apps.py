@@ -42,8 +42,7 @@ from thinwire.flower.client import Client, ClientStore, client_file, private
 from thinwire.flower.node import limit_replies
 from thinwire.flower.processes import FAILED, HOPELESS
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.sites import RosterFile, Software, introduce, site_keys
-from thinwire.flower.sites import clients_of_node as clients_of_node
+from thinwire.flower.sites import RosterFile, Software, clients_of_node as clients_of_node, introduce, site_keys
 from thinwire.flower.transport import KEYS, RoundPolicy
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Request, Response

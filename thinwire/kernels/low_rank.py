@@ -5,7 +5,7 @@
 With a factor g of each output (DoRA), the weight is g (W0 + B A).
 
 Inside `corrected(...)`, a linear layer of an adapted weight adds the product of the adapter. All other functions
-receive W0 + B A, so the result always equals that of the merged matrix, up to rounding. See `spaces/unmerged.py`.
+receive W0 + B A, so the result always equals that of the merged matrix, up to rounding. See `spaces/lora.py`.
 """
 
 from __future__ import annotations

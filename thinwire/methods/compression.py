@@ -1,13 +1,20 @@
 """FedAvg with compressed messages: quantization, sparsification, error feedback.
 
 Most of these fill one slot, so that they combine with other methods: `mapo+int8`, `ef+topk+int4`.
+
+FetchSGD: count sketches up, the largest values down.
+
+SparseLoCo: many local AdamW steps, and two bits for the largest values of each chunk of their sum.
 """
 
 from __future__ import annotations
 
-from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, TopK
+from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, Threshold, TopK
 from thinwire.core.registry import register
+from thinwire.errors import ConfigError
+from thinwire.optimizers import SGD, AdamW
 from thinwire.protocol.method import Method
+from thinwire.sketches import CountSketch
 
 
 @register("method", "int8", paper="after Alistarh et al., NeurIPS 2017")
@@ -258,3 +265,59 @@ def powersgd(rank: int = 2) -> Method:
     """
     codec = ErrorFeedback(PowerSGD(rank))
     return Method(up=codec, down=codec)
+
+
+@register("method", "fetchsgd", paper="Rothchild et al., ICML 2020")
+def fetchsgd(rows: int = 5, columns: int = 0, k: int = 0, server_lr: float = 1.0, momentum: float = 0.5) -> Method:
+    """FetchSGD: clients upload a count sketch of their update; momentum and error stay in the server's sketch.
+
+        S = mean_i sketch(w_i - w)      M <- momentum M + S      E <- E + server_lr M
+        D = the k largest estimates of E      w <- w + D      E, M <- 0 in the cells of D
+
+    Args:
+        rows: rows of the sketch.
+        columns: cells of a row; 0: all rows together have a quarter as many as the model has weights.
+        k: values that the server broadcasts in a round; 0 for a twentieth of the weights.
+        server_lr: learning rate of the server.
+        momentum: momentum of the server.
+
+    Paper: FetchSGD: Communication-Efficient Federated Learning with Sketching (Rothchild et al., ICML 2020).
+
+    >>> fetchsgd(columns=500_000, k=50_000).sketch.rows
+    5
+    """
+    sketch = CountSketch(rows=rows, columns=columns, k=k)
+    return Method(sketch=sketch, down=Threshold(0.0), server_opt=SGD(server_lr, momentum=momentum))
+
+
+@register("method", "sparseloco", paper="Sarfi et al., 2025", preset={"local": {"steps": 15}})
+def sparseloco(k: int = 64, chunk: int = 4096, beta: float = 0.95, lr: float = 0.02, server_lr: float = 2.0) -> Method:
+    """SparseLoCo: AdamW state stays at home; the largest values of each chunk go up in two bits, with error feedback.
+
+        client:  H steps of AdamW from w to w_i          e <- beta e + (w_i - w)
+                 send c = 2 bits of the k largest of each chunk of e          e <- e - c
+        server:  w <- w + server_lr mean(c_i)
+
+    Args:
+        k: values of each chunk that are sent.
+        chunk: consecutive values of the model among which they are selected.
+        beta: factor of the earlier error; what is never large enough to be sent is forgotten.
+        lr: learning rate of the local AdamW.
+        server_lr: learning rate of the server.
+
+    Paper: Communication Efficient LLM Pre-training with SparseLoCo (Sarfi et al., 2025). H is `local.steps`.
+
+    >>> method = sparseloco()
+    >>> method.opt_lifetime, method.up.decay, method.up.inner.density * method.up.inner.chunk
+    ('run', 0.95, 64.0)
+    """
+    if not 1 <= k <= chunk:
+        raise ConfigError(f"k must be from 1 to the {chunk} values of a chunk, not {k}")
+    sparse = TopK(k / chunk, "chunk", Quantize(2, "sign-magnitude"), "up", chunk)
+    return Method(
+        up=ErrorFeedback(sparse, decay=beta),
+        down=Threshold(0.0),
+        client_opt=AdamW(lr),
+        opt_lifetime="run",
+        server_opt=SGD(server_lr),
+    )

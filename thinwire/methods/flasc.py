@@ -1,16 +1,37 @@
-"""FLASC, sparse communication of LoRA, and full fine-tuning in the same training setup."""
+"""FLASC, sparse communication of LoRA, and full fine-tuning in the same training setup.
+
+Pruned adapters and models, and federated select: the sparse baselines of FLASC.
+
+Masks are never sent: they are functions of the parameters that a client receives. The training setup is that of `full`.
+
+LoRA for clients with different bandwidth: HetLoRA and the two baselines of FLASC.
+
+The training setup is that of `full`.
+
+Two-stage fine-tuning: weights first, then LoRA that starts from their low-rank approximation.
+
+    at the switch:  W - W0 = U S V^T          B = U_r (S_r / s)^1/2,   A = (S_r / s)^1/2 V_r^T,   s = alpha / rank
+
+The first stage trains only weights that the adapters of the second can represent; others would be reset at the switch.
+The switch is after a quarter of the rounds that a task has by default. The training setup is that of `full`.
+"""
 
 from __future__ import annotations
 
 from thinwire.aggregators import Uniform
-from thinwire.codecs import TopK
+from thinwire.codecs import Masked, RankSlice, Raw, Threshold, TopK
 from thinwire.core.registry import register
-from thinwire.methods.base import on
-from thinwire.methods.lora import LANGUAGE_PEFT, PEFT, Selectors
+from thinwire.masks import NoMask, PruneMask, RandomMask, TopKMask
+from thinwire.masks.topk import By
+from thinwire.methods.fedavg import on
+from thinwire.methods.lora import ATTENTION, LANGUAGE, LANGUAGE_PEFT, MODULES, PEFT, Selectors
 from thinwire.optimizers import SGD, Adam
+from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.method import Method
-from thinwire.spaces import LoRA
+from thinwire.protocol.stage import Stage
+from thinwire.spaces import Frozen, Full, LoRA, Route
 from thinwire.spaces.lora import InitA
+from thinwire.spaces.route import Rule
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
@@ -86,3 +107,312 @@ def full(lr: float = 0.01, server_lr: float = 0.01, momentum: float = 0.9) -> Me
         client_opt=SGD(lr, momentum=momentum),
         server_opt=Adam(server_lr),
     )
+
+
+def _pruned(mask: PruneMask) -> Method:
+    """Send the non-zero values down with their positions, and up without."""
+    return full().replace(mask=mask, down=Threshold(0.0), up=Masked())
+
+
+def _each_round(keep: float, by: By = "tree") -> PruneMask:
+    """Prune after every round, and nothing before the first."""
+    return PruneMask(1.0, at=0, keep=keep, every=1, by=by)
+
+
+@register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
+@on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
+def sparse_adapter(
+    rank: int = 8,
+    alpha: float = 16.0,
+    density: float = 0.25,
+    at: int = 1,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    by: By = "tree",
+) -> Method:
+    """SparseAdapter: LoRA pruned once, to the values of largest magnitude, after the first rounds.
+
+        M = the density |P| largest of |P| after round `at`          P <- P M,  gradients <- gradients M
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        density: share of the values that are left.
+        at: rounds before pruning. B starts at zero, so pruning too early may leave no value of B.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        by: `tree`, or `block`: A and B then keep the same share, so the adapter stays alive (`PruneMask`).
+
+    Paper: SparseAdapter: An Easy Approach for Improving the Parameter-Efficiency of Adapters (He et al., EMNLP 2022),
+    as compared with by FLASC.
+
+    >>> sparse_adapter(at=30).mask.at
+    30
+    """
+    space = LoRA(rank, alpha, target_modules, modules_to_save)
+    return _pruned(PruneMask(density, at=at, by=by)).replace(space=space)
+
+
+@register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
+@on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
+def adapter_lth(
+    rank: int = 8,
+    alpha: float = 16.0,
+    keep: float = 0.98,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    by: By = "tree",
+) -> Method:
+    """Lottery-ticket pruning of LoRA: after every round a share of the values is pruned, without rewinding.
+
+        round s trains keep^(s - 1) of the values
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        keep: share of the values that each pruning leaves: 0.97, 0.98, 0.99 for 100, 200, 400 rounds.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        by: `tree`, or `block`: A and B then keep the same share (`PruneMask`).
+
+    Paper: The Lottery Ticket Hypothesis (Frankle and Carbin, ICLR 2019), as compared with by FLASC.
+
+    >>> adapter_lth(keep=0.97).mask.keep
+    0.97
+    """
+    space = LoRA(rank, alpha, target_modules, modules_to_save)
+    return _pruned(_each_round(keep, by)).replace(space=space)
+
+
+@register("method", "spdst", paper="as compared with by FLASC (modified)")
+def spdst(density: float = 0.25, at: int = 1) -> Method:
+    """SPDST: the whole model pruned once, to the weights of largest magnitude, after the first rounds.
+
+        M = the density |w| largest of |w| after round `at`          w <- w M,  gradients <- gradients M
+
+    Args:
+        density: share of the weights that are left.
+        at: rounds before pruning.
+
+    Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024 (a modified method).
+
+    >>> spdst(density=0.5).mask.density
+    0.5
+    """
+    return _pruned(PruneMask(density, at=at))
+
+
+@register("method", "fedsparsify", paper="Stripelis et al., 2022, as compared with by FLASC")
+def fedsparsify(keep: float = 0.98) -> Method:
+    """FedSparsify-Global: the whole model, of which a share is pruned after every round.
+
+        round s trains keep^(s - 1) of the weights
+
+    Args:
+        keep: share of the weights that each pruning leaves.
+
+    Paper: Federated Progressive Sparsification (Stripelis et al., 2022), as compared with by FLASC.
+
+    >>> fedsparsify(keep=0.99).mask.keep
+    0.99
+    """
+    return _pruned(_each_round(keep))
+
+
+@register("method", "federated-select", paper="Charles et al., 2022, as compared with by FLASC")
+def federated_select(density: float = 0.25, by: By = "tree", at: int = 0) -> Method:
+    """Federated Select: clients receive, train and send the largest weights; the server keeps a dense model.
+
+        M = the density |w| largest of |w|, chosen in every round          clients train w M under M
+
+    The B of an adapter starts at zero: among all values a small density selects none of it, and A then has no gradient.
+    With `by = "block"` and `at = 1` adapters are trained.
+
+    Args:
+        density: share of the weights that are received, trained and sent.
+        by: whether values are compared in the whole `tree` or within each `block`.
+        at: rounds in which all values are trained before the first selection.
+
+    Paper: Federated Select: A Primitive for Communication- and Memory-Efficient Federated Learning (Charles et al.,
+    2022), as compared with by FLASC.
+
+    >>> federated_select(density=0.5).mask.density
+    0.5
+    """
+    return full().replace(mask=TopKMask(density, by, at), down=TopK(density, by), up=Masked())
+
+
+@register("method", "hetlora", paper="Cho et al., EMNLP 2024, as compared with by FLASC")
+@on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
+def hetlora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    ranks: tuple[int, ...] = (1, 2, 4),
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """HetLoRA: clients with less bandwidth train and send fewer ranks; missing ranks count as zero.
+
+        a client of tier b trains the first r_b rows of A and columns of B          mean of the zero-padded updates
+
+    The self-pruning of ranks is not implemented.
+
+    Args:
+        rank: rank of the server's adapters, and of the clients of the last tier.
+        alpha: the adapter is scaled by alpha / rank.
+        ranks: ranks of the other tiers. All tiers have equally many clients.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+
+    Paper: Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models (Cho et al., EMNLP 2024), as
+    compared with by FLASC.
+
+    >>> len(hetlora(ranks=(1, 4)).budget.tiers)
+    3
+    """
+    smaller = tuple(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks)
+    budget = Budget((*smaller, Tier(up=Raw(), down=Raw())))
+    return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save), budget=budget)
+
+
+@register("method", "lowest-tier", paper="compared with in FLASC, 2024")
+@on("text-classification", rank=1, alpha=1.0, **MODULES)
+@on("causal-lm", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+@on("instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+def lowest_tier(
+    rank: int = 1,
+    alpha: float = 2.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """LoRA of rank 1 on all clients, the rank of the clients with the least bandwidth.
+
+        W = W0 + (alpha / rank) B A          alpha / rank is that of the other methods
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+
+    Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024.
+
+    >>> lowest_tier().space.rank
+    1
+    """
+    return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save))
+
+
+@register("method", "highest-tier", paper="compared with in FLASC, 2024")
+@on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
+def highest_tier(
+    rank: int = 8,
+    alpha: float = 16.0,
+    share: float = 0.25,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """LoRA trained only by the clients with the most bandwidth, one in four; the others never take part.
+
+        cohorts are drawn from one tier of the clients
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        share: share of the clients in that tier.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+
+    Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024.
+
+    >>> [tier.share for tier in highest_tier().budget.tiers]
+    [3.0, 1.0]
+    """
+    tiers = (Tier(share=(1 - share) / share, sampled=False), Tier(share=1.0))
+    return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save), budget=Budget(tiers))
+
+
+FIRST_STAGE: Selectors = (*MODULES["target_modules"], *MODULES["modules_to_save"])
+
+
+def _only(weights: Selectors) -> Route:
+    """Train the selected weights directly and freeze the others."""
+    return Route((Rule(weights, Full()), Rule(("*",), Frozen())))
+
+
+@register("method", "flora", paper="compared with in FLASC, 2024")
+@on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
+def flora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    at: int = 15,
+    first_stage: Selectors = ("*.weight",),
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """Full fine-tuning for a quarter of the rounds, then LoRA from the low-rank approximation of the update.
+
+        rounds 1 to `at`: W          afterwards: W0 + (alpha / rank) B A
+
+    Not the method that stacks the adapters of clients, which has the same name.
+
+    Args:
+        rank: rank of the adapters of the second stage.
+        alpha: the adapter is scaled by alpha / rank.
+        at: rounds of the first stage.
+        first_stage: selectors of the weights that the first stage trains.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly in the second stage.
+
+    Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024.
+
+    >>> flora(at=50).next_stage.at
+    50
+    """
+    adapters = LoRA(rank, alpha, target_modules, modules_to_save)
+    stage = Stage(at, adapters, server_opt=Adam(0.01))
+    return full(server_lr=0.001).replace(space=_only(first_stage), next_stage=stage)
+
+
+@register("method", "slora", paper="Babakniya et al., 2023, as compared with by FLASC")
+@on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
+def slora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    at: int = 15,
+    first_stage: Selectors = ("*.weight",),
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """SLoRA: a random tenth of the weights for a quarter of the rounds, then LoRA from what they learned.
+
+        rounds 1 to `at`: W0 + M * D, M random and fixed          afterwards: W0 + (alpha / rank) B A
+
+    Both sides can compute M, so no positions are sent.
+
+    Args:
+        rank: rank of the adapters of the second stage.
+        alpha: the adapter is scaled by alpha / rank.
+        at: rounds of the first stage.
+        first_stage: selectors of the weights of which the first stage trains a tenth.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly in the second stage.
+
+    Paper: SLoRA: Federated Parameter Efficient Fine-Tuning of Language Models (Babakniya et al., 2023), as compared
+    with by FLASC.
+
+    >>> slora().mask.density
+    0.1
+    """
+    method = flora(rank, alpha, at, first_stage, target_modules, modules_to_save)
+    adapters = LoRA(rank, alpha, target_modules, modules_to_save)
+    stage = Stage(at, adapters, mask=NoMask(), up=Raw(), down=Raw(), server_opt=Adam(0.01))
+    return method.replace(mask=RandomMask(0.1), up=Masked(), down=Masked(), next_stage=stage)

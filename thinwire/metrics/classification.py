@@ -1,4 +1,13 @@
-"""Metrics of classification: outputs (n, ..., classes), integer class labels (n, ...), labels of -100 ignored."""
+"""Metrics of classification: outputs (n, ..., classes), integer class labels (n, ...), labels of -100 ignored.
+
+Targets that fit outputs: class labels, labels that are ignored, values of one shape.
+
+Metrics of multi-label classification: outputs (n, labels) are logits, targets (n, labels) are 0 or 1.
+
+A label is predicted where its output is above 0, that is, its probability above 1/2. Targets of -100 are ignored.
+
+Metrics of regression: outputs and targets of one shape, (n,) or (n, values).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,8 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
+from thinwire.errors import ConfigError
 from thinwire.metrics.base import SumMetric, ratio
-from thinwire.metrics.labels import predicted_classes
 
 
 @register("metric", "accuracy")
@@ -69,3 +78,158 @@ def _mean_recall(sums: Tensor) -> float:
     hits, _, labels = sums
     seen = labels > 0
     return float((hits[seen] / labels[seen]).mean())
+
+
+IGNORED = -100  # the label of a position that is not predicted, as in torch
+
+
+def labels_for(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The class labels for outputs (..., classes): (n, 1) becomes (n,); another shape is an error.
+
+    >>> labels_for(torch.zeros(2, 10), torch.tensor([[3], [4]]))
+    tensor([3, 4])
+    """
+    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
+        return targets[:, 0]
+    if outputs.dim() < 2 or outputs.shape[:-1] != targets.shape:
+        wanted, given = list(outputs.shape[:-1]), list(targets.shape)
+        raise ConfigError(
+            f"labels of shape {given} do not fit outputs of shape {list(outputs.shape)}; give class labels of {wanted}"
+        )
+    return targets
+
+
+def label_counts(targets: Tensor) -> Tensor:
+    """The number of labels of each example that are not -100, (n,) in float32; 1 where targets are not class labels.
+
+    >>> label_counts(torch.tensor([[1, -100], [0, 2]]))
+    tensor([1., 2.])
+    """
+    if targets.is_floating_point() or not targets.dtype.is_signed:
+        return torch.ones(len(targets), device=targets.device)
+    known = targets != IGNORED
+    return (known.flatten(1).sum(1) if targets.dim() > 1 else known).to(torch.float32)
+
+
+def predicted_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The classes of the largest outputs and the class labels, both flat, without labels of -100.
+
+    >>> predicted_classes(torch.eye(3), torch.tensor([0, 2, -100]))
+    (tensor([0, 1]), tensor([0, 2]))
+    """
+    if targets.is_floating_point():
+        raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers")
+    labels = labels_for(outputs, targets).long()
+    known = labels != IGNORED
+    return outputs.argmax(-1)[known], labels[known]
+
+
+def in_shape(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The outputs in the shape of the targets, which may differ by a last axis of one value; else an error.
+
+    Arithmetic on shapes (n, 1) and (n,) would broadcast to (n, n).
+
+    >>> in_shape(torch.zeros(3, 1), torch.zeros(3)).shape
+    torch.Size([3])
+    """
+    if outputs.shape == targets.shape:
+        return outputs
+    if outputs.shape == (*targets.shape, 1):
+        return outputs[..., 0]
+    if (*outputs.shape, 1) == targets.shape:
+        return outputs[..., None]
+    given = list(targets.shape)
+    raise ConfigError(
+        f"targets of shape {given} do not fit outputs of shape {list(outputs.shape)}; give one target for each output"
+    )
+
+
+@register("metric", "multilabel-accuracy")
+def multilabel_accuracy() -> SumMetric:
+    """Share of correct labels (1 - Hamming loss).
+
+        labels with (output > 0) == target / labels
+
+    >>> multilabel_accuracy()(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))
+    0.75
+    """
+    return SumMetric(correct_binary_labels, ratio)
+
+
+@register("metric", "multilabel-f1")
+def multilabel_f1() -> SumMetric:
+    """Micro F1 over all labels.
+
+        2 hits / (predicted labels + labels of 1)
+
+    >>> multilabel_f1()(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1, 0], [0, 1]]))
+    0.8
+    """
+    return SumMetric(_hits, ratio)
+
+
+def correct_binary_labels(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The numbers of correct labels and of labels, (2,)."""
+    predicted, positive, known = _binary(outputs, targets)
+    return torch.stack((((predicted == positive) & known).sum(), known.sum()))
+
+
+def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    predicted, positive, known = _binary(outputs, targets)
+    predicted = predicted & known
+    return torch.stack((2 * (predicted & positive).sum(), predicted.sum() + positive.sum()))
+
+
+def _binary(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether each label is predicted, whether it is 1, whether it counts."""
+    values = targets.to(torch.float32)
+    return in_shape(outputs, targets) > 0, values > 0.5, values != IGNORED
+
+
+@register("metric", "mse")
+def mse() -> SumMetric:
+    """Mean squared error over all values.
+
+        sum of (output - target)^2 / values
+
+    >>> mse()(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
+    2.0
+    """
+    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).square()), ratio, False)
+
+
+@register("metric", "mae")
+def mae() -> SumMetric:
+    """Mean absolute error over all values.
+
+        sum of |output - target| / values
+
+    >>> mae()(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
+    1.0
+    """
+    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).abs()), ratio, False)
+
+
+@register("metric", "r2")
+def r2(outputs: Tensor, targets: Tensor) -> float:
+    """Coefficient of determination, the unweighted mean over the values of an example.
+
+        1 - sum of (output - target)^2 / sum of (target - mean target)^2;   non-finite where all targets are equal
+
+    Computed from the whole set: sums of squares of large targets with a small variance would lose all digits.
+
+    >>> r2(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]))
+    0.5
+    """
+    values = targets.double().reshape(len(targets), -1)
+    errors = _errors(outputs, targets).reshape(len(targets), -1)
+    return float((1 - errors.square().sum(0) / (values - values.mean(0)).square().sum(0)).mean())
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return in_shape(outputs, targets).double() - targets.double()
+
+
+def _sums(values: Tensor) -> Tensor:
+    """The sum and the number of values, (2,)."""
+    return torch.stack((values.sum(), torch.tensor(values.numel(), dtype=values.dtype, device=values.device)))

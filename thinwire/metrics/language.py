@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.metrics.base import SumMetric
-from thinwire.metrics.labels import IGNORED, labels_for
+from thinwire.metrics.classification import IGNORED, labels_for
 
 
 @register("metric", "perplexity")

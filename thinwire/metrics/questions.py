@@ -16,7 +16,7 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import ModelAccess, ModelMetric
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 
 MOST_ROWS = 64  # answers that are generated together; fewer if they do not fit into memory
 

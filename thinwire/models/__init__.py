@@ -30,8 +30,7 @@ from thinwire.errors import UnknownName
 from thinwire.models.causal_lm import CausalLM as CausalLM
 from thinwire.models.cnn import ConvNet as ConvNet
 from thinwire.models.image_classifier import ImageClassifier as ImageClassifier
-from thinwire.models.lstm import LSTM as LSTM
-from thinwire.models.lstm import NextCharacter as NextCharacter
+from thinwire.models.lstm import LSTM as LSTM, NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
 from thinwire.models.pretrained import Pretrained as Pretrained
 from thinwire.models.resnet import ResNet as ResNet

@@ -20,8 +20,7 @@ from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree, scale, zeros_like
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer
-from thinwire.optimizers.clip import check_clip_norm, clip_by_global_norm
+from thinwire.optimizers.base import Optimizer, check_clip_norm, clip_by_global_norm
 
 Order = Literal["turn", "random"]
 

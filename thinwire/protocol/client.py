@@ -35,8 +35,7 @@ from thinwire.core.tree import (
 from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
-from thinwire.protocol.starts import Group as Group
-from thinwire.protocol.starts import common_start, coordinates, trained_starts
+from thinwire.protocol.starts import Group as Group, common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.upload import UploadContent, pack_upload
 from thinwire.schedules.base import Plan

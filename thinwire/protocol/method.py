@@ -15,24 +15,21 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from thinwire.aggregators.base import Aggregator, WeightedMean
-from thinwire.aggregators.client_weight import BySamples, ClientWeight
+from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask, NoMask
-from thinwire.optimizers.base import Correction, Optimizer
+from thinwire.optimizers.base import SGD, Correction, Optimizer
 from thinwire.optimizers.corrections import NoCorrection
 from thinwire.optimizers.lr_schedules import ConstantLR, LRSchedule, at_lr_schedule
 from thinwire.optimizers.penalties import NoPenalty, Penalty
-from thinwire.optimizers.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.protocol.asynchronous import Asynchronous
 from thinwire.protocol.budget import Budget
 from thinwire.protocol.stage import Stage
 from thinwire.schedules.base import AllBlocks, Schedule
 from thinwire.sketches.base import Identity, Sketch
-from thinwire.spaces.base import Space
-from thinwire.spaces.full import Full
+from thinwire.spaces.base import Full, Space
 
 Download = Literal["incremental", "full"]
 UploadKind = Literal["delta", "weights"]

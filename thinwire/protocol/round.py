@@ -16,18 +16,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from thinwire.protocol.advance import advance as advance
-from thinwire.protocol.client import Group as Group
-from thinwire.protocol.client import begin_updates as begin_updates
-from thinwire.protocol.client import drop_stale as drop_stale
-from thinwire.protocol.client import initial_client_state as initial_client_state
-from thinwire.protocol.client import make_uploads as make_uploads
-from thinwire.protocol.client import training_inputs as training_inputs
+from thinwire.protocol.client import (
+    Group as Group,
+    begin_updates as begin_updates,
+    drop_stale as drop_stale,
+    initial_client_state as initial_client_state,
+    make_uploads as make_uploads,
+    training_inputs as training_inputs,
+)
 from thinwire.protocol.receive import receive as receive
-from thinwire.protocol.server import close_round as close_round
-from thinwire.protocol.server import open_round as open_round
-from thinwire.protocol.setup import initial_server_state as initial_server_state
-from thinwire.protocol.setup import make_contract as make_contract
-from thinwire.protocol.setup import plan_round as plan_round
+from thinwire.protocol.server import close_round as close_round, open_round as open_round
+from thinwire.protocol.setup import (
+    initial_server_state as initial_server_state,
+    make_contract as make_contract,
+    plan_round as plan_round,
+)
 from thinwire.protocol.upload import decode_uploads as decode_uploads
 from thinwire.training.evaluation import Evaluation
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from thinwire.core.tree import restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.protocol.aggregate import Terms as Terms
-from thinwire.protocol.aggregate import aggregate
+from thinwire.protocol.aggregate import Terms as Terms, aggregate
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.method import NORM_BOUND

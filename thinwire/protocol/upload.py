@@ -20,8 +20,7 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.weight import decode as decode_weight
-from thinwire.wire.weight import encode as encode_weight
+from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 MOST_EXAMPLES = 1 << 40  # a larger weight is not a number of examples
 

@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from thinwire.core.text import html_text as escape
-from thinwire.core.text import markdown_text as plain
-from thinwire.core.text import visible
+from thinwire.core.text import html_text as escape, markdown_text as plain, visible
 from thinwire.reports import figures
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from thinwire.experiments.config import digest, from_table, parse_overrides, res
 from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.task_files import OWN, names_new_code
-from thinwire.experiments.toml import Table as TomlTable
-from thinwire.experiments.toml import value_words
+from thinwire.experiments.toml import Table as TomlTable, value_words
 
 _OPTIONS = {
     "rounds": "--rounds",

@@ -22,8 +22,7 @@ from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.link_time import JOULES_PER_BYTE, energy, seconds_by_link
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
-from thinwire.experiments.toml import Table as TomlTable
-from thinwire.experiments.toml import dumps
+from thinwire.experiments.toml import Table as TomlTable, dumps
 from thinwire.metrics.objective import Objective
 
 DIRECTIONS = ("up", "down", "catchup")

@@ -1,6 +1,5 @@
 """Sketches: codes of client updates that can be averaged."""
 
-from thinwire.sketches.base import Identity as Identity
-from thinwire.sketches.base import Sketch as Sketch
+from thinwire.sketches.base import Identity as Identity, Sketch as Sketch
 from thinwire.sketches.count import CountSketch as CountSketch
 from thinwire.sketches.evofed import EvoFed as EvoFed

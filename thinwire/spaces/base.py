@@ -5,15 +5,21 @@
 `base` holds the weights that server and clients share, `basis` the random matrices drawn from the shared seed (never
 sent, never trained), and `coords` the trainable parameters. After `redraw_every` rounds `advance` merges, by default
 `base <- expand(base, basis, coords)`.
+
+The full model: every weight is trained.
+
+Weights that are not trained: the rest of a model of which only some blocks are trained.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from thinwire.core.key import Device, Key
+from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
@@ -174,3 +180,78 @@ class Space(Protocol):
         raise IncompatibleParts(
             f"{type(self).__name__} cannot start from given weights; take LoRA or Full as the space of the next stage"
         )
+
+
+@register("space", "full", paper="McMahan et al., AISTATS 2017")
+@dataclass(frozen=True)
+class Full(Space):
+    """Train every weight of the model: the coordinates are the weights.
+
+        weights = coords
+
+    >>> import torch
+    >>> space, base = Full(), {"w": torch.ones(2)}
+    >>> space.expand(base, {}, space.init(base, {}, Key(0)))["w"].tolist()
+    [1.0, 1.0]
+    """
+
+    @property
+    def unaffected_by_merging(self) -> bool:
+        """True: after a merge the base is the coordinates."""
+        return True
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """True: any weights are coordinates."""
+        return True
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return an empty basis."""
+        return {}
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return the weights of the base."""
+        return dict(base)
+
+    def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
+        """Return the weights."""
+        return dict(weights)
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the coordinates."""
+        return coords
+
+
+@register("space", "frozen")
+@dataclass(frozen=True)
+class Frozen(Space):
+    """Train and send nothing: the weights stay those of the base.
+
+        weights = base
+
+    Only useful inside a `Route`, for the blocks that are not trained.
+
+    >>> import torch
+    >>> space, base = Frozen(), {"w": torch.ones(2)}
+    >>> space.init(base, {}, Key(0)), space.expand(base, {}, {})["w"].tolist()
+    ({}, [1.0, 1.0])
+
+    Not `AllBlocks(private=...)`, which trains a block without sending it.
+    """
+
+    @property
+    def unaffected_by_merging(self) -> bool:
+        """True: there are no coordinates."""
+        return True
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return an empty basis."""
+        return {}
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return no coordinates."""
+        return {}
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the base."""
+        return base

@@ -20,33 +20,31 @@ from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space
-from thinwire.spaces.factor_init import (
+from thinwire.spaces.factors import (
+    EMBEDDINGS,
+    GammaRules,
     Start,
+    any_match,
     by_factor,
+    check_fraction,
+    check_gamma_rules,
+    check_rank,
     check_start,
+    choose_ranks,
     dense_std,
     draw,
     draw_exact,
     factor_stds,
-    initial_std,
-    matrix_factor_std,
-    std_before_tanh,
-    tucker_factor_std,
-)
-from thinwire.spaces.factors import (
-    EMBEDDINGS,
-    GammaRules,
-    any_match,
-    check_fraction,
-    check_gamma_rules,
-    check_rank,
-    choose_ranks,
     gamma_of,
     gamma_rules,
+    initial_std,
     is_matrix,
+    matrix_factor_std,
     out_in_kernel,
     select_weights,
+    std_before_tanh,
     tucker,
+    tucker_factor_std,
 )
 
 Activation = Literal["none", "tanh"]

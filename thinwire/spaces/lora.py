@@ -2,13 +2,23 @@
 
 Papers: LoRA (Hu et al., ICLR 2022), FFA-LoRA (Sun et al., ICLR 2024), FedSA-LoRA (Guo et al., ICLR 2025),
 FedLoRU (Park and Klabjan, 2024), rsLoRA (Kalajdzievski, 2023).
+
+DoRA: LoRA that also trains a length for each output (Liu et al., ICML 2024).
+
+Adapters kept apart from the weights, for training: no client needs a full matrix for itself.
+
+    merged:     W = W0 + B A, then x W^T          one W for each client of a cohort that trains in parallel
+    unmerged:   x W0^T + (x A^T) B^T              one W0 for all clients; only A and B differ between clients
+
+A tree of weights may hold adapters under the name of their matrix: `fc.weight/a` and `fc.weight/b`. The model applies
+them in its forward pass. Only training uses such trees; merging and testing compute W.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +29,8 @@ from thinwire.core.spec import Spec, select
 from thinwire.core.text import check_numbers
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.adapter_targets import by_keyword, targets
-from thinwire.spaces.adapter_targets import saved as chosen_to_save
+from thinwire.spaces.adapters import by_keyword, first_coordinates, saved as chosen_to_save, targets
 from thinwire.spaces.base import Space
-from thinwire.spaces.peft_adapter import first_coordinates
-from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, M, Unmerged
 
 Scaling = Literal["standard", "rslora"]
 InitA = Literal["kaiming", "isometric"]
@@ -335,3 +342,166 @@ def _is_only(name: str, matrices: tuple[str, ...]) -> bool:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the type of the adapter of a weight of this type."""
     return torch.promote_types(dtype, torch.float32)
+
+
+@register("space", "dora", paper="Liu et al., ICML 2024")
+@dataclass(frozen=True)
+class DoRA(LoRA):
+    """Train the directions of a frozen matrix by a low-rank adapter, and the lengths of its rows by themselves.
+
+        V = W0 + s B A,    W_i = (||W0_i|| + m_i) V_i / ||V_i||    for each output i,    m initially 0
+
+    As in peft with `use_dora`, ||V|| is a constant in gradients. The length of an output is stored as its change m, so
+    all parties start with the same bits and weight decay acts towards the first length; an export holds the length.
+
+    Args: those of `LoRA`, without `lora_dropout`, which in peft drops inputs of W0, too.
+
+    >>> import torch
+    >>> base, space = {"fc.weight": torch.tensor([[3.0, 4.0]])}, DoRA(rank=1, alpha=1.0)
+    >>> coords = {"fc.weight/a": torch.ones(1, 2), "fc.weight/b": torch.zeros(1, 1), "fc.weight/m": torch.tensor([5.0])}
+    >>> space.expand(base, {}, coords)["fc.weight"].tolist()
+    [[6.0, 8.0]]
+
+    Not `LoRA`, which moves length and direction together. The mean of clients' V_i / ||V_i|| is not that of mean A and
+    B, as for `LoRA`.
+    """
+
+    has_lengths: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_dropout:
+            raise ConfigError(f"DoRA has no lora_dropout here, given {self.lora_dropout}; write lora_dropout = 0.0")
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """False: lengths and directions of given weights are not fitted."""
+        return False
+
+    def lengths(self, base: Tree, coords: Tree) -> Tree:
+        """Return the length of each output of each adapted matrix, as peft stores it."""
+        transposed = self.transposed(Spec.of(base))
+        found = [name for name in base if name + M in coords]
+        return {name + M: _norms(_matrix(base[name], name in transposed)) + coords[name + M] for name in found}
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the base with all adapters added, each output scaled to its length."""
+        transposed = self.transposed(Spec.of(base))
+        out = super().expand(base, basis, coords)
+        for key, length in self.lengths(base, coords).items():
+            name = key.removesuffix(M)
+            wide = at_least_float32(out[name].dtype)
+            gain = length / _norms(_matrix(out[name], name in transposed).detach())
+            shape = (1, -1) if name in transposed else (-1, *(1,) * (out[name].dim() - 1))
+            out[name] = (out[name].to(wide) * gain.view(shape)).to(out[name].dtype)
+        return out
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, then A and s B of each, and the factor of each output."""
+        out = super().expand_unmerged(base, basis, coords)
+        transposed = self.transposed(Spec.of(base))
+        for key, length in self.lengths(base, coords).items():
+            name = key.removesuffix(M)
+            a, b = (block.detach() for block in _factors(out, name))
+            out[name + GAIN] = length / _added_norms(_matrix(base[name], name in transposed), a, b)
+        return out
+
+
+def _matrix(weight: Tensor, transposed: bool) -> Tensor:
+    return as_matrix(weight, transposed).to(at_least_float32(weight.dtype))
+
+
+def _factors(weights: Tree, name: str) -> tuple[Tensor, Tensor]:
+    """Return A and s B of a matrix."""
+    first, second = (block for key, block in weights.items() if key.rpartition("/")[0] == name)
+    return first, second
+
+
+def _norms(matrix: Tensor) -> Tensor:
+    return matrix.square().sum(1).sqrt().clamp(min=1e-12)
+
+
+def _added_norms(matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the norms of the rows of W + B A without that matrix: |w|^2 + 2 b (A w) + b (A A^T) b."""
+    squares = matrix.square().sum(1) + 2 * (b * (matrix @ a.mT)).sum(1) + ((b @ (a @ a.mT)) * b).sum(1)
+    return squares.clamp(min=1e-24).sqrt()
+
+
+A, B = "/a", "/b"
+M, GAIN = "/m", "/g"  # of DoRA: the change of an output's length, and the factor of the output that follows
+TRANSPOSED_A, TRANSPOSED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
+
+
+class HasAdapters(Space, Protocol):
+    """A space that can keep adapters apart from the weights."""
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, followed by the adapters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unmerged(Space):
+    """Train a space with its adapters apart from the weights; only `expand` differs from the inner space.
+
+    >>> import torch
+    >>> from thinwire.spaces import LoRA
+    >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
+    >>> space = Unmerged(LoRA(rank=1))
+    >>> list(space.expand(base, {}, space.init(base, {}, Key(0))))
+    ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
+    """
+
+    inner: HasAdapters
+
+    @property
+    def redraw_every(self) -> int:  # type: ignore[override]
+        """That of the inner space."""
+        return self.inner.redraw_every
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner space."""
+        self.inner.check(spec)
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return the basis of the inner space."""
+        return self.inner.basis(spec, key, device)
+
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the basis of the inner space."""
+        return self.inner.basis_from(base, key, device)
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return the initial coordinates of the inner space."""
+        return self.inner.init(base, basis, key)
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, followed by the adapters."""
+        return self.inner.expand_unmerged(base, basis, coords)
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the merged weights of the inner space."""
+        return self.inner.evaluation_weights(base, basis, coords)
+
+
+def unmerged(space: Space) -> Space:
+    """Return `space.unmerged()`."""
+    return space.unmerged()
+
+
+def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool, Tensor | None]]]:
+    """Separate weights from adapters.
+
+    Returns:
+        The weights alone, and by name of a weight its adapter: A, B, whether the matrix is stored transposed
+        (inputs x outputs), and the factor of each output, or None.
+    """
+    adapters, taken = {}, set()
+    for transposed, (a, b) in ((False, (A, B)), (True, (TRANSPOSED_A, TRANSPOSED_B))):
+        for key, block in weights.items():
+            if key.endswith(b) and (name := key.removesuffix(b)) in weights and name + a in weights:
+                adapters[name] = (weights[name + a], block, transposed, weights.get(name + GAIN))
+                taken |= {name + a, key, name + GAIN}
+    if not adapters:
+        return weights, adapters
+    return {name: block for name, block in weights.items() if name not in taken}, adapters

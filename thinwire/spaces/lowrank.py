@@ -1,6 +1,14 @@
 """Low-rank weights, trained from scratch: the baseline of factorized spaces.
 
 Paper: the baseline "low-rank" of FedPara (Hyeon-Woo et al., ICLR 2022).
+
+Late convolutions of low rank, early layers dense (Pufferfish).
+
+Paper: Wang, Agarwal and Papailiopoulos, Pufferfish, MLSys 2021; a baseline of FedPara (ICLR 2022).
+
+Rank-one weights plus a sparse residual: a factor that clients share, and parts that are personal (Factorized-FL).
+
+Paper: Jeong and Hwang, Factorized-FL, NeurIPS 2022.
 """
 
 from __future__ import annotations
@@ -9,36 +17,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register, short_repr
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space
-from thinwire.spaces.factor_init import (
-    Start,
-    by_factor,
-    check_start,
-    draw,
-    draw_exact,
-    factor_stds,
-    initial_std,
-    matrix_factor_std,
-    tucker_factor_std,
-)
 from thinwire.spaces.factors import (
     GammaRules,
+    Start,
+    by_factor,
     check_fraction,
     check_gamma_rules,
     check_rank,
+    check_start,
     choose_ranks,
+    draw,
+    draw_exact,
+    factor_stds,
     gamma_of,
     gamma_rules,
+    initial_std,
     is_matrix,
+    matrix_factor_std,
+    none_smaller,
     out_in_kernel,
     select_weights,
     tucker,
+    tucker_factor_std,
 )
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 
@@ -156,3 +165,175 @@ class LowRank(Space):
 def _compose(name: str, weight: Tensor, coords: Tree) -> Tensor:
     x, y = coords[f"{name}/x"], coords[f"{name}/y"]
     return x @ y.T if is_matrix(weight.shape) else tucker(coords[f"{name}/t"], x, y, weight.shape)
+
+
+@register("space", "pufferfish", paper="Wang et al., MLSys 2021")
+@dataclass(frozen=True)
+class Pufferfish(Space):
+    """Train late convolutions as a thin convolution followed by a 1x1 one; early and linear layers stay dense.
+
+        W[o, i, k] = sum_r U[o, r] V[r, i, k],      r = ratio O       U: (O, r)   V: (r, I, K, K)
+
+    In a network without convolutions, all its matrices except the last take their place. Weights that would not become
+    smaller stay dense. The original trains dense weights first and then factorizes them by singular values; this one,
+    as FedPara's baseline, starts with random factors such that W has its usual scale (He's; for gates, that of the
+    dense weight).
+
+    Args:
+        ratio: r as a share of the outputs.
+        first_dense: number of convolutions, counted from the input, that stay dense.
+        target_modules: selectors of weights to factorize.
+        modules_to_save: selectors of weights to leave dense.
+
+    >>> import torch
+    >>> base = {f"conv{i}.weight": torch.zeros(8, 8, 3, 3) for i in (1, 2)}
+    >>> {name: tuple(w.shape) for name, w in Pufferfish(first_dense=1).init(base, {}, Key(0)).items()}
+    {'conv1.weight': (8, 8, 3, 3), 'conv2.weight/u': (8, 2), 'conv2.weight/v': (2, 8, 3, 3)}
+
+    Not `LowRank`, whose convolutions are thin at inputs and outputs (Tucker-2).
+    """
+
+    ratio: float = 0.25
+    first_dense: int = 5
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fraction(ratio=self.ratio)
+        if not self.ratio:
+            raise ConfigError("ratio must be above 0; write for example ratio = 0.25")
+        if isinstance(self.first_dense, bool) or not isinstance(self.first_dense, int) or self.first_dense < 0:
+            raise ConfigError(f"first_dense must be an integer of 0 or more, not {self.first_dense!r}")
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError unless at least one weight becomes smaller."""
+        self.ranks(spec)
+
+    def ranks(self, spec: Spec) -> dict[str, int]:
+        """Return the rank of every factorized weight, by name."""
+        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "Pufferfish")
+        chosen = tuple(block for block in chosen if not is_matrix(block.shape)) or chosen[:-1] or chosen
+        late = chosen[self.first_dense :]
+        if not late:
+            raise ConfigError(
+                f"Pufferfish: first_dense = {self.first_dense} leaves nothing to factorize of {len(chosen)} weights "
+                f"({', '.join(block.name for block in chosen[:6])}); write a smaller first_dense"
+            )
+        ranks = {}
+        for block in late:
+            o, i, k = out_in_kernel(block.shape)
+            rank = max(1, int(o * self.ratio))
+            if rank * (o + i * k) < block.numel:
+                ranks[block.name] = rank
+        if not ranks:
+            raise none_smaller("Pufferfish", late)
+        return ranks
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return an empty basis: factors are coordinates."""
+        return {}
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return random factors, and dense weights from the base."""
+        ranks = self.ranks(Spec.of(base))
+        coords: Tree = {}
+        for name, w in base.items():
+            if name not in ranks:
+                coords[name] = w
+                continue
+            rank = ranks[name]
+            std = matrix_factor_std(initial_std(name, w), rank)
+            coords[f"{name}/u"] = draw_exact(key, name, "u", (w.shape[0], rank), std, w)
+            coords[f"{name}/v"] = draw_exact(key, name, "v", (rank, *w.shape[1:]), std, w)
+        return coords
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return products of factors, and dense weights."""
+        out: Tree = {}
+        for name, w in base.items():
+            if name in coords:
+                out[name] = coords[name]
+            else:
+                thin = coords[f"{name}/v"]
+                out[name] = (coords[f"{name}/u"] @ thin.reshape(thin.shape[0], -1)).reshape(w.shape)
+        return out
+
+
+@register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
+@dataclass(frozen=True)
+class FactorizedFL(Space):
+    """Train each weight as the outer product of two vectors, plus a residual of full size that should become sparse.
+
+        W[o, i] = v[o] u[i] + mu[o, i]
+        W[o, i, k] = v[o, i] u[k] + mu[o, i, k]      (convolutions: a matrix of kernel positions times O I)
+
+    All coordinates together have a few more parameters than the model. The paper sends only `u`, by the schedule
+    `AllBlocks(private=("*/v", "*/mu"))`, and makes `mu` sparse, by the penalty `L1L2(l1=5e-4, coords=("*/mu",))`. In
+    convolutions `mu` starts at zero. In matrices, where a rank-one weight makes all units equal up to a factor, product
+    and residual each start at half the usual variance.
+
+    Args:
+        target_modules: selectors of weights to factorize.
+        modules_to_save: selectors of weights to leave dense.
+        prune: set values of `mu` below this magnitude to zero in the trained model (the paper: 5e-4). Training keeps
+            them.
+
+    >>> space, base = FactorizedFL(), {"conv.weight": torch.zeros(8, 4, 3, 3)}
+    >>> {name: tuple(block.shape) for name, block in space.init(base, {}, Key(0)).items()}
+    {'conv.weight/u': (9,), 'conv.weight/v': (8, 4), 'conv.weight/mu': (8, 4, 3, 3)}
+
+    The paper's aggregation by similarity of `v`, with another mean for each client, is not implemented. Not `FedPara`,
+    whose weights have full rank without a residual.
+    """
+
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
+    prune: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prune < math.inf:
+            raise ConfigError(f"prune must be 0 or more, not {self.prune}")
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError if the model has no matrix and no convolution to factorize."""
+        self._names(spec)
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return an empty basis: factors are coordinates."""
+        return {}
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return random factors, and dense weights from the base."""
+        names = self._names(Spec.of(base))
+        coords: Tree = {}
+        for name, w in base.items():
+            if name not in names:
+                coords[name] = w
+                continue
+            o, i, k = out_in_kernel(w.shape)
+            matrix = is_matrix(w.shape)
+            goal = initial_std(name, w) * (math.sqrt(0.5) if matrix else 1.0)
+            std = matrix_factor_std(goal, 1)
+            coords[f"{name}/u"] = draw(key, name, "u", (i if matrix else k,), std, w)
+            coords[f"{name}/v"] = draw(key, name, "v", (o,) if matrix else (o, i), std, w)
+            coords[f"{name}/mu"] = draw(key, name, "mu", w.shape, goal, w) if matrix else torch.zeros_like(w)
+        return coords
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return products plus residuals, and dense weights."""
+        return {name: coords[name] if name in coords else _compose_sparse(name, w, coords) for name, w in base.items()}
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without values of `mu` below `prune`."""
+        residuals = [f"{name}/mu" for name in base if name not in coords]
+        pruned = {name: coords[name].masked_fill(coords[name].abs() < self.prune, 0.0) for name in residuals}
+        return self.expand(base, basis, {**coords, **pruned})
+
+    def _names(self, spec: Spec) -> frozenset[str]:
+        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FactorizedFL")
+        return frozenset(block.name for block in chosen)
+
+
+def _compose_sparse(name: str, weight: Tensor, coords: Tree) -> Tensor:
+    u, v, mu = (coords[f"{name}/{part}"] for part in ("u", "v", "mu"))
+    return (v[..., None] * u).reshape(weight.shape) + mu

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.spaces.adapter_targets import QUERY_VALUE, REGEX
-from thinwire.spaces.dora import DoRA
-from thinwire.spaces.lora import LoRA
-from thinwire.spaces.peft_adapter import read_config
+from thinwire.spaces.adapters import QUERY_VALUE, REGEX, read_config
+from thinwire.spaces.lora import DoRA, LoRA
 
 # settings of peft that change what is trained, and the value that thinwire trains as peft does
 _PLAIN: dict[str, Any] = {

@@ -11,9 +11,8 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space
-from thinwire.spaces.full import Full
-from thinwire.spaces.unmerged import Unmerged
+from thinwire.spaces.base import Full, Space
+from thinwire.spaces.lora import Unmerged
 
 _WHOLE = "model/"  # prefix of coordinates that belong to no single weight
 

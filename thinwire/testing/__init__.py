@@ -11,12 +11,16 @@ an equal part, and that it draws random values only from the key that it is give
 >>> check_space(Full())
 """
 
-from thinwire.testing.aggregation import check_aggregator as check_aggregator
-from thinwire.testing.aggregation import check_privacy as check_privacy
-from thinwire.testing.aggregation import check_schedule as check_schedule
-from thinwire.testing.aggregation import check_sketch as check_sketch
+from thinwire.testing.aggregation import (
+    check_aggregator as check_aggregator,
+    check_privacy as check_privacy,
+    check_schedule as check_schedule,
+    check_sketch as check_sketch,
+)
 from thinwire.testing.codecs import check_codec as check_codec
-from thinwire.testing.optimizers import check_correction as check_correction
-from thinwire.testing.optimizers import check_lr_schedule as check_lr_schedule
-from thinwire.testing.optimizers import check_optimizer as check_optimizer
+from thinwire.testing.optimizers import (
+    check_correction as check_correction,
+    check_lr_schedule as check_lr_schedule,
+    check_optimizer as check_optimizer,
+)
 from thinwire.testing.spaces import check_space as check_space

@@ -12,8 +12,7 @@ from torch.func import vmap
 from thinwire.core.spec import Spec
 from thinwire.core.state import ALL_BLOCKS, State, restrict_state, same_state
 from thinwire.core.tree import Tree, add, flatten, repeat, restrict, same, scale, stack, unstack, zeros_like
-from thinwire.optimizers.base import Correction, Optimizer
-from thinwire.optimizers.clip import clip_by_global_norm
+from thinwire.optimizers.base import Correction, Optimizer, clip_by_global_norm
 from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.testing.common import (
     COORDS,

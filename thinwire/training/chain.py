@@ -27,7 +27,7 @@ from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
 from thinwire.kernels.explicit import Layer
 from thinwire.kernels.packed import WASTE, PackedFirst, PackedKernel, PackedNext
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import UnsupportedModel
 

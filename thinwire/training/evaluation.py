@@ -29,8 +29,7 @@ from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, MetricAccumulator, ModelMetric
-from thinwire.metrics.labels import IGNORED, label_counts
-from thinwire.metrics.multilabel import correct_binary_labels
+from thinwire.metrics.classification import IGNORED, correct_binary_labels, label_counts
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import UnsupportedModel
 from thinwire.training.step import no_randomness

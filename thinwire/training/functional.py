@@ -27,8 +27,8 @@ from thinwire.data.losses import Loss, adjust_logits, cross_entropy
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products, by_products
 from thinwire.kernels.low_rank import corrected
-from thinwire.metrics.labels import IGNORED, label_counts
-from thinwire.spaces.unmerged import split
+from thinwire.metrics.classification import IGNORED, label_counts
+from thinwire.spaces.lora import split
 
 T = TypeVar("T")
 

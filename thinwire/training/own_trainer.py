@@ -33,11 +33,11 @@ from thinwire.core.state import State
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree, to_device, unstack
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, ThinwireError
-from thinwire.metrics.labels import IGNORED
+from thinwire.metrics.classification import IGNORED
 from thinwire.optimizers.base import Correction
 from thinwire.optimizers.penalties import Penalty
 from thinwire.spaces.base import Space
-from thinwire.spaces.unmerged import Unmerged
+from thinwire.spaces.lora import Unmerged
 from thinwire.training.backends import stack_outcomes
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload

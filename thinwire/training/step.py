@@ -27,9 +27,8 @@ from torch.func import grad_and_value, vjp, vmap
 from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
 from thinwire.errors import ConfigError
-from thinwire.metrics.labels import label_counts
-from thinwire.optimizers.base import Optimizer
-from thinwire.optimizers.sgd import SGD
+from thinwire.metrics.classification import label_counts
+from thinwire.optimizers.base import SGD, Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
     TrainableModel,

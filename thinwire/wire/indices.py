@@ -23,8 +23,7 @@ import math
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire import bits as _bits
-from thinwire.wire import row_bits
+from thinwire.wire import bits as _bits, row_bits
 from thinwire.wire.entropy import entropy, expand, squeeze
 
 GAPS, BITMAP, RICE, ROWS = 0, 1, 2, 3

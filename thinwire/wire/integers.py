@@ -22,8 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire import ans, symbols
-from thinwire.wire import bits as _bits
+from thinwire.wire import ans, bits as _bits, symbols
 from thinwire.wire.bits import Bytes, read_varint, varint
 
 LARGEST = (1 << 31) - 1  # the largest size of a value

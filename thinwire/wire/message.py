@@ -50,7 +50,7 @@ the *request* for an upload; the bodies before it are the download.
     8  base         state             the base, raw, if it was ever merged into (`version` is in a later window than 0)
     9  sum          sum               the plan's blocks, encoded by `merge_codec`
     10 stack        entry             in a space that adds clients' adapters to the base: v how many are stacked, then
-                                      their factors, encoded by the down codec: see `spaces/stacked.py`
+                                      their factors, encoded by the down codec: see `spaces/exact_lora.py`
 
 Each length is checked against the available bytes before memory is allocated, and the kind and length of the message
 before its bodies are read. Each message has exactly one encoding. All other bytes are refused with a WireError.

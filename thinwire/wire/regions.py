@@ -20,8 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire import bits as _bits
-from thinwire.wire import entropy
+from thinwire.wire import bits as _bits, entropy
 from thinwire.wire.bits import Bytes, read_varint, varint
 
 CLASSES = 4

@@ -30,8 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire import bits as _bits
-from thinwire.wire import regions
+from thinwire.wire import bits as _bits, regions
 from thinwire.wire.bits import Bytes, read_varint, varint
 from thinwire.wire.entropy import entropy, expand, squeeze
 

@@ -21,8 +21,7 @@ from functools import cache
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire import bits as _bits
-from thinwire.wire import regions
+from thinwire.wire import bits as _bits, regions
 from thinwire.wire.entropy import at_least, expand, squeeze
 
 _REGIONS = 7  # the first byte; a deflate stream with these bits has a type of block that does not exist

@@ -1,0 +1,232 @@
+"""Matrices of a transformer as peft names them, for models whose weights are named differently.
+
+    query-value    what peft adapts by default: the projections to queries and values, or the one that makes both
+    all-linear     every matrix of a layer: not the embeddings, not the output layer
+    q_proj         the last part of the name of a layer, as in a list of peft
+    regex:...      a regular expression that matches the whole name of a layer, as a string of peft
+    *q_proj.weight a selector of thinwire: a pattern of the whole name of a weight
+
+>>> llama = ("embed_tokens.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.weight",
+...     "layers.0.mlp.up_proj.weight", "lm_head.weight")
+>>> targets(llama, ("query-value",)) == targets(llama, ("q_proj", "v_proj")) == targets(llama, ("regex:.*[qv]_proj",))
+True
+>>> targets(llama, ("all-linear", "!*mlp*"))
+('layers.0.self_attn.q_proj.weight', 'layers.0.self_attn.v_proj.weight')
+
+An adapter folder of peft as the start of a LoRA run: its factors, and modules that were fully trained.
+
+adapter_config.json        rank, alpha, and the adapted modules
+adapter_model.safetensors  base_model.model.LAYER.lora_A.weight, ... lora_B.weight, base_model.model.NAME; of DoRA,
+                           ... lora_magnitude_vector
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from thinwire.core.attention_names import makes_query_or_value
+from thinwire.core.spec import select
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError, DataError
+
+QUERY_VALUE = "query-value"
+ALL_LINEAR = "all-linear"
+KEYWORDS = (QUERY_VALUE, ALL_LINEAR)
+REGEX = "regex:"
+WRAPPER = "model."  # the name of a model of transformers inside of a model of thinwire
+
+_OUTSIDE = ("embed", "lm_head", "wte", "wpe", "classifier", "score", "shared")  # parts of names outside of layers
+
+
+def targets(matrices: Sequence[str], selectors: Sequence[str]) -> tuple[str, ...]:
+    """The matrices that keywords, names of layers and selectors choose, in their order."""
+    patterns: list[str] = []
+    for one in selectors:
+        found = _named(matrices, one.removeprefix("!"))
+        patterns += [one] if found is None else [("!" if one.startswith("!") else "") + name for name in found]
+    return select(matrices, patterns, what="target_modules")
+
+
+def saved(weights: Sequence[str], selectors: Sequence[str]) -> tuple[str, ...]:
+    """The weights that are trained without an adapter, by names of modules, as in peft, or by selectors.
+
+    >>> saved(("classifier.dense.weight", "classifier.dense.bias", "fc.weight"), ("classifier",))
+    ('classifier.dense.weight', 'classifier.dense.bias')
+    """
+    patterns: list[str] = []
+    for one in selectors:
+        inside = [name for name in weights if f".{one}." in f".{name}"] if _is_name(weights, one) else []
+        patterns += inside or [one]
+    return select(weights, patterns, what="modules_to_save")
+
+
+def by_keyword(matrices: Sequence[str], selectors: Sequence[str]) -> frozenset[str]:
+    """The matrices that a keyword or the name of a layer chooses: they always have an adapter."""
+    return frozenset(name for one in selectors if not one.startswith("!") for name in _named(matrices, one) or ())
+
+
+def layer_names(weight: str) -> tuple[str, str]:
+    """The name of the layer of a weight, with and without the wrapper of a model of transformers.
+
+    >>> layer_names("model.model.layers.0.self_attn.q_proj.weight")
+    ('model.model.layers.0.self_attn.q_proj', 'model.layers.0.self_attn.q_proj')
+    """
+    layer = weight.removesuffix(".weight")
+    return layer, layer.removeprefix(WRAPPER)
+
+
+def _named(matrices: Sequence[str], selector: str) -> list[str] | None:
+    """The matrices that a keyword, a regular expression or the name of a layer chooses; None for other selectors."""
+    if selector in KEYWORDS:
+        return _of_keyword(matrices, selector)
+    if selector.startswith(REGEX):
+        try:
+            matches = re.compile(selector.removeprefix(REGEX)).fullmatch
+        except re.error as fault:
+            raise ConfigError(f"target_modules {selector!r} is no regular expression ({fault})") from None
+        return _chosen(matrices, selector, lambda layers: any(map(matches, layers)))
+    if _is_name(matrices, selector):
+        end = f".{selector}"
+        return _chosen(matrices, selector, lambda layers: f".{layers[0]}".endswith(end))
+    return None
+
+
+def _is_name(weights: Sequence[str], selector: str) -> bool:
+    """Whether a selector is the name of a module: no pattern, and not the name of a weight."""
+    return not any(mark in selector for mark in "*?[!") and selector not in weights
+
+
+def _chosen(matrices: Sequence[str], selector: str, matches: Callable[[tuple[str, str]], bool]) -> list[str]:
+    found = [name for name in matrices if matches(layer_names(name))]
+    if not found:
+        shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
+        raise ConfigError(f"target_modules {selector!r} matches no block; the blocks are {shown}")
+    return found
+
+
+def _of_keyword(matrices: Sequence[str], keyword: str) -> list[str]:
+    if keyword == ALL_LINEAR:
+        found = [name for name in matrices if not any(part in name for part in _OUTSIDE)]
+    else:
+        found = [name for name in matrices if makes_query_or_value(name.removesuffix(".weight"))]
+    if not found:
+        shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
+        raise ConfigError(f"target_modules {keyword!r} matches no matrix; write selectors; the matrices are {shown}")
+    return found
+
+
+PREFIX = "base_model.model."
+NAMES = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class Adapted(Protocol):
+    """The settings of a LoRA that an adapter must agree with."""
+
+    @property
+    def adapter(self) -> str:
+        """The folder of the adapter."""
+        ...
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether it is DoRA."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The rank of all adapters."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """The factor of all adapters."""
+        ...
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of `adapter_config.json`."""
+    try:
+        found = json.loads((folder / FILES[0]).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise DataError(f"{folder}: no adapter of peft there; expected the files {' and '.join(FILES)}") from None
+    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
+        raise DataError(f"{folder}: {FILES[0]} is not that of a LoRA adapter (peft_type LORA)")
+    return found
+
+
+def first_coordinates(space: Adapted, sides: Mapping[str, tuple[int, int]], dense: Collection[str]) -> Tree:
+    """The coordinates of an adapter by name: `weight/a`, `weight/b`, lengths `weight/m` of DoRA, dense weights.
+
+    Args:
+        space: the LoRA; its scale must be that of the adapter.
+        sides: outputs and inputs of each adapted matrix.
+        dense: weights that are trained without an adapter.
+    """
+    folder = Path(space.adapter)
+    config, left = read_config(folder), _tensors(folder)
+    if bool(config.get("use_dora")) != space.has_lengths:
+        kinds = ("LoRA", "DoRA") if space.has_lengths else ("DoRA", "LoRA")
+        raise ConfigError(f"{folder} is an adapter of {kinds[0]}, the space is {kinds[1]}; write the other kind")
+    _check_scale(config, space)
+    out: Tree = {}
+    for name, (outputs, inputs) in sides.items():
+        for side in "abm" if space.has_lengths else "ab":
+            keys = [f"{PREFIX}{layer}.{NAMES[side]}" for layer in layer_names(name)]
+            key = next((one for one in keys if one in left), None)
+            if key is None:
+                raise ConfigError(f"{folder} has no adapter of {name!r}; write the target_modules of the adapter")
+            block, rank = left.pop(key), min(space.rank, outputs, inputs)
+            wanted: tuple[int, ...] = {"a": (rank, inputs), "b": (outputs, rank), "m": (outputs,)}[side]
+            if tuple(block.shape) != wanted:
+                raise ConfigError(
+                    f"{folder}: {key} has shape {tuple(block.shape)}, expected {wanted}; write rank = {config.get('r')}"
+                )
+            out[f"{name}/{side}"] = block.float()
+    for name in dense:
+        keys = [PREFIX + one for one in (name, name.removeprefix(WRAPPER))]
+        if key := next((one for one in keys if one in left), None):
+            out[name] = left.pop(key)
+    if left:
+        more = sorted(left)[0].removeprefix(PREFIX)
+        raise ConfigError(
+            f"{folder} also has {more!r}, which is not trained here; add it to target_modules or modules_to_save"
+        )
+    return out
+
+
+def _check_scale(config: Mapping[str, Any], space: Adapted) -> None:
+    """Raise an error if the adapter was trained with another factor."""
+    try:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{space.adapter}: {FILES[0]} states no numbers r and lora_alpha") from None
+    scale = alpha / (math.sqrt(max(rank, 1)) if config.get("use_rslora") else max(rank, 1))
+    if not math.isclose(scale, space.scale, rel_tol=1e-6):
+        scaling = "rslora" if config.get("use_rslora") else "standard"
+        raise ConfigError(
+            f"{space.adapter} has the factor {scale:g}, this LoRA {space.scale:g}; write rank = {rank}, "
+            f'alpha = {alpha:g}, scaling = "{scaling}"'
+        )
+
+
+def _tensors(folder: Path) -> Tree:
+    """The tensors of the adapter, all finite."""
+    from safetensors.torch import load_file
+
+    try:
+        found: Tree = load_file(folder / FILES[1])
+    except Exception as fault:  # the type varies: a missing, cut or damaged file
+        reason = " ".join(str(fault).split())[:160]
+        raise DataError(f"{folder / FILES[1]}: safetensors cannot read it ({reason})") from None
+    for name, block in found.items():
+        if not block.is_floating_point() or not bool(torch.isfinite(block).all()):
+            raise DataError(f"{folder / FILES[1]}: {name} has values that are not finite numbers")
+    return found
