@@ -12,9 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thinwire.core.units import human_bytes
-
 from papers.frontier import Row, best_by_bytes
+from thinwire.core.text import human_bytes
 from thinwire.experiments.records import Recorded
 from thinwire.reports.chapters import curve_drawing
 from thinwire.reports.figures import LIGHT, Curve, curves, standalone

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.units import human_bytes
-
 from papers.archive import Archive, Runs, kept_values, merged
 from papers.figures import frontier_chart
 from papers.frontier import (
@@ -29,6 +27,7 @@ from papers.frontier import (
 )
 from papers.grid import Grid, summary
 from papers.markdown import at_edge, markdown, mean_std_text, provenance_text
+from thinwire.core.text import human_bytes
 from thinwire.errors import Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken

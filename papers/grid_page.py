@@ -21,12 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.units import human_bytes
-
 from papers.archive import Archive, Runs
 from papers.grid import LAST, Grid, Line, broken, last_accuracy, metrics, score, summary, to_target
 from papers.markdown import at_edge, markdown, mean_std_text, selection_set, widened
 from papers.tables import FOLDER, read
+from thinwire.core.text import human_bytes
 from thinwire.errors import UnknownName
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.files import write_all

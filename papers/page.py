@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.core.units import human_bytes
-
 from papers.archive import Archive, Runs, kept_values, merged
 from papers.figures import against_chart, bytes_chart
 from papers.grid import Line, broken, status, summary, training_failed
@@ -37,6 +35,7 @@ from papers.markdown import (
 from papers.measures import cost, counted_heads, counted_rows, heading, measured
 from papers.tables import Reproduction, load, names, papers
 from papers.verdicts import Row, TableRows, page_verdict
+from thinwire.core.text import human_bytes
 from thinwire.experiments.collapse import FAILED_RUNS
 from thinwire.experiments.files import write_all
 from thinwire.experiments.toml import Table

@@ -29,13 +29,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.units import human_bytes
-
 import thinwire as tw
 from papers.grid import Grid, metrics, summary
 from papers.markdown import markdown, widened
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec, layer_of
+from thinwire.core.text import human_bytes
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import from_table, resolve
 from thinwire.experiments.toml import read_toml
