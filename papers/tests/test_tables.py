@@ -141,11 +141,11 @@ def test_the_position_of_a_point_is_the_number_of_its_parameters(name):
         if (x := rows[cell["label"]].get("x")) is None:
             continue
         space, method = experiment.method.space, experiment.method
-        if isinstance(space, tw.MAPA | tw.MAPAX | tw.MAPO):
+        if isinstance(space, tw.MAPA | tw.spaces.MAPAX | tw.MAPO):
             sizes = space.sizes(MNIST_PARAMETERS)
             assert sizes.k * sizes.p == x
             assert ("frozen" in cell["label"]) == (space.redraw_every == 0)
-        elif isinstance(method.sketch, tw.EvoFed):
+        elif isinstance(method.sketch, tw.sketches.EvoFed):
             assert method.sketch.population * method.sketch.partitions == x
         else:
             assert int(method.up.density * MNIST_PARAMETERS + 1e-2) == x
@@ -159,7 +159,7 @@ def test_the_position_of_a_point_of_flasc_is_its_density_or_rank(name):
         if "x" not in row:
             continue
         if name == "flasc-figure-5":
-            masked = not isinstance(method.mask, tw.NoMask)
+            masked = not isinstance(method.mask, tw.masks.NoMask)
             assert row["x"] == (method.mask.density if masked else method.up.density)
             assert not masked or method.mask.by == "block"
             assert getattr(method.down, "density", row["x"]) == row["x"]
@@ -191,7 +191,7 @@ def test_methods_with_differential_privacy_train_alike():
     for figure in ("flasc-figure-9", "flasc-figure-10"):
         by_column: dict = {}
         for cell, experiment in experiments(figure):
-            assert isinstance(experiment.method.privacy, tw.DP)
+            assert isinstance(experiment.method.privacy, tw.privacy.DP)
             by_column.setdefault(cell["column"], set()).add(experiment.method.privacy)
         assert all(len(found) == 1 for found in by_column.values())
     first, second = (resolve(name, "digits").method for name in ("dp-fedadam", "ddg"))
@@ -203,7 +203,7 @@ def test_fedpara_at_scale_paper_has_its_regularizer_and_no_augmentation(name):
     for _, experiment in experiments(name, "paper"):
         method = experiment.method
         factorized = isinstance(method.space, tw.FedPara)
-        assert method.penalty == (tw.Jacobian(1.0) if factorized else tw.Method().penalty)
+        assert method.penalty == (tw.optimizers.Jacobian(1.0) if factorized else tw.Method().penalty)
         assert experiment.task.augment == "none"
         assert method.lr_schedule.tau == 0.992
         if factorized:

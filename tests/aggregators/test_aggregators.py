@@ -13,7 +13,7 @@ from thinwire.protocol.compatibility import check_method
 from thinwire.protocol.setup import make_contract, plan_round
 from thinwire.wire import message as wire
 
-ROBUST = [tw.TrimmedMean(0.34), tw.Median()]
+ROBUST = [tw.aggregators.TrimmedMean(0.34), tw.aggregators.Median()]
 ALL_CLIENTS = range(6)
 
 
@@ -23,7 +23,9 @@ def random_trees(count: int):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-@pytest.mark.parametrize("aggregator", [tw.WeightedMean(), *ROBUST, tw.Bounded(norm=100.0, weight=10.0)])
+@pytest.mark.parametrize(
+    "aggregator", [tw.aggregators.WeightedMean(), *ROBUST, tw.aggregators.Bounded(norm=100.0, weight=10.0)]
+)
 def test_equal_trees_give_that_tree_and_the_order_does_not_matter(aggregator, count):
     trees = random_trees(count)
     same = aggregator.of([trees[0]] * count, [1.0] * count)
@@ -38,10 +40,10 @@ def test_equal_trees_give_that_tree_and_the_order_does_not_matter(aggregator, co
 def test_a_share_of_zero_is_the_mean_and_a_large_share_the_median():
     trees = random_trees(7)
     for name, block in weighted_mean(trees, [1.0] * 7).items():
-        torch.testing.assert_close(tw.TrimmedMean(0.0).of(trees, [1.0] * 7)[name], block)
+        torch.testing.assert_close(tw.aggregators.TrimmedMean(0.0).of(trees, [1.0] * 7)[name], block)
         middle = torch.stack([tree[name] for tree in trees]).median(0).values
-        torch.testing.assert_close(tw.TrimmedMean(0.49).of(trees, [1.0] * 7)[name], middle)
-        torch.testing.assert_close(tw.Median().of(trees, [1.0] * 7)[name], middle)
+        torch.testing.assert_close(tw.aggregators.TrimmedMean(0.49).of(trees, [1.0] * 7)[name], middle)
+        torch.testing.assert_close(tw.aggregators.Median().of(trees, [1.0] * 7)[name], middle)
 
 
 @pytest.mark.parametrize("aggregator", ROBUST)
@@ -86,7 +88,7 @@ def moved_by_a_round(method: tw.Method, field: int, factor: float) -> tuple[floa
 def test_one_byzantine_client_moves_the_weighted_mean_but_not_robust_aggregators():
     honest, attacked = moved_by_a_round(tw.Method(norm_bound=0), wire.COORDS, 1e6)
     assert attacked > 1000 * honest
-    for aggregator in (*ROBUST, tw.Bounded(norm=1.0)):
+    for aggregator in (*ROBUST, tw.aggregators.Bounded(norm=1.0)):
         honest, attacked = moved_by_a_round(tw.Method(aggregator=aggregator, norm_bound=0), wire.COORDS, 1e6)
         assert attacked < 2 * honest + 1.0
 
@@ -100,13 +102,16 @@ def test_by_default_an_update_is_limited_to_ten_times_the_median_norm(factor):
 def test_a_reported_number_of_examples_is_bounded():
     federation = Federation(tw.Method())
     weights = [float(size) for size in federation.task.clients.sizes()]
-    _, clamped = tw.Bounded(weight=40.0).admit([{}] * 6, [*weights[:3], 1e12, *weights[4:]])
+    _, clamped = tw.aggregators.Bounded(weight=40.0).admit([{}] * 6, [*weights[:3], 1e12, *weights[4:]])
     assert max(clamped) == 40.0
     assert clamped[:3] == weights[:3]
 
 
 def test_bounds_above_all_updates_change_nothing():
-    plain, bounded = Federation(tw.Method()), Federation(tw.Method(aggregator=tw.Bounded(norm=1e6, weight=1e6)))
+    plain, bounded = (
+        Federation(tw.Method()),
+        Federation(tw.Method(aggregator=tw.aggregators.Bounded(norm=1e6, weight=1e6))),
+    )
     for federation in (plain, bounded):
         for _ in range(3):
             federation.round((0, 2, 5))
@@ -116,7 +121,10 @@ def test_bounds_above_all_updates_change_nothing():
 def test_the_aggregator_is_not_part_of_the_schema():
     federation = Federation(tw.Method())
     other = make_contract(
-        tw.Method(aggregator=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key
+        tw.Method(aggregator=tw.aggregators.Median()),
+        federation.model.weights(),
+        federation.model.buffers(),
+        federation.key,
     )[0]
     assert other.schema == federation.contract.schema
 
@@ -133,7 +141,11 @@ def test_invalid_settings_are_refused():
     federation = Federation(tw.Method())
     weights = federation.contract.weights
     with pytest.raises(IncompatibleParts, match="clips updates"):
-        check_method(tw.Method(aggregator=tw.Bounded(norm=1.0), upload="weights"), weights)
-    for make in (lambda: tw.TrimmedMean(0.5), lambda: tw.Bounded(norm=-1.0), lambda: tw.Bounded(weight=float("nan"))):
+        check_method(tw.Method(aggregator=tw.aggregators.Bounded(norm=1.0), upload="weights"), weights)
+    for make in (
+        lambda: tw.aggregators.TrimmedMean(0.5),
+        lambda: tw.aggregators.Bounded(norm=-1.0),
+        lambda: tw.aggregators.Bounded(weight=float("nan")),
+    ):
         with pytest.raises(ConfigError):
             make()

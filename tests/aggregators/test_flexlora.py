@@ -34,11 +34,11 @@ def dense_mean(trees, weights) -> torch.Tensor:
 @pytest.mark.parametrize("rank", [1, 2, 4, 7])
 def test_the_product_is_the_truncated_svd_of_the_dense_mean(clients, rank):
     trees, weights = adapters(clients, rank), [1.0 + 3 * (i % 2) for i in range(clients)]
-    got = tw.FlexLoRA().of(trees, weights)
+    got = tw.aggregators.FlexLoRA().of(trees, weights)
     u, s, v = torch.linalg.svd(dense_mean(trees, weights), full_matrices=False)
     wanted = u[:, :rank] * s[:rank] @ v[:rank]
     torch.testing.assert_close((got["w/b"].double() @ got["w/a"].double()), wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(got["bias"], tw.WeightedMean().of(trees, weights)["bias"])
+    torch.testing.assert_close(got["bias"], tw.aggregators.WeightedMean().of(trees, weights)["bias"])
     assert list(got) == list(trees[0])
     gram = got["w/a"].double() @ got["w/a"].double().mT  # rows of A: orthogonal, of the size that clients have
     size = torch.cat([tree["w/a"] for tree in trees]).square().sum(1).mean()
@@ -47,7 +47,7 @@ def test_the_product_is_the_truncated_svd_of_the_dense_mean(clients, rank):
 
 def test_the_first_ranks_are_the_best_adapter_of_that_rank():
     trees = adapters(4, 4)
-    got = tw.FlexLoRA().of(trees, [1.0] * 4)
+    got = tw.aggregators.FlexLoRA().of(trees, [1.0] * 4)
     u, s, v = torch.linalg.svd(dense_mean(trees, [1.0] * 4), full_matrices=False)
     for rank in (1, 2, 3):
         torch.testing.assert_close(
@@ -62,7 +62,7 @@ def test_clients_of_lower_ranks_and_zero_adapters():
     trees = adapters(3, 4)
     for tree, rank in zip(trees, (1, 2, 4), strict=True):
         tree["w/a"][rank:], tree["w/b"][:, rank:] = 0.0, 0.0
-    got = tw.FlexLoRA().of(trees, [2.0, 1.0, 1.0])
+    got = tw.aggregators.FlexLoRA().of(trees, [2.0, 1.0, 1.0])
     u, s, v = torch.linalg.svd(dense_mean(trees, [2.0, 1.0, 1.0]), full_matrices=False)
     torch.testing.assert_close(got["w/b"].double() @ got["w/a"].double(), u[:, :4] * s[:4] @ v[:4], atol=1e-5, rtol=0)
     b, a = best_adapter([torch.zeros(OUT, 2)] * 3, [tree["w/a"][:2] for tree in adapters(3, 2)], [1 / 3] * 3)
@@ -119,9 +119,9 @@ def test_refusals():
     with pytest.raises(IncompatibleParts, match="needs each upload"):
         Federation(method.replace(secure_aggregation=True))
     with pytest.raises(IncompatibleParts, match="correction = 'none'"):
-        Federation(method.replace(correction=tw.Scaffold()))
+        Federation(method.replace(correction=tw.optimizers.Scaffold()))
     with pytest.raises(IncompatibleParts, match="mask = 'none'"):
-        Federation(method.replace(mask=tw.RandomMask(0.5)))
-    for outer in (tw.Bounded, tw.NearestMixing):
+        Federation(method.replace(mask=tw.masks.RandomMask(0.5)))
+    for outer in (tw.aggregators.Bounded, tw.aggregators.NearestMixing):
         with pytest.raises(ConfigError, match="inner = 'weighted'"):
-            outer(inner=tw.FlexLoRA())
+            outer(inner=tw.aggregators.FlexLoRA())

@@ -24,7 +24,12 @@ from thinwire.wire import message as wire
 from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 LARGEST = torch.finfo(torch.float32).max
-ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2), tw.NearestMixing(2)]
+ROBUST = [
+    tw.aggregators.GeometricMedian(),
+    tw.aggregators.CenteredClipping(),
+    tw.aggregators.MultiKrum(2),
+    tw.aggregators.NearestMixing(2),
+]
 
 
 def trees_of(*points) -> list[dict[str, torch.Tensor]]:
@@ -69,15 +74,15 @@ def test_long_blocks_and_flat_trees_are_processed_in_slices():
     torch.testing.assert_close(inner_products(cuts), expected @ expected.T)
     torch.testing.assert_close(inner_products(plain), expected @ expected.T)
     for aggregator, reference in (
-        (tw.Median(), torch.stack(vectors).median(0).values),
-        (tw.TrimmedMean(0.2), torch.stack(vectors).sort(0).values[1:-1].mean(0)),
+        (tw.aggregators.Median(), torch.stack(vectors).median(0).values),
+        (tw.aggregators.TrimmedMean(0.2), torch.stack(vectors).sort(0).values[1:-1].mean(0)),
     ):
         got = aggregator.of(cuts, [1.0] * 5)
         assert Spec.of(got) == Spec.of(plain[0])
         torch.testing.assert_close(torch.cat([block.reshape(-1) for block in got.values()]), reference)
 
 
-@pytest.mark.parametrize("aggregator", [tw.Median(), tw.TrimmedMean(0.3), *ROBUST])
+@pytest.mark.parametrize("aggregator", [tw.aggregators.Median(), tw.aggregators.TrimmedMean(0.3), *ROBUST])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_types_of_blocks_do_not_change(aggregator, dtype):
     trees = [{name: block.to(dtype) for name, block in tree.items()} for tree in random_trees(7)]
@@ -95,21 +100,23 @@ def summed_distances(point: np.ndarray, points: np.ndarray, weights) -> float:
 def test_the_geometric_median_minimizes_the_sum_of_distances():
     trees, weights = random_trees(9), [1.0, 2.0, 3.0, 1.0, 1.0, 5.0, 1.0, 2.0, 1.0]
     points, rng = points_of(trees), np.random.default_rng(0)
-    found = points_of([tw.GeometricMedian(iterations=200).of(trees, weights)])[0]
+    found = points_of([tw.aggregators.GeometricMedian(iterations=200).of(trees, weights)])[0]
     least = summed_distances(found, points, weights)
     for size in (1e-3, 1e-2, 0.1, 1.0):
         for _ in range(50):
             moved = found + size * rng.standard_normal(found.shape) / math.sqrt(found.size)
             assert summed_distances(moved, points, weights) > least
-    default = points_of([tw.GeometricMedian().of(trees, weights)])[0]
+    default = points_of([tw.aggregators.GeometricMedian().of(trees, weights)])[0]
     assert summed_distances(default, points, weights) < least * (1 + 1e-4)
 
 
 def test_the_geometric_median_of_a_triangle():
     corner = math.sqrt(3) / 2
     triangle = trees_of((1.0, 0.0), (-0.5, corner), (-0.5, -corner))
-    np.testing.assert_allclose(points_of([tw.GeometricMedian().of(triangle, [1.0] * 3)]), [[0, 0]], atol=1e-6)
-    heavy = tw.GeometricMedian().of(
+    np.testing.assert_allclose(
+        points_of([tw.aggregators.GeometricMedian().of(triangle, [1.0] * 3)]), [[0, 0]], atol=1e-6
+    )
+    heavy = tw.aggregators.GeometricMedian().of(
         triangle, [5.0, 1.0, 1.0]
     )  # a point with more than half of the weight is the median
     np.testing.assert_allclose(points_of([heavy]), [[1, 0]], atol=1e-3)
@@ -117,8 +124,8 @@ def test_the_geometric_median_of_a_triangle():
 
 def test_a_weight_of_three_equals_three_clients():
     trees = random_trees(5)
-    once = tw.GeometricMedian(iterations=200).of(trees, [3.0, 1.0, 1.0, 1.0, 1.0])
-    repeated = tw.GeometricMedian(iterations=200).of([*trees[:1] * 3, *trees[1:]], [1.0] * 7)
+    once = tw.aggregators.GeometricMedian(iterations=200).of(trees, [3.0, 1.0, 1.0, 1.0, 1.0])
+    repeated = tw.aggregators.GeometricMedian(iterations=200).of([*trees[:1] * 3, *trees[1:]], [1.0] * 7)
     for name in once:
         torch.testing.assert_close(once[name], repeated[name], atol=1e-4, rtol=0)
 
@@ -132,7 +139,7 @@ def test_centered_clipping_equals_its_formula(tau, relative):
         distance = np.sqrt(((points - v) ** 2).sum(-1))
         radius = tau * np.median(distance) if relative else tau
         v = v + ((points - v) * np.minimum(1, radius / distance)[:, None]).mean(0)
-    got = tw.CenteredClipping(tau, relative, iterations=5).of(trees, [float(i) for i in range(1, 9)])
+    got = tw.aggregators.CenteredClipping(tau, relative, iterations=5).of(trees, [float(i) for i in range(1, 9)])
     np.testing.assert_allclose(points_of([got])[0], v, atol=1e-5)
     if tau == 1e9:  # nothing is clipped: the mean
         np.testing.assert_allclose(points_of([got])[0], points.mean(0), atol=1e-5)
@@ -148,7 +155,7 @@ def test_multi_krum_equals_its_definition(clients, faulty, keep):
         others = sorted(((points[i] - points[j]) ** 2).sum() for j in range(clients) if j != i)
         scores.append(sum(others[: clients - f - 2]))
     best = sorted(range(clients), key=scores.__getitem__)[: keep or clients - f]
-    _, weights = tw.MultiKrum(faulty, keep).admit(trees, [float(i) for i in range(1, clients + 1)])
+    _, weights = tw.aggregators.MultiKrum(faulty, keep).admit(trees, [float(i) for i in range(1, clients + 1)])
     assert weights == [float(i in best) for i in range(clients)]
 
 
@@ -156,14 +163,18 @@ def test_multi_krum_assumes_fewer_faulty_clients_if_few_respond():
     byzantine = trees_of((1e9, 1e9))
     for honest, left_out in ((3, False), (4, True), (6, True)):
         trees = trees_of(*((1.0 + i / 10, 0.0) for i in range(honest))) + byzantine
-        _, weights = tw.MultiKrum(3).admit(trees, [1.0] * (honest + 1))
+        _, weights = tw.aggregators.MultiKrum(3).admit(trees, [1.0] * (honest + 1))
         assert weights == [1.0] * honest + [0.0 if left_out else 1.0] if honest < 6 else weights[-1] == 0.0
     with pytest.raises(ConfigError, match="multi-krum with 3 faulty clients needs 9 clients in a round"):
-        tw.MultiKrum(3).check(8)
+        tw.aggregators.MultiKrum(3).check(8)
     with pytest.raises(ConfigError, match="needs 9 clients"):
-        Job(digits_task(), tw.Method(aggregator=tw.Bounded(1.0, inner=tw.MultiKrum(3))), cohort=6)
+        Job(
+            digits_task(),
+            tw.Method(aggregator=tw.aggregators.Bounded(1.0, inner=tw.aggregators.MultiKrum(3))),
+            cohort=6,
+        )
     for clients in (1, 2, 3, 8, 9):
-        tw.MultiKrum(0.3).check(clients)  # a share of few clients rounds to 0
+        tw.aggregators.MultiKrum(0.3).check(clients)  # a share of few clients rounds to 0
 
 
 # -- Byzantine clients -------------------------------------------------------------------------------------------------
@@ -214,7 +225,7 @@ def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> b
 def test_a_client_that_multi_krum_excludes_has_no_effect():
     states = []
     for factors in ({wire.COORDS: -9.0}, {wire.COORDS: -9.0, wire.SHARED: -5.0, wire.WEIGHT: 7.0}):
-        federation = Federation(tw.Method(correction=tw.Scaffold(), aggregator=tw.MultiKrum(1)))
+        federation = Federation(tw.Method(correction=tw.optimizers.Scaffold(), aggregator=tw.aggregators.MultiKrum(1)))
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
         up[0] = corrupt(federation, up[0], factors)
         federation.close(plan, up)
@@ -224,10 +235,17 @@ def test_a_client_that_multi_krum_excludes_has_no_effect():
 
 @pytest.mark.parametrize(
     ("aggregator", "learns"),
-    [(tw.WeightedMean(), False), (tw.GeometricMedian(), True), (tw.CenteredClipping(), True), (tw.MultiKrum(1), True)],
+    [
+        (tw.aggregators.WeightedMean(), False),
+        (tw.aggregators.GeometricMedian(), True),
+        (tw.aggregators.CenteredClipping(), True),
+        (tw.aggregators.MultiKrum(1), True),
+    ],
 )
 def test_robust_aggregators_learn_with_a_client_that_flips_signs(aggregator, learns):
-    federation = Federation(tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3), client_weight=tw.Uniform()))
+    federation = Federation(
+        tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3), client_weight=tw.aggregators.Uniform())
+    )
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
         up[0] = corrupt(federation, up[0], {wire.COORDS: -10.0})
@@ -237,14 +255,14 @@ def test_robust_aggregators_learn_with_a_client_that_flips_signs(aggregator, lea
 
 def test_invalid_settings_are_refused():
     for make in (
-        lambda: tw.GeometricMedian(iterations=0),
-        lambda: tw.GeometricMedian(smooth=0.0),
-        lambda: tw.CenteredClipping(tau=0.0),
-        lambda: tw.CenteredClipping(tau=math.inf),
-        lambda: tw.MultiKrum(0.5),
-        lambda: tw.MultiKrum(2.5),
-        lambda: tw.MultiKrum(-1),
-        lambda: tw.MultiKrum(1, keep=-1),
+        lambda: tw.aggregators.GeometricMedian(iterations=0),
+        lambda: tw.aggregators.GeometricMedian(smooth=0.0),
+        lambda: tw.aggregators.CenteredClipping(tau=0.0),
+        lambda: tw.aggregators.CenteredClipping(tau=math.inf),
+        lambda: tw.aggregators.MultiKrum(0.5),
+        lambda: tw.aggregators.MultiKrum(2.5),
+        lambda: tw.aggregators.MultiKrum(-1),
+        lambda: tw.aggregators.MultiKrum(1, keep=-1),
     ):
         with pytest.raises(ConfigError, match="must be"):
             make()

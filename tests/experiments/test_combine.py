@@ -26,7 +26,7 @@ NAMES = sorted(presets("methods"))
 def test_methods_that_fill_different_slots_are_combined():
     method = resolve("fedpara+scaffold+fedadam+int8").method
     assert isinstance(method.space, tw.FedPara)
-    assert (method.correction, method.client_weight) == (tw.Scaffold(), tw.Uniform())
+    assert (method.correction, method.client_weight) == (tw.optimizers.Scaffold(), tw.aggregators.Uniform())
     assert isinstance(method.server_opt, tw.Adam)
     assert method.up == tw.Quantize(8)
 

@@ -223,7 +223,7 @@ def test_a_run_without_evaluation_has_no_best_model():
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of going back
 def test_the_best_model_survives_going_back(tmp_path):
     def diverging(**options):  # the rate grows until training fails
-        schedule = tw.WarmupLR(rounds=0, fraction=1.0)
+        schedule = tw.optimizers.WarmupLR(rounds=0, fraction=1.0)
         method = tw.Method(client_opt=tw.SGD(60.0), lr_schedule=schedule)
         given = {"rounds": 6, "test": TEST, "backend": "loop", "checkpoint_every": 1, "on_divergence": "retry"}
         return tw.simulate(model(), CLIENTS, method, **given, **options)

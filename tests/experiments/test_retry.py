@@ -342,15 +342,15 @@ def test_the_help_has_an_example(thinwire):
 
 
 def test_a_halved_schedule_follows_its_inner_one():
-    inner = tw.WarmupLR(4)
-    schedule = tw.HalvedLR((2, 2, 5), inner)
+    inner = tw.optimizers.WarmupLR(4)
+    schedule = tw.optimizers.HalvedLR((2, 2, 5), inner)
     expected = [inner.factor(t) * share for t, share in enumerate((1, 1, 0.25, 0.25, 0.25, 0.125))]
     assert [schedule.factor(t) for t in range(6)] == expected
     assert schedule.over(100).at == (2, 2, 5)
     assert halved(tw.Method(), ()) == tw.Method()
     for wrong in ((), (3, 2), (-1,)):
         with pytest.raises(ConfigError, match="ascending order"):
-            tw.HalvedLR(wrong)
+            tw.optimizers.HalvedLR(wrong)
 
 
 # -- tasks without accuracy ------------------------------------------------------------------------------------------

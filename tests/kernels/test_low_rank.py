@@ -48,7 +48,9 @@ SPACES = [
     LoRA(rank=2, fan_in_fan_out=("transposed.weight",)),
     LoRA(rank=2, target_modules=("fc.weight",), modules_to_save=("head.*",)),
     LoRA(rank=2, freeze_a=True, fan_in_fan_out=("transposed.weight",)),
-    Route((("transposed.weight", LoRA(rank=2, fan_in_fan_out=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.Frozen()))),
+    Route(
+        (("transposed.weight", LoRA(rank=2, fan_in_fan_out=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.spaces.Frozen()))
+    ),
 ]
 
 

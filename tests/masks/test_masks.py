@@ -60,7 +60,7 @@ def test_coordinates_pruned_once_stay_zero_in_weights_and_optimizer_state(name):
 
 
 def test_pruning_keeps_the_largest_trained_coordinates():
-    dense, _ = supports(named("sparse-adapter", mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw()), 1)
+    dense, _ = supports(named("sparse-adapter", mask=tw.masks.NoMask(), up=tw.codecs.Raw(), down=tw.codecs.Raw()), 1)
     pruned, _ = supports(named("sparse-adapter"), 1)
     whole = flatten(dense.server.public.coords)
     chosen = whole.abs().topk(int(0.25 * len(whole))).indices
@@ -70,7 +70,7 @@ def test_pruning_keeps_the_largest_trained_coordinates():
 
 @pytest.mark.parametrize("name", ["adapter-lth", "fedsparsify"])
 def test_with_gradual_pruning_each_mask_is_a_subset_of_the_previous_one(name):
-    federation, nonzero = supports(named(name, mask=tw.PruneMask(1.0, keep=0.5)), 4)
+    federation, nonzero = supports(named(name, mask=tw.masks.PruneMask(1.0, keep=0.5)), 4)
     size = federation.contract.coords.size
     for v, (one, two) in enumerate(pairwise(nonzero), 2):
         assert int(two.sum()) == int(size * 0.5 ** (v - 1))
@@ -94,7 +94,7 @@ def test_round_s_of_lottery_tickets_trains_the_density_of_the_paper(name):
 
 def test_lottery_tickets_of_every_second_round():
     """q = 2: pruned before rounds 2 (at density 1), 4, 6."""
-    federation, nonzero = supports(named("adapter-lth", mask=tw.PruneMask(1.0, at=1, keep=0.5, every=2)), 6)
+    federation, nonzero = supports(named("adapter-lth", mask=tw.masks.PruneMask(1.0, at=1, keep=0.5, every=2)), 6)
     size = federation.contract.coords.size
     before = [
         size,
@@ -105,9 +105,9 @@ def test_lottery_tickets_of_every_second_round():
 
 def test_a_mask_of_density_one_changes_nothing():
     plain = named("full")
-    for mask in (tw.TopKMask(1.0), tw.PruneMask(1.0)):
+    for mask in (tw.masks.TopKMask(1.0), tw.masks.PruneMask(1.0)):
         one, _ = supports(plain, 2)
-        two, _ = supports(replace(plain, mask=mask, up=tw.Masked()), 2)
+        two, _ = supports(replace(plain, mask=mask, up=tw.codecs.Masked()), 2)
         assert same(one.server.public.coords, two.server.public.coords)
         assert all(same(tree, two.server.opt[slot]) for slot, tree in one.server.opt.items())
 
@@ -133,7 +133,9 @@ def test_federated_select_trains_the_downloaded_coordinates_and_the_server_keeps
 
 
 def test_with_incremental_downloads_clients_prune_as_the_server():
-    method = named("spdst", download="incremental", down=tw.Threshold(0.0), mask=tw.PruneMask(0.5, keep=0.5))
+    method = named(
+        "spdst", download="incremental", down=tw.codecs.Threshold(0.0), mask=tw.masks.PruneMask(0.5, keep=0.5)
+    )
     federation, nonzero = supports(method, 3)
     for client in ALL_CLIENTS:  # some missed all rounds
         federation.download(client)
@@ -157,14 +159,14 @@ def test_vmap_loop_and_graph_train_the_same_coordinates():
 
 
 def test_hetlora_with_equal_ranks_is_lora():
-    all_ranks = tw.RankSlice(8)
+    all_ranks = tw.codecs.RankSlice(8)
     one, _ = supports(named("hetlora", budget=tw.Budget((tw.Tier(up=all_ranks, down=all_ranks), tw.Tier()))), 2)
     two, _ = supports(named("hetlora", budget=tw.Budget()), 2)
     assert same(one.server.public.coords, two.server.public.coords)
 
 
 def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
-    changes = {"upload": "weights", "aggregator": tw.ByNorm(), "server_opt": tw.SGD(1.0)}
+    changes = {"upload": "weights", "aggregator": tw.aggregators.ByNorm(), "server_opt": tw.SGD(1.0)}
     federation = Federation(named("hetlora", **changes, budget=named("hetlora").budget))
     federation.round((0, 1, 2))  # so that B is not zero
     before, contract = federation.server.public.coords, federation.contract
@@ -182,7 +184,10 @@ def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
         wanted = sum(norm * one[name] for norm, one in zip(norms, uploads, strict=True)) / sum(norms)
         assert torch.allclose(block, wanted, atol=1e-6)
     assert not same(before, federation.server.public.coords)
-    assert tw.ByNorm().admit([{"w": torch.ones(2)}] * 2, [1.0, 3.0])[1] == [1.0, 3.0]  # no adapter: unchanged
+    assert tw.aggregators.ByNorm().admit([{"w": torch.ones(2)}] * 2, [1.0, 3.0])[1] == [
+        1.0,
+        3.0,
+    ]  # no adapter: unchanged
 
 
 def test_only_tiers_that_are_sampled_participate():
@@ -222,7 +227,7 @@ def test_presets_train_and_are_unchanged_after_writing_and_reading(name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sketch": tw.EvoFed(population=8)}, "the identity sketch"),
+        ({"sketch": tw.sketches.EvoFed(population=8)}, "the identity sketch"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
         ({"space": tw.LoRA(rank=2, redraw_every=1), "download": "incremental"}, "Write redraw_every = 0"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Write schedule = 'all-blocks'"),
@@ -242,7 +247,7 @@ def test_an_adapter_whose_b_is_pruned_is_reported_as_dead():
     trained = federation.contract.trained(federation.server.public)
     assert dead_adapters(end, trained) == ("0.weight", "2.weight")
     assert dead_adapters(start, {}) == ()
-    late, _ = supports(named("sparse-adapter", mask=tw.PruneMask(0.9)), 2)  # this density keeps some of B
+    late, _ = supports(named("sparse-adapter", mask=tw.masks.PruneMask(0.9)), 2)  # this density keeps some of B
     public = late.server.public
     assert dead_adapters(public.coords, late.contract.trained(public)) == ()
     weights = federation.weights(), federation.weights(federation.first)
@@ -282,16 +287,16 @@ def test_with_frozen_a_an_adapter_is_dead_if_b_is_zero_and_not_trained():
 
 
 def test_invalid_settings_are_refused():
-    for make in (lambda: tw.TopKMask(0.0), lambda: tw.PruneMask(1.5), lambda: tw.PruneMask(keep=0.0)):
+    for make in (lambda: tw.masks.TopKMask(0.0), lambda: tw.masks.PruneMask(1.5), lambda: tw.masks.PruneMask(keep=0.0)):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
             make()
     with pytest.raises(ConfigError, match="every must be 1 or more rounds"):
-        tw.PruneMask(every=0)
-    for make in (lambda: tw.TopKMask(by="layer"), lambda: tw.PruneMask(by="layer")):
+        tw.masks.PruneMask(every=0)
+    for make in (lambda: tw.masks.TopKMask(by="layer"), lambda: tw.masks.PruneMask(by="layer")):
         with pytest.raises(ConfigError, match="by must be one of tree, block, not 'layer'"):
             make()
     with pytest.raises(ConfigError, match="at must be 0 or more rounds, not -1"):
-        tw.TopKMask(at=-1)
+        tw.masks.TopKMask(at=-1)
 
 
 RIVALS = ("sparse-adapter", "adapter-lth", "federated-select")
@@ -319,15 +324,15 @@ def test_masks_by_block_keep_the_same_share_of_a_and_b_and_a_live_adapter(name):
 
 
 def test_by_and_at_are_left_out_of_names_while_they_have_their_defaults():
-    assert repr(tw.TopKMask(0.5)) == "TopKMask(density=0.5)"
-    assert repr(tw.PruneMask(0.5)) == "PruneMask(density=0.5, at=1, keep=1.0, every=1)"
-    assert "by='block'" in repr(tw.PruneMask(by="block"))
+    assert repr(tw.masks.TopKMask(0.5)) == "TopKMask(density=0.5)"
+    assert repr(tw.masks.PruneMask(0.5)) == "PruneMask(density=0.5, at=1, keep=1.0, every=1)"
+    assert "by='block'" in repr(tw.masks.PruneMask(by="block"))
     mask = resolve("federated-select", "digits", {"method.mask.by": "block", "method.mask.at": 1}).method.mask
-    assert mask == tw.TopKMask(by="block", at=1)
+    assert mask == tw.masks.TopKMask(by="block", at=1)
 
 
 def test_a_top_k_mask_trains_everything_before_version_at():
     coords = {"a": torch.ones(4), "b": torch.zeros(4)}
-    mask = tw.TopKMask(0.5, by="block", at=2)
+    mask = tw.masks.TopKMask(0.5, by="block", at=2)
     assert mask.trained(coords, 0) == mask.trained(coords, 1) == {}
     assert {name: int(block.sum()) for name, block in mask.trained(coords, 2).items()} == {"a": 2, "b": 2}

@@ -71,7 +71,10 @@ def test_arguments_reach_the_parts():
     assert tw.methods.fedlama(phi=3).schedule == tw.FedLAMA(phi=3)
     method = tw.methods.flasc(rank=4, density=0.5)
     assert (method.space.rank, method.up, method.down) == (4, tw.TopK(0.5), tw.TopK(0.5))
-    assert [tier.up for tier in tw.methods.hetlora(ranks=(2,)).budget.tiers] == [tw.RankSlice(2), tw.Raw()]
+    assert [tier.up for tier in tw.methods.hetlora(ranks=(2,)).budget.tiers] == [
+        tw.codecs.RankSlice(2),
+        tw.codecs.Raw(),
+    ]
 
 
 def test_arguments_on_a_task_are_checked_when_the_function_is_defined():

@@ -14,9 +14,9 @@ PAIRS = [
     (tw.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
     (tw.Adam(lr=0.1, beta1=0.5, beta2=0.9, eps=1e-3), lambda p: torch.optim.Adam(p, 0.1, (0.5, 0.9), 1e-3)),
     (tw.Adam(lr=0.1, weight_decay=0.1), lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1)),
-    (tw.AdamW(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)),
-    (tw.AdamW(lr=0.1, weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3)),
-    (tw.Adagrad(lr=0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    (tw.optimizers.AdamW(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)),
+    (tw.optimizers.AdamW(lr=0.1, weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3)),
+    (tw.optimizers.Adagrad(lr=0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, lr=0.1)),
 ]
 
 
@@ -38,14 +38,16 @@ def test_five_steps_equal_those_of_torch(mine, theirs):
 
 
 @pytest.mark.parametrize(
-    "opt", [tw.Adam(), tw.AdamW(), tw.Yogi(), tw.Adagrad(), tw.Adam(bias_correction=False)], ids=repr
+    "opt",
+    [tw.Adam(), tw.optimizers.AdamW(), tw.optimizers.Yogi(), tw.optimizers.Adagrad(), tw.Adam(bias_correction=False)],
+    ids=repr,
 )
 def test_adaptive_optimizers_fulfill_their_contract(opt):
     check_optimizer(opt)
 
 
 def test_the_second_moment_of_yogi_changes_by_a_share_of_the_square():
-    opt = tw.Yogi(beta2=0.5)
+    opt = tw.optimizers.Yogi(beta2=0.5)
     state = {**opt.init({"w": torch.zeros(2)}), "v": {"w": torch.tensor([10.0, 0.1])}}
     _, after = opt.update({"w": torch.tensor([1.0, 1.0])}, state, {})
     assert after["v"]["w"].tolist() == pytest.approx([9.5, 0.6])
@@ -57,4 +59,4 @@ def test_invalid_settings_are_refused():
         with pytest.raises(ConfigError, match=next(iter(settings))):
             tw.Adam(**settings)
     with pytest.raises(ConfigError, match="bias_correction"):
-        tw.Adagrad(bias_correction=True)
+        tw.optimizers.Adagrad(bias_correction=True)

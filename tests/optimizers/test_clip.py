@@ -29,10 +29,10 @@ PAIRS = [
     (tw.SGD(0.1, momentum=0.9, weight_decay=0.1), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1)),
     (tw.SGD(0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)),
     (tw.Adam(0.1, weight_decay=0.1), lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1)),
-    (tw.AdamW(0.1), lambda p: torch.optim.AdamW(p, 0.1)),
-    (tw.Adagrad(0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, 0.1)),
+    (tw.optimizers.AdamW(0.1), lambda p: torch.optim.AdamW(p, 0.1)),
+    (tw.optimizers.Adagrad(0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, 0.1)),
 ]
-OPTIMIZERS = [*(pair[0] for pair in PAIRS), tw.Yogi(0.1)]
+OPTIMIZERS = [*(pair[0] for pair in PAIRS), tw.optimizers.Yogi(0.1)]
 
 
 def tree(key: Key, size: float = 1.0):
@@ -60,7 +60,7 @@ def test_clipped_steps_equal_those_of_torch(mine, theirs, clip_norm):
 
 def test_a_step_of_yogi_is_that_of_the_clipped_gradient():
     grads, coords = tree(Key(3)), tree(Key(4))
-    clipped, plain = tw.Yogi(0.1, clip_norm=0.25), tw.Yogi(0.1)
+    clipped, plain = tw.optimizers.Yogi(0.1, clip_norm=0.25), tw.optimizers.Yogi(0.1)
     short = {name: block * (0.25 / float(flatten(grads).norm())) for name, block in grads.items()}
     for name, block in clipped.update(grads, clipped.init(coords), coords)[0].items():
         torch.testing.assert_close(block, plain.update(short, plain.init(coords), coords)[0][name])
@@ -118,10 +118,12 @@ def test_a_finite_gradient_within_the_norm_gives_the_bits_of_no_clipping(opt):
     assert all(same(one[slot], two[slot]) for slot in one)
 
 
-@pytest.mark.parametrize("opt", [tw.SGD(0.3, momentum=0.9, clip_norm=0.4), tw.AdamW(0.01, clip_norm=0.05)], ids=repr)
+@pytest.mark.parametrize(
+    "opt", [tw.SGD(0.3, momentum=0.9, clip_norm=0.4), tw.optimizers.AdamW(0.01, clip_norm=0.05)], ids=repr
+)
 @pytest.mark.parametrize("backend", ["loop", "threads", "graph"])
 def test_all_backends_clip_alike(opt, backend):
-    method = tw.Method(client_opt=opt, lr_schedule=tw.WarmupLR(fraction=0.5, inner=tw.CosineLR()))
+    method = tw.Method(client_opt=opt, lr_schedule=tw.optimizers.WarmupLR(fraction=0.5, inner=tw.optimizers.CosineLR()))
     run = job(method, rounds=3, cohort=4)
     (_, found, records), (_, expected, others) = (play(run, LocalEngine(DEVICE, one)) for one in (backend, "vmap"))
     assert found[-1].backend == backend
@@ -142,7 +144,7 @@ def test_clipping_bounds_a_client_whose_rate_is_far_too_large():
 
 def test_the_norm_is_over_what_is_trained():
     """A mask of a tenth of the values: their update has the whole norm; those that are frozen do not count."""
-    method = tw.Method(client_opt=tw.SGD(1.0, clip_norm=0.001), mask=tw.RandomMask(0.1))
+    method = tw.Method(client_opt=tw.SGD(1.0, clip_norm=0.001), mask=tw.masks.RandomMask(0.1))
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
     federation.round((0,))
@@ -151,7 +153,7 @@ def test_the_norm_is_over_what_is_trained():
     assert float(moved.norm()) == pytest.approx(0.001, rel=1e-3)
 
 
-@pytest.mark.parametrize("mask", [tw.NoMask(), tw.TopKMask(0.5)], ids=repr)
+@pytest.mark.parametrize("mask", [tw.masks.NoMask(), tw.masks.TopKMask(0.5)], ids=repr)
 def test_a_norm_that_is_never_reached_gives_the_bits_of_no_clipping(mask):
     records = []
     for clip_norm in (1e6, math.inf):
@@ -175,14 +177,14 @@ def test_the_server_clips_the_mean_update():
 
 def test_the_learning_rate_factor_of_a_recording_is_that_of_a_smaller_rate():
     """A recorded step is multiplied by the factor, others are made with lr times the factor: clipping comes before."""
-    schedule = tw.ExponentialLR(0.5)
+    schedule = tw.optimizers.ExponentialLR(0.5)
     opt = tw.SGD(0.2, momentum=0.9, weight_decay=0.01, clip_norm=0.1)
     run = job(tw.Method(client_opt=opt, lr_schedule=schedule), rounds=4)
     ends = [play(run, LocalEngine(DEVICE, one))[1][-1].server.public.coords for one in ("graph", "loop")]
     torch.testing.assert_close(flatten(ends[0]), flatten(ends[1]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [tw.SGD, tw.Adam, tw.AdamW, tw.Yogi, tw.Adagrad])
+@pytest.mark.parametrize("make", [tw.SGD, tw.Adam, tw.optimizers.AdamW, tw.optimizers.Yogi, tw.optimizers.Adagrad])
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, -math.inf, math.nan])
 def test_invalid_norms_are_refused_in_one_line(make, clip_norm):
     with pytest.raises(ConfigError, match=r"^clip_norm must be above 0, not .*; write clip_norm = 1\.0") as error:

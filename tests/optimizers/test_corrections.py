@@ -14,11 +14,19 @@ from thinwire.protocol.upload import decode_upload
 from thinwire.testing import check_correction
 from thinwire.training import Local
 
-UNIFORM = tw.Uniform()
+UNIFORM = tw.aggregators.Uniform()
 
 
 @pytest.mark.parametrize(
-    "correction", [tw.FedProx(), tw.Scaffold(), tw.FedDyn(), tw.FedNova(), tw.FedNova(0.9)], ids=repr
+    "correction",
+    [
+        tw.optimizers.FedProx(),
+        tw.optimizers.Scaffold(),
+        tw.optimizers.FedDyn(),
+        tw.optimizers.FedNova(),
+        tw.optimizers.FedNova(0.9),
+    ],
+    ids=repr,
 )
 def test_corrections_fulfill_their_contract(correction):
     check_correction(correction)
@@ -32,9 +40,9 @@ def run(method, rounds=3, cohort=(0, 2, 3), local=None):
 
 
 def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit():
-    plain, zero = run(tw.Method()), run(tw.Method(correction=tw.FedProx(mu=0.0)))
+    plain, zero = run(tw.Method()), run(tw.Method(correction=tw.optimizers.FedProx(mu=0.0)))
     assert same(plain.server.public.coords, zero.server.public.coords)
-    strong = run(tw.Method(correction=tw.FedProx(mu=1.0)))
+    strong = run(tw.Method(correction=tw.optimizers.FedProx(mu=1.0)))
     assert not same(plain.server.public.coords, strong.server.public.coords)
 
 
@@ -53,7 +61,7 @@ def test_a_server_step_of_one_gives_the_weighted_mean_of_the_clients():
 
 
 def test_the_shared_control_variate_of_scaffold_is_the_mean_of_the_clients():
-    federation = Federation(tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM))
+    federation = Federation(tw.Method(correction=tw.optimizers.Scaffold(), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
     clients = [state.correction for state in federation.states.values()]
@@ -65,7 +73,7 @@ def test_the_shared_control_variate_of_scaffold_is_the_mean_of_the_clients():
 
 
 def test_after_one_full_batch_step_of_all_clients_the_control_variate_is_the_mean_gradient():
-    method = tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM, client_opt=tw.SGD(0.2))
+    method = tw.Method(correction=tw.optimizers.Scaffold(), client_weight=UNIFORM, client_opt=tw.SGD(0.2))
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
     federation.round(tuple(range(len(federation.task.clients))))
@@ -75,12 +83,12 @@ def test_after_one_full_batch_step_of_all_clients_the_control_variate_is_the_mea
 
 
 def test_uploads_of_scaffold_have_twice_the_size():
-    plain, both = run(tw.Method()), run(tw.Method(correction=tw.Scaffold()))
+    plain, both = run(tw.Method()), run(tw.Method(correction=tw.optimizers.Scaffold()))
     assert len(both.upload(0)) > 1.99 * len(plain.upload(0)) - 100
 
 
 def test_the_server_state_of_feddyn_is_the_mean_of_the_clients():
-    federation = Federation(tw.Method(correction=tw.FedDyn(0.2), client_weight=UNIFORM))
+    federation = Federation(tw.Method(correction=tw.optimizers.FedDyn(0.2), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
     clients = [state.correction for state in federation.states.values()]
@@ -91,16 +99,16 @@ def test_the_server_state_of_feddyn_is_the_mean_of_the_clients():
 
 def test_the_first_round_of_feddyn_is_a_longer_step_of_fedprox():
     alpha, cohort = 0.3, (0, 1)
-    dyn = run(tw.Method(correction=tw.FedDyn(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
-    prox = run(tw.Method(correction=tw.FedProx(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
+    dyn = run(tw.Method(correction=tw.optimizers.FedDyn(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
+    prox = run(tw.Method(correction=tw.optimizers.FedProx(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
     start = flatten(dyn.first.coords)
     fraction = len(cohort) / len(dyn.task.clients)
     wanted = start + (1 + fraction) * (flatten(prox.server.public.coords) - start)
     assert torch.allclose(flatten(dyn.server.public.coords), wanted, atol=1e-6)
 
 
-CORRECTIONS = (tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova())
-SPACES = (tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0))
+CORRECTIONS = (tw.optimizers.FedProx(0.1), tw.optimizers.Scaffold(), tw.optimizers.FedDyn(0.1), tw.optimizers.FedNova())
+SPACES = (tw.spaces.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0))
 
 
 @pytest.mark.parametrize("which", range(8))
@@ -133,20 +141,26 @@ def test_presets_learn_digits(preset, tmp_path):
 
 
 def test_invalid_settings_are_refused():
-    for make in (lambda: tw.FedProx(-1.0), lambda: tw.FedDyn(0.0), lambda: tw.FedNova(1.0)):
+    for make in (
+        lambda: tw.optimizers.FedProx(-1.0),
+        lambda: tw.optimizers.FedDyn(0.0),
+        lambda: tw.optimizers.FedNova(1.0),
+    ):
         with pytest.raises(ConfigError, match="must be"):
             make()
 
 
 def test_fednova_is_fedavg_if_all_clients_take_the_same_number_of_steps():
-    plain, nova = (run(m, local=Local(batch=8, steps=4)) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))
+    plain, nova = (
+        run(m, local=Local(batch=8, steps=4)) for m in (tw.Method(), tw.Method(correction=tw.optimizers.FedNova()))
+    )
     assert torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-6)
-    plain, nova = (run(m) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))  # 3, 3 and 1 steps
+    plain, nova = (run(m) for m in (tw.Method(), tw.Method(correction=tw.optimizers.FedNova())))  # 3, 3 and 1 steps
     assert not torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-4)
 
 
 def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
-    federation = Federation(tw.Method(correction=tw.FedNova()))  # batches of 16
+    federation = Federation(tw.Method(correction=tw.optimizers.FedNova()))  # batches of 16
     plan = plan_round(federation.contract, federation.server)
     cohort, uploads = (0, 1, 3), {}
     for client in cohort:
@@ -170,12 +184,12 @@ def test_fednova_with_momentum_sums_the_factors_of_gradients():
     for steps in range(1, 6):
         change, state = opt.update(g, state, w)
         w = {"w": w["w"] + change["w"]}
-        _, report = tw.FedNova(momentum=0.6).finish({}, steps, 1.0, {}, {})
+        _, report = tw.optimizers.FedNova(momentum=0.6).finish({}, steps, 1.0, {}, {})
         assert float(report["steps"]) == pytest.approx(-float(w["w"]), rel=1e-5)
 
 
 def test_fednova_refuses_invalid_reports_and_uploads_of_weights():
     with pytest.raises(tw.WireError, match="steps"):
-        tw.FedNova().factor({"steps": torch.tensor(0.0)})
+        tw.optimizers.FedNova().factor({"steps": torch.tensor(0.0)})
     with pytest.raises(tw.IncompatibleParts, match="upload = 'delta'"):
-        Federation(tw.Method(correction=tw.FedNova(), upload="weights"))
+        Federation(tw.Method(correction=tw.optimizers.FedNova(), upload="weights"))

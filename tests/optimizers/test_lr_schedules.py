@@ -24,14 +24,14 @@ from thinwire.training import Local
 
 S = torch.optim.lr_scheduler
 PAIRS = [
-    (tw.ConstantLR(), lambda opt: S.ConstantLR(opt, factor=1.0)),
-    (tw.ExponentialLR(0.9), lambda opt: S.ExponentialLR(opt, 0.9)),
-    (tw.MultiStepLR((3, 7), 0.1), lambda opt: S.MultiStepLR(opt, [3, 7], 0.1)),
-    (tw.CosineLR(12), lambda opt: S.CosineAnnealingLR(opt, 12)),
-    (tw.CosineLR(12, floor=0.2), lambda opt: S.CosineAnnealingLR(opt, 12, eta_min=0.2 * 0.5)),
-    (tw.WarmupLR(5), lambda opt: S.LinearLR(opt, 1 / 5, 1.0, total_iters=4)),
+    (tw.optimizers.ConstantLR(), lambda opt: S.ConstantLR(opt, factor=1.0)),
+    (tw.optimizers.ExponentialLR(0.9), lambda opt: S.ExponentialLR(opt, 0.9)),
+    (tw.optimizers.MultiStepLR((3, 7), 0.1), lambda opt: S.MultiStepLR(opt, [3, 7], 0.1)),
+    (tw.optimizers.CosineLR(12), lambda opt: S.CosineAnnealingLR(opt, 12)),
+    (tw.optimizers.CosineLR(12, floor=0.2), lambda opt: S.CosineAnnealingLR(opt, 12, eta_min=0.2 * 0.5)),
+    (tw.optimizers.WarmupLR(5), lambda opt: S.LinearLR(opt, 1 / 5, 1.0, total_iters=4)),
     (
-        tw.WarmupLR(5, inner=tw.ExponentialLR(0.9)),
+        tw.optimizers.WarmupLR(5, inner=tw.optimizers.ExponentialLR(0.9)),
         lambda opt: S.ChainedScheduler([S.LinearLR(opt, 1 / 5, 1.0, total_iters=4), S.ExponentialLR(opt, 0.9)]),
     ),
 ]
@@ -50,8 +50,8 @@ def test_twelve_rounds_have_the_learning_rates_of_torch(mine, theirs):
 def test_lr_schedules_fulfill_their_contract():
     for schedule in (
         *(entry.make() for entry in entries("lr_schedule").values()),
-        tw.ExponentialLR(0.1),
-        tw.MultiStepLR(tuple(range(1, 40))),
+        tw.optimizers.ExponentialLR(0.1),
+        tw.optimizers.MultiStepLR(tuple(range(1, 40))),
     ):
         check_lr_schedule(schedule)
         schedule = schedule.over(100)
@@ -62,7 +62,7 @@ def test_lr_schedules_fulfill_their_contract():
 
 def test_a_round_trains_with_the_learning_rate_of_its_version():
     """Two rounds with a decreasing learning rate equal two rounds with two optimizers."""
-    falling = Federation(tw.Method(client_opt=tw.SGD(0.4), lr_schedule=tw.ExponentialLR(0.25)))
+    falling = Federation(tw.Method(client_opt=tw.SGD(0.4), lr_schedule=tw.optimizers.ExponentialLR(0.25)))
     falling.round((0, 1))
     first = falling.server.public.coords
     falling.round((0, 1))
@@ -77,7 +77,10 @@ def test_a_round_trains_with_the_learning_rate_of_its_version():
 def test_scaffold_divides_by_the_learning_rate_of_the_round():
     """After one full-batch step c is the mean gradient, for any learning rate."""
     method = tw.Method(
-        correction=tw.Scaffold(), client_weight=tw.Uniform(), client_opt=tw.SGD(0.2), lr_schedule=tw.WarmupLR(10)
+        correction=tw.optimizers.Scaffold(),
+        client_weight=tw.aggregators.Uniform(),
+        client_opt=tw.SGD(0.2),
+        lr_schedule=tw.optimizers.WarmupLR(10),
     )
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
@@ -89,7 +92,7 @@ def test_scaffold_divides_by_the_learning_rate_of_the_round():
 
 def test_the_server_has_its_own_lr_schedule():
     start, plain, slow = (
-        Federation(m) for m in (tw.Method(), tw.Method(), tw.Method(server_lr_schedule=tw.WarmupLR(4)))
+        Federation(m) for m in (tw.Method(), tw.Method(), tw.Method(server_lr_schedule=tw.optimizers.WarmupLR(4)))
     )
     plain.round((0, 1))
     slow.round((0, 1))
@@ -98,9 +101,13 @@ def test_the_server_has_its_own_lr_schedule():
     assert torch.allclose(short, step / 4, atol=1e-7)
 
 
-@pytest.mark.parametrize("opt", [tw.SGD(0.2, momentum=0.9), tw.AdamW(0.01)], ids=repr)
+@pytest.mark.parametrize("opt", [tw.SGD(0.2, momentum=0.9), tw.optimizers.AdamW(0.01)], ids=repr)
 def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
-    method = tw.Method(client_opt=opt, lr_schedule=tw.WarmupLR(2, inner=tw.CosineLR(3)), correction=tw.Scaffold())
+    method = tw.Method(
+        client_opt=opt,
+        lr_schedule=tw.optimizers.WarmupLR(2, inner=tw.optimizers.CosineLR(3)),
+        correction=tw.optimizers.Scaffold(),
+    )
     losses = []
     for backend in ("vmap", "loop"):
         job = Job(digits_task(), method, rounds=3, cohort=3, local=Local(batch=8))
@@ -115,8 +122,8 @@ def test_lr_schedules_can_be_configured_in_tables(tmp_path):
     experiment = resolve(
         "fedavg", overrides={"method.lr_schedule": table, "method.server_lr_schedule.kind": "exponential", "rounds": 5}
     )
-    assert experiment.method.lr_schedule == tw.WarmupLR(3, inner=tw.MultiStepLR((4,), 0.5))
-    assert experiment.method.server_lr_schedule == tw.ExponentialLR()
+    assert experiment.method.lr_schedule == tw.optimizers.WarmupLR(3, inner=tw.optimizers.MultiStepLR((4,), 0.5))
+    assert experiment.method.server_lr_schedule == tw.optimizers.ExponentialLR()
     assert from_table(to_table(experiment)) == experiment
     execute(experiment, tmp_path / "run")
     history = RunFolder.open(tmp_path / "run").history()
@@ -125,22 +132,22 @@ def test_lr_schedules_can_be_configured_in_tables(tmp_path):
 
 def test_invalid_settings_are_refused():
     for make in (
-        lambda: tw.ExponentialLR(0.0),
-        lambda: tw.ExponentialLR(1.5),
-        lambda: tw.MultiStepLR(()),
-        lambda: tw.MultiStepLR((5, 3)),
-        lambda: tw.MultiStepLR((5,), 0.0),
-        lambda: tw.CosineLR(-1),
-        lambda: tw.CosineLR(fraction=0.0),
-        lambda: tw.CosineLR(fraction=1.01),
-        lambda: tw.CosineLR(fraction=math.nan),
-        lambda: tw.InverseTimeLR(-1),
-        lambda: tw.InverseTimeLR(fraction=-0.1),
-        lambda: tw.CosineLR(10, floor=-0.1),
-        lambda: tw.CosineLR(10, floor=math.nan),
-        lambda: tw.WarmupLR(-1),
-        lambda: tw.WarmupLR(fraction=0.0),
-        lambda: tw.WarmupLR(fraction=2.0),
+        lambda: tw.optimizers.ExponentialLR(0.0),
+        lambda: tw.optimizers.ExponentialLR(1.5),
+        lambda: tw.optimizers.MultiStepLR(()),
+        lambda: tw.optimizers.MultiStepLR((5, 3)),
+        lambda: tw.optimizers.MultiStepLR((5,), 0.0),
+        lambda: tw.optimizers.CosineLR(-1),
+        lambda: tw.optimizers.CosineLR(fraction=0.0),
+        lambda: tw.optimizers.CosineLR(fraction=1.01),
+        lambda: tw.optimizers.CosineLR(fraction=math.nan),
+        lambda: tw.optimizers.InverseTimeLR(-1),
+        lambda: tw.optimizers.InverseTimeLR(fraction=-0.1),
+        lambda: tw.optimizers.CosineLR(10, floor=-0.1),
+        lambda: tw.optimizers.CosineLR(10, floor=math.nan),
+        lambda: tw.optimizers.WarmupLR(-1),
+        lambda: tw.optimizers.WarmupLR(fraction=0.0),
+        lambda: tw.optimizers.WarmupLR(fraction=2.0),
     ):
         with pytest.raises(ConfigError, match="must be"):
             make()
@@ -161,33 +168,36 @@ class _FixedLR(Optimizer):
 def test_an_lr_schedule_of_an_optimizer_without_the_field_lr_is_refused():
     Federation(tw.Method(client_opt=_FixedLR()))
     with pytest.raises(IncompatibleParts, match="has no setting"):
-        Federation(tw.Method(client_opt=_FixedLR(), lr_schedule=tw.ExponentialLR()))
+        Federation(tw.Method(client_opt=_FixedLR(), lr_schedule=tw.optimizers.ExponentialLR()))
 
 
 FRACTIONS = [
-    (tw.CosineLR(), tw.CosineLR(40)),
-    (tw.CosineLR(fraction=0.5, floor=0.1), tw.CosineLR(20, floor=0.1)),
-    (tw.CosineLR(fraction=1e-9), tw.CosineLR(1)),
-    (tw.InverseTimeLR(), tw.InverseTimeLR(4)),
-    (tw.InverseTimeLR(fraction=1.0), tw.InverseTimeLR(40)),
-    (tw.InverseTimeLR(900), tw.InverseTimeLR(900)),
-    (tw.WarmupLR(), tw.WarmupLR(2)),
-    (tw.WarmupLR(fraction=1.0, inner=tw.CosineLR()), tw.WarmupLR(40, inner=tw.CosineLR(40))),
-    (tw.WarmupLR(40, inner=tw.WarmupLR(inner=tw.MultiStepLR((40,)))), None),
-    (tw.ExponentialLR(0.9), tw.ExponentialLR(0.9)),
+    (tw.optimizers.CosineLR(), tw.optimizers.CosineLR(40)),
+    (tw.optimizers.CosineLR(fraction=0.5, floor=0.1), tw.optimizers.CosineLR(20, floor=0.1)),
+    (tw.optimizers.CosineLR(fraction=1e-9), tw.optimizers.CosineLR(1)),
+    (tw.optimizers.InverseTimeLR(), tw.optimizers.InverseTimeLR(4)),
+    (tw.optimizers.InverseTimeLR(fraction=1.0), tw.optimizers.InverseTimeLR(40)),
+    (tw.optimizers.InverseTimeLR(900), tw.optimizers.InverseTimeLR(900)),
+    (tw.optimizers.WarmupLR(), tw.optimizers.WarmupLR(2)),
+    (
+        tw.optimizers.WarmupLR(fraction=1.0, inner=tw.optimizers.CosineLR()),
+        tw.optimizers.WarmupLR(40, inner=tw.optimizers.CosineLR(40)),
+    ),
+    (tw.optimizers.WarmupLR(40, inner=tw.optimizers.WarmupLR(inner=tw.optimizers.MultiStepLR((40,)))), None),
+    (tw.optimizers.ExponentialLR(0.9), tw.optimizers.ExponentialLR(0.9)),
 ]
 
 
 @pytest.mark.parametrize(("fraction", "count"), FRACTIONS, ids=repr)
 def test_fractions_of_forty_rounds_are_counts(fraction, count):
-    count = count or tw.WarmupLR(40, inner=tw.WarmupLR(2, inner=tw.MultiStepLR((40,))))
+    count = count or tw.optimizers.WarmupLR(40, inner=tw.optimizers.WarmupLR(2, inner=tw.optimizers.MultiStepLR((40,))))
     bound = fraction.over(40)
     assert [bound.factor(t) for t in range(50)] == [count.factor(t) for t in range(50)]
     assert bound.over(40) == bound
 
 
 def test_warmup_and_cosine_over_the_run_end_with_it():
-    schedule = tw.WarmupLR(inner=tw.CosineLR()).over(100)
+    schedule = tw.optimizers.WarmupLR(inner=tw.optimizers.CosineLR()).over(100)
     factors = [schedule.factor(t) for t in range(100)]
     assert factors[0] == pytest.approx(0.2)
     assert factors[4] == pytest.approx((1 + math.cos(math.pi * 0.04)) / 2)
@@ -199,11 +209,19 @@ def test_warmup_and_cosine_over_the_run_end_with_it():
 
 def test_inverse_time_is_the_rate_of_the_theorems():
     """eta_t = beta / (gamma + t), with gamma rounds and beta = lr gamma."""
-    rates = [at_lr_schedule(tw.SGD(0.5), tw.InverseTimeLR(8), t).lr for t in (0, 8, 24)]
+    rates = [at_lr_schedule(tw.SGD(0.5), tw.optimizers.InverseTimeLR(8), t).lr for t in (0, 8, 24)]
     assert rates == pytest.approx([0.5, 0.25, 0.125])
 
 
-@pytest.mark.parametrize("schedule", [tw.CosineLR(), tw.WarmupLR(), tw.InverseTimeLR(), tw.WarmupLR(2, tw.CosineLR())])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        tw.optimizers.CosineLR(),
+        tw.optimizers.WarmupLR(),
+        tw.optimizers.InverseTimeLR(),
+        tw.optimizers.WarmupLR(2, tw.optimizers.CosineLR()),
+    ],
+)
 def test_a_fraction_of_an_unknown_number_of_rounds_is_refused(schedule):
     with pytest.raises(
         ConfigError, match=r"fraction of a run of unknown length; write rounds, or call over\(rounds\)$"
@@ -215,10 +233,10 @@ def test_a_fraction_of_an_unknown_number_of_rounds_is_refused(schedule):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (tw.CosineLR(11), "a cosine of 11 rounds, but the run has 10"),
-        (tw.WarmupLR(11), "a warm-up of 11 rounds, but the run has 10"),
-        (tw.WarmupLR(2, inner=tw.CosineLR(500)), "a cosine of 500 rounds"),
-        (tw.MultiStepLR((5, 11)), r"a multistep at \[5, 11\], but the run has 10; write earlier ones"),
+        (tw.optimizers.CosineLR(11), "a cosine of 11 rounds, but the run has 10"),
+        (tw.optimizers.WarmupLR(11), "a warm-up of 11 rounds, but the run has 10"),
+        (tw.optimizers.WarmupLR(2, inner=tw.optimizers.CosineLR(500)), "a cosine of 500 rounds"),
+        (tw.optimizers.MultiStepLR((5, 11)), r"a multistep at \[5, 11\], but the run has 10; write earlier ones"),
     ],
     ids=repr,
 )
@@ -231,7 +249,9 @@ def test_a_schedule_longer_than_the_run_is_refused_where_the_job_is_made(slot, s
 
 
 def test_a_run_has_the_learning_rates_of_its_own_number_of_rounds():
-    method = tw.Method(client_opt=tw.SGD(0.5), lr_schedule=tw.WarmupLR(fraction=0.5, inner=tw.CosineLR()))
+    method = tw.Method(
+        client_opt=tw.SGD(0.5), lr_schedule=tw.optimizers.WarmupLR(fraction=0.5, inner=tw.optimizers.CosineLR())
+    )
     for rounds, expected in ((4, (0.25, 0.427, 0.25, 0.073)), (2, (0.5, 0.25))):
         records = LocalEngine().run(Job(digits_task(), method, rounds=rounds, cohort=3))
         assert [record.lr for record in records] == pytest.approx(expected, abs=1e-3)
@@ -240,7 +260,11 @@ def test_a_run_has_the_learning_rates_of_its_own_number_of_rounds():
 def test_fractions_and_counts_give_the_same_bits_and_another_length_another_schema():
     by_fraction, by_count, longer = (
         LocalEngine().prepare(Job(digits_task(), tw.Method(lr_schedule=schedule), rounds=rounds, cohort=3))
-        for schedule, rounds in ((tw.CosineLR(), 4), (tw.CosineLR(4), 4), (tw.CosineLR(), 5))
+        for schedule, rounds in (
+            (tw.optimizers.CosineLR(), 4),
+            (tw.optimizers.CosineLR(4), 4),
+            (tw.optimizers.CosineLR(), 5),
+        )
     )
     assert by_fraction.contract.schema == by_count.contract.schema != longer.contract.schema
     states = [simulation.start() for simulation in (by_fraction, by_count)]
@@ -252,7 +276,7 @@ def test_fractions_and_counts_give_the_same_bits_and_another_length_another_sche
 def test_the_second_stage_goes_on_with_the_schedule_of_the_run():
     method = tw.Method(
         client_opt=tw.SGD(0.4),
-        lr_schedule=tw.CosineLR(),
+        lr_schedule=tw.optimizers.CosineLR(),
         download="full",
         next_stage=tw.Stage(2, client_opt=tw.SGD(0.8)),
     )
@@ -270,7 +294,9 @@ def test_a_run_that_stops_early_has_the_same_learning_rates(tmp_path):
 
 
 def test_a_run_that_is_continued_has_the_learning_rates_and_the_bits_of_the_whole():
-    run = Job(digits_task(), tw.Method(lr_schedule=tw.WarmupLR(inner=tw.CosineLR())), rounds=5, cohort=3)
+    run = Job(
+        digits_task(), tw.Method(lr_schedule=tw.optimizers.WarmupLR(inner=tw.optimizers.CosineLR())), rounds=5, cohort=3
+    )
     first, second = (LocalEngine().prepare(run) for _ in range(2))
     state = first.start()
     states, rates = [state], []

@@ -19,13 +19,13 @@ from thinwire.protocol.round import plan_round
 from thinwire.protocol.upload import decode_upload
 from thinwire.wire import message as wire
 
-PART = tw.DP(clip=0.5, sigma=1.0)
+PART = tw.privacy.DP(clip=0.5, sigma=1.0)
 TRUE, WRONG = (0, 1, 2), (0, 1, 3)
 
 
 def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     """The broadcast of a round of the true cohort, and the updates of all four clients, which the attacker knows."""
-    federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
+    federation = Federation(tw.Method(client_weight=tw.aggregators.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
     contract, plan = federation.contract, plan_round(federation.contract, federation.server)
     for client in (0, 1, 2, 3):
         federation.download(client)
@@ -93,7 +93,7 @@ def test_a_likelihood_attack_is_no_better_than_the_noise_allows():
 
 def test_the_released_value_depends_on_the_sum_only():
     """Two cohorts whose updates have the same sum give the same bits, in any order."""
-    part, mean = tw.DP(clip=1.0, sigma=0.5), partial(weighted_mean, weights=[1.0, 1.0])
+    part, mean = tw.privacy.DP(clip=1.0, sigma=0.5), partial(weighted_mean, weights=[1.0, 1.0])
     step = 2.0**-24  # more than one step of the lattice
     one, two = ({"w": torch.tensor([a * step, b * step])} for a, b in ((1000.0, -3.0), (77.0, 50.0)))
     three, four = ({"w": torch.tensor([a * step, b * step])} for a, b in ((1077.0, 40.0), (0.0, 7.0)))

@@ -19,14 +19,16 @@ from thinwire.experiments.presets import preset
 from thinwire.privacy.discrete import discrete_gaussian
 from thinwire.testing import check_privacy
 
-PLAIN = tw.Method(client_weight=tw.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))
+PLAIN = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))
 
 
 def uniform_mean(codes):
     return weighted_mean(codes, [1.0] * len(codes))
 
 
-@pytest.mark.parametrize("part", [tw.DP(), tw.DP(clip=1e-3, sigma=0.0), tw.DP(sigma=2.0, cohort=1000)], ids=repr)
+@pytest.mark.parametrize(
+    "part", [tw.privacy.DP(), tw.privacy.DP(clip=1e-3, sigma=0.0), tw.privacy.DP(sigma=2.0, cohort=1000)], ids=repr
+)
 def test_satisfies_the_privacy_contract(part):
     check_privacy(part)
 
@@ -38,23 +40,25 @@ def after(method, rounds=3):
     return federation
 
 
-@pytest.mark.parametrize("up", [tw.Raw(), tw.TopK(0.25)])
+@pytest.mark.parametrize("up", [tw.codecs.Raw(), tw.TopK(0.25)])
 def test_without_noise_and_with_a_large_clip_it_equals_fedadam(up):
     plain = after(replace(PLAIN, up=up))
-    private = after(replace(PLAIN, up=up, privacy=tw.DP(clip=1024.0, sigma=0.0)))  # a power of two: no rounding
+    private = after(replace(PLAIN, up=up, privacy=tw.privacy.DP(clip=1024.0, sigma=0.0)))  # a power of two: no rounding
     # 1 / clip^2 of a tiny square can underflow to zero, and Adam then divides by eps only
     near = torch.isclose(flatten(plain.server.public.coords), flatten(private.server.public.coords), atol=1e-6)
     assert float(near.float().mean()) > 0.999
 
 
 def test_updates_are_clipped():
-    part = tw.DP(clip=0.5, sigma=0.0)
+    part = tw.privacy.DP(clip=0.5, sigma=0.0)
     long = {"a": Key(1).normal(40, 3), "b": Key(2).normal(7)}
     assert flatten(part.accept(long)).norm().item() == pytest.approx(0.5, rel=1e-5)
     short = {name: block * 1e-3 for name, block in long.items()}
     assert same(part.accept(short), short)
     # the mean of a real round, in units of the clip, has a norm of at most 1
-    federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=tw.DP(clip=1e-3, sigma=0.0)))
+    federation = Federation(
+        tw.Method(client_weight=tw.aggregators.Uniform(), privacy=tw.privacy.DP(clip=1e-3, sigma=0.0))
+    )
     before = flatten(federation.server.public.coords)
     federation.round((0, 1))
     assert 0.1 < (flatten(federation.server.public.coords) - before).norm().item() <= 1 + 1e-4
@@ -62,7 +66,7 @@ def test_updates_are_clipped():
 
 @pytest.mark.parametrize(("cohort", "spread"), [(0, 3.0 / 10), (1000, 3.0 / 1000)])
 def test_noise_is_that_of_the_simulated_cohort(cohort, spread):
-    part, zeros = tw.DP(clip=2.0, sigma=3.0, cohort=cohort), [{"w": torch.zeros(200, 100)}] * 10
+    part, zeros = tw.privacy.DP(clip=2.0, sigma=3.0, cohort=cohort), [{"w": torch.zeros(200, 100)}] * 10
     out = part.aggregate(zeros, uniform_mean, 10, Key(5))["w"]
     assert out.std().item() == pytest.approx(spread, rel=0.03)
     assert abs(out.mean().item()) < 5 * spread / math.sqrt(out.numel())
@@ -71,7 +75,7 @@ def test_noise_is_that_of_the_simulated_cohort(cohort, spread):
 
 
 def test_the_released_value_is_the_clipped_mean_plus_lattice_noise():
-    part = tw.DP(clip=0.5, sigma=0.3)
+    part = tw.privacy.DP(clip=0.5, sigma=0.3)
     codes = [{"a": Key(i).normal(40, 3), "b": Key(i).normal(7) * 1e-4} for i in range(5)]
     exact = scale(uniform_mean([part.accept(code) for code in codes]), 1 / part.clip)
     lattice = part.lattice(5)
@@ -86,7 +90,7 @@ def test_the_released_value_is_the_clipped_mean_plus_lattice_noise():
 def test_the_noise_variance_is_never_below_the_setting(sigma, clients):
     """In steps of the lattice, exactly: variances are integers, rounded up."""
     for cohort in (0, 5000):
-        part = tw.DP(sigma=sigma, cohort=cohort)
+        part = tw.privacy.DP(sigma=sigma, cohort=cohort)
         lattice = part.lattice(clients)
         wanted = (Fraction(sigma) * clients / (cohort or clients) * lattice.most) ** 2
         assert wanted <= lattice.variance < wanted + 1
@@ -94,7 +98,7 @@ def test_the_noise_variance_is_never_below_the_setting(sigma, clients):
 
 
 def test_a_client_with_huge_values_is_clipped():
-    part, zeros = tw.DP(clip=1.0, sigma=1e-3), {"w": torch.zeros(100)}
+    part, zeros = tw.privacy.DP(clip=1.0, sigma=1e-3), {"w": torch.zeros(100)}
     for huge in (1e10, 3e38):
         out = part.aggregate([zeros, {"w": torch.full((100,), huge)}], uniform_mean, 2, Key(0))["w"]
         assert out.norm().item() == pytest.approx(0.5, abs=0.01)
@@ -103,39 +107,39 @@ def test_a_client_with_huge_values_is_clipped():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"client_weight": tw.BySamples()}, "Write client_weight = 'uniform'"),
+        ({"client_weight": tw.aggregators.BySamples()}, "Write client_weight = 'uniform'"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
-        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
+        ({"correction": tw.optimizers.Scaffold()}, "Use a correction that reports nothing"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
 )
 def test_uploads_besides_the_update_are_refused(changes, words):
     with pytest.raises(IncompatibleParts, match=words):
-        Federation(replace(PLAIN, privacy=tw.DP(), **changes))
+        Federation(replace(PLAIN, privacy=tw.privacy.DP(), **changes))
     with pytest.raises(IncompatibleParts, match="without them"):
-        Federation(replace(PLAIN, privacy=tw.DP()), digits_task(perceptron(norm=True)))
+        Federation(replace(PLAIN, privacy=tw.privacy.DP()), digits_task(perceptron(norm=True)))
 
 
 def test_dp_combines_with_other_methods():
     flasc = method_from(preset("methods", "flasc").table["method"])
     private = resolve("flasc+dp-fedadam", "digits", recipe="paper").method
-    assert private == replace(flasc, privacy=tw.DP(clip=0.1, sigma=0.34))
+    assert private == replace(flasc, privacy=tw.privacy.DP(clip=0.1, sigma=0.34))
     federation = Federation(private)
     federation.round((0, 1, 2))
     assert math.isfinite(federation.losses[-1])
 
 
 def test_epsilon_equals_that_of_the_accountant():
-    part = tw.DP(sigma=1.1)
+    part = tw.privacy.DP(sigma=1.1)
     known = part.epsilon(100, 10_000, 1000, 1e-5)
     assert known == pytest.approx(1.7253, abs=1e-4)
-    assert tw.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == known
+    assert tw.privacy.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == known
     assert part.epsilon(100, 10_000, 2000, 1e-5) > known
-    assert tw.DP(sigma=0.0).epsilon(100, 10_000, 1, 1e-5) == math.inf
-    assert tw.DP(sigma=1.1, population=10_000).epsilon(100, 100, 1000) == known
+    assert tw.privacy.DP(sigma=0.0).epsilon(100, 10_000, 1, 1e-5) == math.inf
+    assert tw.privacy.DP(sigma=1.1, population=10_000).epsilon(100, 100, 1000) == known
     assert part.epsilon(100, 10_000, 1000, 1e-3) < known
     with pytest.raises(ConfigError, match=r"write for example privacy\.population = 1000"):
-        tw.DP().epsilon(100, 99, 1, 1e-5)
+        tw.privacy.DP().epsilon(100, 99, 1, 1e-5)
 
 
 def test_epsilon_counts_participating_clients_only():
@@ -182,6 +186,6 @@ def test_invalid_settings_are_refused():
         ({"delta": 0.0}, "delta"),
     ):
         with pytest.raises(ConfigError, match=words):
-            tw.DP(**changes)
+            tw.privacy.DP(**changes)
     with pytest.raises(ConfigError, match="above the limit"):
-        tw.DP(sigma=1e9).lattice(1)
+        tw.privacy.DP(sigma=1e9).lattice(1)

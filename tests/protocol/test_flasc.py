@@ -41,7 +41,10 @@ def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
 def test_at_density_1_it_equals_federated_lora_with_adam_bit_for_bit(backend):
     lora = tw.Method(
-        space=flasc().space, client_weight=tw.Uniform(), client_opt=flasc().client_opt, server_opt=flasc().server_opt
+        space=flasc().space,
+        client_weight=tw.aggregators.Uniform(),
+        client_opt=flasc().client_opt,
+        server_opt=flasc().server_opt,
     )
     assert lora.download == "incremental"
     _, plain, known = after(lora, backend=backend)

@@ -16,7 +16,7 @@ def is_zero(tree) -> bool:
     return all(not block.any() for block in tree.values())
 
 
-@pytest.mark.parametrize("opt", [tw.SGD(0.5, momentum=0.9), tw.Adam(0.01), tw.Yogi(0.01)], ids=repr)
+@pytest.mark.parametrize("opt", [tw.SGD(0.5, momentum=0.9), tw.Adam(0.01), tw.optimizers.Yogi(0.01)], ids=repr)
 @pytest.mark.parametrize("space", [tw.MAPO(k=32, redraw_every=2), tw.LoRA(rank=2, redraw_every=2)], ids=repr)
 def test_server_states_are_reset_with_the_basis(opt, space):
     method = tw.Method(space=space, server_opt=opt, down=tw.ErrorFeedback(tw.TopK(0.2)), client_opt=tw.SGD(0.05))

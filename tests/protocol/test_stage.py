@@ -43,9 +43,9 @@ def after(method: tw.Method, rounds: int) -> Federation:
 @pytest.mark.parametrize("name", STAGED)
 def test_the_switch_is_exact_for_updates_of_rank_at_most_r(name):
     # rank 10 represents any update of the last layer (10 x 12); the first layer (12 x 64) is frozen: rank 0
-    rules = (("2.weight", tw.Full()), ("*", tw.Frozen()))
-    stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw())
-    method = replace(named(name), space=tw.Route(rules), next_stage=stage)
+    rules = (("2.weight", tw.spaces.Full()), ("*", tw.spaces.Frozen()))
+    stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.masks.NoMask(), up=tw.codecs.Raw(), down=tw.codecs.Raw())
+    method = replace(named(name), space=tw.spaces.Route(rules), next_stage=stage)
     later = replace(method, next_stage=replace(stage, at=3))
     switched, still = after(method, 2), after(later, 2)
     assert list(switched.server.public.coords) == ["0.weight/a", "0.weight/b", "2.weight/a", "2.weight/b"]
@@ -97,7 +97,7 @@ def test_slora_trains_and_sends_a_tenth_of_the_weights_and_then_the_adapter():
 
 
 def test_noise_and_moments_are_zero_outside_a_fixed_mask():
-    federation = Federation(named("slora", privacy=tw.DP(sigma=1.0)))
+    federation = Federation(named("slora", privacy=tw.privacy.DP(sigma=1.0)))
     federation.round((0, 1))
     fixed = ~flatten(federation.contract.moving)
     assert torch.equal(flatten(federation.server.public.coords)[fixed], flatten(federation.first.coords)[fixed])
@@ -149,12 +149,12 @@ def test_presets_are_the_same_after_writing_and_reading(name):
     ("changes", "message"),
     [
         ({"download": "incremental"}, "Write download = 'full'"),
-        ({"correction": tw.Scaffold()}, "Write correction = 'none'"),
-        ({"schedule": tw.AllBlocks(private=("2.*",))}, "Write schedule = 'all-blocks'"),
+        ({"correction": tw.optimizers.Scaffold()}, "Write correction = 'none'"),
+        ({"schedule": tw.schedules.AllBlocks(private=("2.*",))}, "Write schedule = 'all-blocks'"),
         ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, redraw_every=2))}, "Write redraw_every = 0"),
         ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write space = 'lora' with freeze_a = false"),
         ({"next_stage": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
-        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2), mask=tw.RandomMask(0.5))}, "Write mask = 'none'"),
+        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2), mask=tw.masks.RandomMask(0.5))}, "Write mask = 'none'"),
     ],
 )
 def test_methods_that_cannot_have_stages_are_refused(changes, message):
@@ -168,4 +168,4 @@ def test_invalid_settings_are_refused():
     with pytest.raises(ConfigError, match="begins after 15 rounds, but the run has 10"):
         Job(digits_task(), named("slora", 15), 10, 3)
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
-        tw.RandomMask(0.0)
+        tw.masks.RandomMask(0.0)

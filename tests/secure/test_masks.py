@@ -84,7 +84,7 @@ def test_values_that_overflow_the_ring_are_refused():
         {"up": ErrorFeedback(RandomK(0.2, unbiased=False, shared=True)), "down": Half()},
         {"up": Chain((RandomK(0.3, shared=True), Raw())), "privacy": Clip(norm=1.0, noise=0.0)},
         {"upload": "weights"},
-        {"lr_schedule": tw.ExponentialLR(0.5), "correction": tw.FedProx()},
+        {"lr_schedule": tw.optimizers.ExponentialLR(0.5), "correction": tw.optimizers.FedProx()},
     ],
     ids=repr,
 )
@@ -127,7 +127,7 @@ def test_the_engine_runs_secure_aggregation(chunk):
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 
 
-class Doubled(tw.NoCorrection):
+class Doubled(tw.optimizers.NoCorrection):
     """A correction that scales without a report."""
 
     @property
@@ -147,8 +147,8 @@ class Doubled(tw.NoCorrection):
         ({"up": ErrorFeedback(TopK(0.1))}, 'Write up = "raw"'),
         ({"up": ByBlock()}, 'Write up = "raw"'),
         ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Remove up from the tiers"),
-        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
-        ({"correction": tw.FedNova()}, "Use a correction that reports nothing"),
+        ({"correction": tw.optimizers.Scaffold()}, "Use a correction that reports nothing"),
+        ({"correction": tw.optimizers.FedNova()}, "Use a correction that reports nothing"),
         ({"correction": Doubled()}, "Use a correction that scales nothing"),
         ({"schedule": Turns()}, "Use a schedule that reports nothing"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),

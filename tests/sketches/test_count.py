@@ -95,7 +95,9 @@ def test_momentum_is_zero_where_values_were_recovered():
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_clients_follow_the_server_and_catch_up(secure):
-    method = tw.methods.fetchsgd(momentum=0.5).replace(secure_aggregation=secure, client_weight=tw.Uniform())
+    method = tw.methods.fetchsgd(momentum=0.5).replace(
+        secure_aggregation=secure, client_weight=tw.aggregators.Uniform()
+    )
     federation = Federation(method)
     for cohort in ((0, 1, 2), (1, 3), (0, 1)):
         federation.round(cohort)
@@ -105,7 +107,7 @@ def test_clients_follow_the_server_and_catch_up(secure):
 
 
 def test_masked_sums_give_the_update_of_plain_ones():
-    method = tw.methods.fetchsgd(k=5000).replace(client_weight=tw.Uniform())  # everything is broadcast
+    method = tw.methods.fetchsgd(k=5000).replace(client_weight=tw.aggregators.Uniform())  # everything is broadcast
     plain, secure = Federation(method), Federation(method.replace(secure_aggregation=True))
     for one in (plain, secure):
         one.round((0, 1, 2, 3))

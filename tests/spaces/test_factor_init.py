@@ -39,7 +39,7 @@ def test_composed_weights_have_the_given_std(layer, settings, start):
     torch.manual_seed(0)
     base = {key: p.detach() for key, p in make().named_parameters()}
     if settings.get("lowrank"):
-        space = tw.LowRank(start=start)
+        space = tw.spaces.LowRank(start=start)
     else:
         space = tw.FedPara(start=start, **{"gamma": 0.2, **settings})
     made = space.expand(base, {}, space.init(base, {}, KEY))[name]
@@ -47,7 +47,7 @@ def test_composed_weights_have_the_given_std(layer, settings, start):
     assert float(made.std()) == pytest.approx(goal, rel=0.04)
 
 
-@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.LowRank()], ids=["tanh", "low"])
+@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.spaces.LowRank()], ids=["tanh", "low"])
 def test_gates_of_recurrent_layers_have_the_std_of_dense_gates(space):
     """By He's rule, gates with eight inputs would be fourteen times as large."""
     base = {key: p.detach() for key, p in torch.nn.LSTM(64, 256).named_parameters()}
@@ -55,7 +55,7 @@ def test_gates_of_recurrent_layers_have_the_std_of_dense_gates(space):
     for name in ("weight_ih_l0", "weight_hh_l0"):
         assert float(made[name].std() / base[name].std()) == pytest.approx(1, rel=0.05)
     letters = {key: p.detach() for key, p in torch.nn.LSTM(8, 256).named_parameters()}
-    made = tw.LowRank(rank=4).expand(letters, {}, tw.LowRank(rank=4).init(letters, {}, KEY))
+    made = tw.spaces.LowRank(rank=4).expand(letters, {}, tw.spaces.LowRank(rank=4).init(letters, {}, KEY))
     assert float(made["weight_ih_l0"].std() / letters["weight_ih_l0"].std()) == pytest.approx(1, rel=0.1)
 
 
@@ -66,7 +66,7 @@ def test_low_rank_has_the_initialization_of_fedpara(start, norms):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), *([torch.nn.GroupNorm(4, 64)] if norms else []))
     base = {key: p.detach() for key, p in net.named_parameters()}
-    one, two = tw.FedPara(gamma=0.2, start=start), tw.LowRank(like_gamma=0.2, start=start)
+    one, two = tw.FedPara(gamma=0.2, start=start), tw.spaces.LowRank(like_gamma=0.2, start=start)
     a, b = (space.expand(base, {}, space.init(base, {}, KEY))["0.weight"] for space in (one, two))
     goal = {"composed_he": (2 / (32 * 9)) ** 0.5, "composed": float(base["0.weight"].std())}
     small = start == "factor_he" or (start == "auto" and norms)
@@ -75,9 +75,9 @@ def test_low_rank_has_the_initialization_of_fedpara(start, norms):
         rank = (one if parts == 2 else two).ranks(Spec.of(base))["0.weight"]
         expected = (8 * rank / (9 * 64 * 32)) ** (parts / 2) if small else goal.get(start, goal["composed_he"])
         assert float(made.std()) == pytest.approx(expected, rel=0.15)
-    assert tw.FedPara().start == tw.LowRank().start == "auto"
+    assert tw.FedPara().start == tw.spaces.LowRank().start == "auto"
     with pytest.raises(ConfigError, match="start must be one of auto, factor_he, composed_he, composed, not 'zero'"):
-        tw.LowRank(start="zero")
+        tw.spaces.LowRank(start="zero")
 
 
 def test_initial_std_does_not_depend_on_the_order_of_values():

@@ -123,10 +123,15 @@ def test_sparse_residual_is_sent_by_value_and_equals_the_residual_of_the_evaluat
     """Comm = #u + #v + nnz(mu), plus positions. Clients download the model that is tested."""
 
     def sparse(value):
-        codec = tw.ByBlock((("*/mu", tw.Threshold(value)), ("*", tw.Raw())))
-        penalty = tw.L1L2(l1=value, coords=("*/mu",))
+        codec = tw.codecs.ByBlock((("*/mu", tw.codecs.Threshold(value)), ("*", tw.codecs.Raw())))
+        penalty = tw.optimizers.L1L2(l1=value, coords=("*/mu",))
         return tw.Method(
-            tw.FactorizedFL(prune=value), up=codec, down=codec, download="full", upload="weights", penalty=penalty
+            tw.spaces.FactorizedFL(prune=value),
+            up=codec,
+            down=codec,
+            download="full",
+            upload="weights",
+            penalty=penalty,
         )
 
     assert sparse(5e-4) == named("factorized-fl-sparse")
@@ -161,7 +166,7 @@ def test_client_models_are_tested_after_pruning(network):
     task = Task(network, Arrays(x[:200], y[:200]), train, client_tests=held_out)
     accuracies = []
     for prune in (0.0, 1e6):
-        method = replace(named("factorized-fl-u"), space=tw.FactorizedFL(prune=prune))
+        method = replace(named("factorized-fl-u"), space=tw.spaces.FactorizedFL(prune=prune))
         job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
         *_, last = LocalEngine().run(job)
         assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)

@@ -174,7 +174,9 @@ def test_an_embedding_is_factorized_only_if_a_selector_names_it():
 
 @pytest.mark.parametrize(("classes", "sent", "ratio"), [(62, 63646, 3.41), (10, 59570, 3.42)])
 def test_personal_half_of_two_linear_layers_is_not_sent(classes, sent, ratio):
-    method = tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.AllBlocks(private=("*/[txy]2",)))
+    method = tw.Method(
+        space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.schedules.AllBlocks(private=("*/[txy]2",))
+    )
     weights = {name: p.detach() for name, p in two_fc(classes).named_parameters()}
     contract, _ = make_contract(method, weights, {}, KEY)
     assert contract.sendable.size == sent
@@ -263,7 +265,7 @@ class ZeroPersonalHalf(tw.FedPara):
 
 
 @dataclass(frozen=True)
-class SharedHalf(tw.LowRank):
+class SharedHalf(tw.spaces.LowRank):
     """Low rank with the initial factors of the shared half of pFedPara."""
 
     def init(self, base, basis, key):
@@ -274,7 +276,8 @@ class SharedHalf(tw.LowRank):
 def test_pfedpara_with_a_zero_personal_half_equals_low_rank_averaging():
     task, rounds = digits_task(), 2
     one = Federation(
-        tw.Method(space=ZeroPersonalHalf(rank=4, personal=True), schedule=tw.AllBlocks(private=("*/[xy]2",))), task
+        tw.Method(space=ZeroPersonalHalf(rank=4, personal=True), schedule=tw.schedules.AllBlocks(private=("*/[xy]2",))),
+        task,
     )
     two = Federation(tw.Method(space=SharedHalf(rank=4)), task)
     for _ in range(rounds):
@@ -286,7 +289,7 @@ def test_pfedpara_with_a_zero_personal_half_equals_low_rank_averaging():
 
 
 def test_the_server_averages_factors_not_weights():
-    federation = Federation(tw.Method(space=tw.FedPara(rank=3), client_weight=tw.Uniform()))
+    federation = Federation(tw.Method(space=tw.FedPara(rank=3), client_weight=tw.aggregators.Uniform()))
     ends = {}
     for client in (0, 1):
         alone = Federation(federation.method)
@@ -302,7 +305,7 @@ def test_the_server_averages_factors_not_weights():
 
 
 def test_private_factors_differ_between_clients_and_persist_over_rounds():
-    schedule = tw.AllBlocks(private=("*/[txy]2",))
+    schedule = tw.schedules.AllBlocks(private=("*/[txy]2",))
     federation = Federation(tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=schedule))
     federation.round([0, 1])
     private = {i: federation.states[i].unsent for i in (0, 1)}
@@ -401,7 +404,7 @@ def test_gammas_set_the_rank_of_the_weights_that_they_match():
     assert len(shortcuts) == 3
     everywhere = [size(tw.FedPara(gamma=g, modules_to_save=("head.weight",)), weights) for g in (rest, 1.0)]
     assert everywhere[0] < size(space, weights) < everywhere[1]
-    low = tw.LowRank(like_gamma=rest, like_gammas=space.gammas, modules_to_save=("head.weight",))
+    low = tw.spaces.LowRank(like_gamma=rest, like_gammas=space.gammas, modules_to_save=("head.weight",))
     assert size(space, weights) <= size(low, weights) < 1.02 * size(space, weights)
 
 
@@ -409,7 +412,7 @@ def test_the_first_rule_that_matches_applies_and_unknown_selectors_are_refused()
     spec = Spec.of({"a.weight": torch.zeros(64, 64), "b.weight": torch.zeros(64, 64)})
     ranks = tw.FedPara(gamma=0.0, gammas=(("a.*", 0.5), ("*", 1.0))).ranks(spec)
     assert ranks == {"a.weight": fedpara_rank((64, 64), 0.5), "b.weight": fedpara_rank((64, 64), 1.0)}
-    for space in (tw.FedPara(gammas=(("c.*", 1.0),)), tw.LowRank(like_gammas=(("c.*", 1.0),))):
+    for space in (tw.FedPara(gammas=(("c.*", 1.0),)), tw.spaces.LowRank(like_gammas=(("c.*", 1.0),))):
         with pytest.raises(ConfigError, match=r"gammas: selector 'c.\*' matches no block; the blocks are a.weight"):
             space.ranks(spec)
     with pytest.raises(ConfigError, match=r"gammas: gamma must be a number from 0 to 1, not 2\.0"):
@@ -438,7 +441,7 @@ def test_the_size_of_a_factor_does_not_change_a_network_with_weight_norm():
     base, codes = {name: one.detach() for name, one in model.named_parameters()}, torch.arange(12).reshape(2, 6)
     for space in (
         tw.FedPara(rank=4, modules_to_save=("head.weight",)),
-        tw.LowRank(rank=4, modules_to_save=("head.*t",)),
+        tw.spaces.LowRank(rank=4, modules_to_save=("head.*t",)),
     ):
         coords = space.init(base, {}, KEY)
         factors = [name for name in coords if "/x" in name]

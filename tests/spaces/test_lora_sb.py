@@ -87,7 +87,9 @@ def test_bad_settings_are_one_line():
 
 
 def test_it_works_inside_a_route():
-    fed = Federation(tw.Method(tw.Route((("0.weight", LoRASB(rank=4)), ("2.*", tw.Full()), ("*", tw.Frozen())))))
+    fed = Federation(
+        tw.Method(tw.spaces.Route((("0.weight", LoRASB(rank=4)), ("2.*", tw.spaces.Full()), ("*", tw.spaces.Frozen()))))
+    )
     fed.round((0, 1))
     fed.download(2)
     assert same_public(fed.public[2], fed.server.public)

@@ -19,13 +19,13 @@ from thinwire.spaces.lowrank import lowrank_rank, lowrank_size
 from thinwire.testing import check_space
 
 SPACES = [
-    tw.LowRank(),
-    tw.LowRank(rank=2),
-    tw.LowRank(like_gamma=0.5, target_modules=("conv*", "fc*"), modules_to_save=("fc*",)),
-    tw.Pufferfish(first_dense=0),
-    tw.Pufferfish(first_dense=0, target_modules=("fc*", "head*")),
-    tw.FactorizedFL(),
-    tw.FactorizedFL(modules_to_save=("head*",), prune=0.1),
+    tw.spaces.LowRank(),
+    tw.spaces.LowRank(rank=2),
+    tw.spaces.LowRank(like_gamma=0.5, target_modules=("conv*", "fc*"), modules_to_save=("fc*",)),
+    tw.spaces.Pufferfish(first_dense=0),
+    tw.spaces.Pufferfish(first_dense=0, target_modules=("fc*", "head*")),
+    tw.spaces.FactorizedFL(),
+    tw.spaces.FactorizedFL(modules_to_save=("head*",), prune=0.1),
 ]
 
 
@@ -35,12 +35,16 @@ def test_spaces_fulfill_their_contract(space):
 
 
 @pytest.mark.parametrize("dims", [1, 3])
-@pytest.mark.parametrize("space", [tw.LowRank(rank=2), tw.Pufferfish(first_dense=0), tw.FactorizedFL()], ids=repr)
+@pytest.mark.parametrize(
+    "space", [tw.spaces.LowRank(rank=2), tw.spaces.Pufferfish(first_dense=0), tw.spaces.FactorizedFL()], ids=repr
+)
 def test_convolutions_of_other_dimensions_are_factorized(space, dims):
     check_space(space, {"conv.weight": torch.zeros(8, 5, *(3,) * dims)}, starts_at_base=False)
 
 
-@pytest.mark.parametrize("space", [tw.LowRank(rank=5), tw.Pufferfish(first_dense=0), tw.FactorizedFL()], ids=repr)
+@pytest.mark.parametrize(
+    "space", [tw.spaces.LowRank(rank=5), tw.spaces.Pufferfish(first_dense=0), tw.spaces.FactorizedFL()], ids=repr
+)
 @pytest.mark.parametrize("shape", [(200, 300), (64, 48, 3, 3)])
 def test_initial_weights_have_the_std_of_he(space, shape):
     he = (2 / torch.Size(shape[1:]).numel()) ** 0.5
@@ -51,14 +55,14 @@ def test_initial_weights_have_the_std_of_he(space, shape):
 
 
 def test_weights_have_the_given_rank():
-    assert int(torch.linalg.matrix_rank(composed(tw.LowRank(rank=5), 40, 30))) == 5
-    kernel = composed(tw.LowRank(rank=4), 12, 10, 3, 3)
+    assert int(torch.linalg.matrix_rank(composed(tw.spaces.LowRank(rank=5), 40, 30))) == 5
+    kernel = composed(tw.spaces.LowRank(rank=4), 12, 10, 3, 3)
     assert int(torch.linalg.matrix_rank(kernel.reshape(12, -1))) == 4
     assert int(torch.linalg.matrix_rank(kernel.transpose(0, 1).reshape(10, -1))) == 4
 
 
 def test_tucker_kernel_equals_three_consecutive_convolutions():
-    space, base = tw.LowRank(rank=3), {"w": torch.zeros(6, 5, 3, 3)}
+    space, base = tw.spaces.LowRank(rank=3), {"w": torch.zeros(6, 5, 3, 3)}
     coords = space.init(base, {}, KEY)
     t, x, y = (coords[f"w/{part}"] for part in "txy")
     image = KEY.fold("image").normal(2, 5, 8, 8)
@@ -69,7 +73,7 @@ def test_tucker_kernel_equals_three_consecutive_convolutions():
 
 def test_vgg16_has_about_the_size_of_fedpara():
     weights = weights_of(vgg16_gn)
-    space = tw.LowRank(like_gamma=0.1, target_modules=CONVOLUTIONS)
+    space = tw.spaces.LowRank(like_gamma=0.1, target_modules=CONVOLUTIONS)
     assert list(space.ranks(Spec.of(weights)).values()) == [4, 18, 22, 30, 37, 50, 50, 61, *[87] * 5]
     assert size(space, weights) == 1562217
     assert round(1562217 / Spec.of(weights).size, 4) == 0.1024
@@ -85,7 +89,7 @@ def test_rank_is_the_least_with_as_many_parameters_as_fedpara():
 @pytest.mark.parametrize(("rank", "share"), [(25, 0.158), (26, 0.163)])
 def test_size_of_the_lstm(rank, share):
     weights = weights_of(lstm80)
-    large = size(tw.LowRank(rank=rank, target_modules=("lstm.weight*",), modules_to_save=("*ih_l0",)), weights)
+    large = size(tw.spaces.LowRank(rank=rank, target_modules=("lstm.weight*",), modules_to_save=("*ih_l0",)), weights)
     small = lowrank_size((1024, 8), 8) - 1024 * 8  # of the one matrix that is too small for the rank
     assert round((large + small) / Spec.of(weights).size, 3) == share
 
@@ -96,11 +100,11 @@ def test_size_of_the_lstm(rank, share):
 @pytest.mark.parametrize(("first", "share"), [(5, 0.332), (8, 0.441)])
 def test_pufferfish_sizes_of_vgg16(first, share):
     weights = weights_of(vgg16_gn)
-    assert round(size(tw.Pufferfish(first_dense=first), weights) / Spec.of(weights).size, 3) == share
+    assert round(size(tw.spaces.Pufferfish(first_dense=first), weights) / Spec.of(weights).size, 3) == share
 
 
 def test_pufferfish_kernel_equals_a_thin_and_a_1x1_convolution():
-    space, base = tw.Pufferfish(first_dense=0, ratio=0.5), {"w": torch.zeros(6, 5, 3, 3)}
+    space, base = tw.spaces.Pufferfish(first_dense=0, ratio=0.5), {"w": torch.zeros(6, 5, 3, 3)}
     coords = space.init(base, {}, KEY)
     image = KEY.fold("image").normal(2, 5, 8, 8)
     thin = F.conv2d(image, coords["w/v"], padding=1)
@@ -109,14 +113,14 @@ def test_pufferfish_kernel_equals_a_thin_and_a_1x1_convolution():
 
 
 def test_pufferfish_without_convolutions_factorizes_all_matrices_except_the_last():
-    assert list(tw.Pufferfish(first_dense=0).ranks(Spec.of(weights_of(two_fc)))) == ["fc1.weight"]
+    assert list(tw.spaces.Pufferfish(first_dense=0).ranks(Spec.of(weights_of(two_fc)))) == ["fc1.weight"]
 
 
 # -- Factorized-FL -----------------------------------------------------------------------------------------------------
 
 
 def test_factorized_weight_is_a_product_of_vectors_plus_the_residual():
-    space = tw.FactorizedFL()
+    space = tw.spaces.FactorizedFL()
     base = {"fc.weight": torch.zeros(6, 5), "conv.weight": torch.zeros(4, 3, 5, 5)}
     coords = space.init(base, {}, KEY)
     made = space.expand(base, {}, coords)
@@ -129,16 +133,19 @@ def test_factorized_weight_is_a_product_of_vectors_plus_the_residual():
 
 def test_factorized_sends_all_coordinates_or_one_vector_for_each_weight():
     weights = {name: p.detach() for name, p in two_fc().named_parameters()}
-    space = tw.FactorizedFL()
+    space = tw.spaces.FactorizedFL()
     whole, _ = make_contract(tw.Method(space=space), weights, {}, KEY)
     assert whole.sendable.size == Spec.of(weights).size + (784 + 256) + (256 + 10)
-    personal = tw.Method(space=space, schedule=tw.AllBlocks(private=("*/v", "*/mu")))
+    personal = tw.Method(space=space, schedule=tw.schedules.AllBlocks(private=("*/v", "*/mu")))
     some, _ = make_contract(personal, weights, {}, KEY)
     assert some.sendable.size == (784 + 256) + (256 + 10)  # u and bias of both layers
 
 
 def test_factorized_evaluation_weights_are_pruned_and_training_weights_are_not():
-    space, plain = tw.FactorizedFL(prune=0.1, modules_to_save=("head*",)), tw.FactorizedFL(modules_to_save=("head*",))
+    space, plain = (
+        tw.spaces.FactorizedFL(prune=0.1, modules_to_save=("head*",)),
+        tw.spaces.FactorizedFL(modules_to_save=("head*",)),
+    )
     base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.full((6,), 0.01), "head.weight": torch.full((2, 6), 0.01)}
     coords = space.init(base, {}, KEY)
     coords["fc.weight/mu"] = KEY.fold("mu").normal(6, 5) * 0.1
@@ -153,7 +160,7 @@ def test_factorized_evaluation_weights_are_pruned_and_training_weights_are_not()
     assert same(trained, plain.expand(base, {}, coords))
     assert all(torch.equal(used[name], base[name]) for name in ("fc.bias", "head.weight"))  # only mu is pruned
     assert same(plain.evaluation_weights(base, {}, coords), trained)
-    routed = tw.Route((("fc.*", space), ("*", tw.Full())))
+    routed = tw.spaces.Route((("fc.*", space), ("*", tw.spaces.Full())))
     assert same(routed.evaluation_weights(base, {}, coords), used)
     assert same(routed.expand(base, {}, coords), trained)
 
@@ -164,13 +171,13 @@ def test_factorized_evaluation_weights_are_pruned_and_training_weights_are_not()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tw.LowRank(rank=-2), "rank must be an integer"),
-        (lambda: tw.LowRank(like_gamma=2.0), "like_gamma must be a number from 0 to 1"),
-        (lambda: tw.Pufferfish(ratio=0.0), "ratio must be above 0"),
-        (lambda: tw.Pufferfish(ratio=1.5), "ratio must be a number from 0 to 1"),
-        (lambda: tw.Pufferfish(first_dense=-1), "first_dense must be an integer"),
-        (lambda: tw.FactorizedFL(prune=-0.1), "prune must be 0 or more"),
-        (lambda: tw.FactorizedFL(prune=float("nan")), "prune must be 0 or more"),
+        (lambda: tw.spaces.LowRank(rank=-2), "rank must be an integer"),
+        (lambda: tw.spaces.LowRank(like_gamma=2.0), "like_gamma must be a number from 0 to 1"),
+        (lambda: tw.spaces.Pufferfish(ratio=0.0), "ratio must be above 0"),
+        (lambda: tw.spaces.Pufferfish(ratio=1.5), "ratio must be a number from 0 to 1"),
+        (lambda: tw.spaces.Pufferfish(first_dense=-1), "first_dense must be an integer"),
+        (lambda: tw.spaces.FactorizedFL(prune=-0.1), "prune must be 0 or more"),
+        (lambda: tw.spaces.FactorizedFL(prune=float("nan")), "prune must be 0 or more"),
     ],
 )
 def test_invalid_settings_are_refused(make, message):
@@ -181,11 +188,11 @@ def test_invalid_settings_are_refused(make, message):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (tw.LowRank(rank=50), r"rank = 50 is above 12, the largest rank of 0.weight \[12, 64\]"),
-        (tw.LowRank(target_modules=("fc*",)), "target_modules 'fc.' matches no block"),
-        (tw.Pufferfish(), "first_dense = 5 leaves nothing to factorize of 1 weights"),
-        (tw.Pufferfish(ratio=1.0, first_dense=0), "none of these weights smaller"),
-        (tw.FactorizedFL(target_modules=("fc*",)), "target_modules 'fc.' matches no block"),
+        (tw.spaces.LowRank(rank=50), r"rank = 50 is above 12, the largest rank of 0.weight \[12, 64\]"),
+        (tw.spaces.LowRank(target_modules=("fc*",)), "target_modules 'fc.' matches no block"),
+        (tw.spaces.Pufferfish(), "first_dense = 5 leaves nothing to factorize of 1 weights"),
+        (tw.spaces.Pufferfish(ratio=1.0, first_dense=0), "none of these weights smaller"),
+        (tw.spaces.FactorizedFL(target_modules=("fc*",)), "target_modules 'fc.' matches no block"),
     ],
     ids=repr,
 )
@@ -194,7 +201,7 @@ def test_models_that_do_not_fit_are_refused(space, message):
         space.check(Spec.of(dict(perceptron().named_parameters())))
 
 
-@pytest.mark.parametrize("space", [tw.LowRank(), tw.Pufferfish(), tw.FactorizedFL()], ids=repr)
+@pytest.mark.parametrize("space", [tw.spaces.LowRank(), tw.spaces.Pufferfish(), tw.spaces.FactorizedFL()], ids=repr)
 def test_a_model_without_matrices_is_refused(space):
     with pytest.raises(ConfigError, match=r"but the weights are gain \[3\]"):
         space.check(Spec.of({"gain": torch.ones(3)}))

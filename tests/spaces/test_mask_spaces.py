@@ -202,8 +202,8 @@ def test_invalid_options(make, message):
 
 def test_corrections_with_a_state_are_refused():
     with pytest.raises(IncompatibleParts, match="clients train other values"):
-        Federation(tw.Method(space=FedPM(), correction=tw.Scaffold()))
-    Federation(tw.Method(space=FedPM(), correction=tw.FedProx())).round((0, 1))
+        Federation(tw.Method(space=FedPM(), correction=tw.optimizers.Scaffold()))
+    Federation(tw.Method(space=FedPM(), correction=tw.optimizers.FedProx())).round((0, 1))
 
 
 def test_a_model_without_matrices_is_refused():

@@ -227,7 +227,7 @@ def dora(name: str, **more):
 def test_logits_and_gradients_of_dora_are_those_of_peft(name, tmp_path):
     model, wrapped, space = dora(name)
     wrapped.save_pretrained(tmp_path)
-    assert isinstance(space, tw.DoRA)
+    assert isinstance(space, tw.spaces.DoRA)
     space = replace(space, adapter=str(tmp_path))
     base = {key: p.detach() for key, p in model.named_parameters()}
     coords = space.init(base, {}, Key(0))
@@ -250,7 +250,7 @@ def test_logits_and_gradients_of_dora_are_those_of_peft(name, tmp_path):
 def test_dora_trains_and_its_adapter_loads_in_peft(tmp_path):
     """All backends agree, and training goes on from what was exported."""
     base = speaker()
-    model, space = CausalLM(_copied(base)), tw.DoRA(2, 4.0, ("query-value",))
+    model, space = CausalLM(_copied(base)), tw.spaces.DoRA(2, 4.0, ("query-value",))
     runs = [trained(model, space, backend=backend) for backend in ("vmap", "loop")]
     assert any(bool(block.any()) for name, block in runs[0].coords.items() if name.endswith("/m"))
     for name, block in runs[0].coords.items():

@@ -52,10 +52,10 @@ SPACES = [
     tw.MAPO(k=8, layout="strided", redraw_every=3),
     tw.MAPA(p=6),
     tw.MAPA(p=6, entries="gaussian", normalize="orthonormal"),
-    tw.MAPAX(k=5, p=3),
-    tw.MAPAX(k=5, p=3, entries="gaussian", normalize="none", redraw_every=0),
-    tw.MAPAX(segment=8, budget=20),
-    tw.MAPAX(k=5, p=3, scale="unit"),
+    tw.spaces.MAPAX(k=5, p=3),
+    tw.spaces.MAPAX(k=5, p=3, entries="gaussian", normalize="none", redraw_every=0),
+    tw.spaces.MAPAX(segment=8, budget=20),
+    tw.spaces.MAPAX(k=5, p=3, scale="unit"),
 ]
 
 
@@ -68,8 +68,8 @@ def test_projections_fulfill_the_contract_of_a_space(space):
 def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, layout):
     common = {"entries": entries, "layout": layout}
     for general, special in (
-        (tw.MAPAX(k=1, p=4, **common), tw.MAPA(p=4, **common)),
-        (tw.MAPAX(k=8, p=1, **common), tw.MAPO(k=8, **common)),
+        (tw.spaces.MAPAX(k=1, p=4, **common), tw.MAPA(p=4, **common)),
+        (tw.spaces.MAPAX(k=8, p=1, **common), tw.MAPO(k=8, **common)),
     ):
         a, b = train(general), train(special)
         assert same(a.weights, b.weights)
@@ -81,7 +81,7 @@ def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_segment_for_each_weight_is_fedavg(entries, momentum):
     mine = train(tw.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
-    theirs = train(tw.Full(), lr=0.1, momentum=momentum)
+    theirs = train(tw.spaces.Full(), lr=0.1, momentum=momentum)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
@@ -92,15 +92,15 @@ def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_ra
     )
     a = float(basis["a"])
     assert a not in (1.0, -1.0)
-    theirs = train(tw.Full(), lr=0.1 * a * a, rounds=1)
+    theirs = train(tw.spaces.Full(), lr=0.1 * a * a, rounds=1)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_square_orthonormal_basis_is_fedavg(momentum):
     e = -(-D // 7)
-    mine = train(tw.MAPAX(k=7, p=e, normalize="orthonormal"), lr=0.1, momentum=momentum)
-    theirs = train(tw.Full(), lr=0.1, momentum=momentum)
+    mine = train(tw.spaces.MAPAX(k=7, p=e, normalize="orthonormal"), lr=0.1, momentum=momentum)
+    theirs = train(tw.spaces.Full(), lr=0.1, momentum=momentum)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
@@ -117,7 +117,9 @@ def test_averaging_coordinates_is_averaging_updates(space):
     assert torch.allclose(of_mean, mean_of, atol=1e-5)
 
 
-@pytest.mark.parametrize("space", [tw.MAPO(k=8), tw.MAPA(p=6), tw.MAPAX(k=5, p=3, layout="contiguous")], ids=repr)
+@pytest.mark.parametrize(
+    "space", [tw.MAPO(k=8), tw.MAPA(p=6), tw.spaces.MAPAX(k=5, p=3, layout="contiguous")], ids=repr
+)
 def test_one_full_batch_step_of_all_clients_is_a_projected_gradient_step(space):
     method = tw.Method(space=space, client_opt=SGD(0.7))
     run = tw.simulate(model(), clients(), method, rounds=1, local=tw.Local(batch=0))
@@ -168,7 +170,7 @@ def test_segment_lengths_differ_by_at_most_one_and_every_coordinate_has_an_effec
 
 @pytest.mark.parametrize("layout", ["contiguous", "permuted"])
 def test_segments_of_equal_length_are_the_rows_of_b_a(layout):
-    space, base = tw.MAPAX(k=6, p=2, layout=layout), {"w": torch.zeros(60)}
+    space, base = tw.spaces.MAPAX(k=6, p=2, layout=layout), {"w": torch.zeros(60)}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     b = Key(1).normal(6, 2)
     expected = (b @ basis["a"]).flatten()
@@ -229,7 +231,7 @@ def test_an_isometric_basis_keeps_the_mean_of_a_step_and_the_norm_of_the_gradien
     if not stored:
         monkeypatch.setattr(projection, "STORED", 0)
     d, draws, g = 20, 120, Key(9).normal(20)
-    space = tw.MAPAX(k=k, p=p, **settings)
+    space = tw.spaces.MAPAX(k=k, p=p, **settings)
     maps = torch.stack([linear_map(space, d, Key(i)) for i in range(draws)])
     products = maps @ maps.mT
     assert bool(((products.mean(0) - torch.eye(d)).abs() <= 5 * products.std(0) / draws**0.5 + 1e-5).all())
@@ -252,9 +254,9 @@ def test_unit_scale_is_the_basis_of_the_papers_bit_for_bit(settings):
         integers = key.normal_integers(p, e)
         scales = torch.tensor([1 / sum(v * v for v in row) ** 0.5 for row in integers.tolist()], dtype=torch.float32)
         drawn = integers.to(torch.float32) * scales[:, None]
-    made = tw.MAPAX(k=k, p=p, scale="unit", **settings).basis(spec, key, "cpu")["a"]
+    made = tw.spaces.MAPAX(k=k, p=p, scale="unit", **settings).basis(spec, key, "cpu")["a"]
     assert torch.equal(made, drawn)
-    isometric = tw.MAPAX(k=k, p=p, **settings).basis(spec, key, "cpu")["a"]
+    isometric = tw.spaces.MAPAX(k=k, p=p, **settings).basis(spec, key, "cpu")["a"]
     factor = (1 / p) ** 0.5 if normalize == "none" else (e / p) ** 0.5
     assert torch.allclose(isometric, drawn * factor, rtol=3e-7)
 
@@ -290,7 +292,7 @@ def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
 @pytest.mark.parametrize(("d", "k", "p"), [(57, 10, 3), (57, 28, 2), (57, 29, 1), (60, 7, 8), (57, 28, 3)])
 def test_every_value_of_b_moves_a_weight(layout, d, k, p):
-    map_ = linear_map(tw.MAPAX(k=k, p=p, layout=layout), d, Key(3))
+    map_ = linear_map(tw.spaces.MAPAX(k=k, p=p, layout=layout), d, Key(3))
     assert map_.shape == (d, k * p)
     assert bool(map_.ne(0).any(0).all())
     assert bool(map_.ne(0).any(1).all())
@@ -317,7 +319,7 @@ def _agree(space):
 def test_mapax_by_columns_is_lora_with_a_fixed_factor():
     """One matrix W of d1 x d2, divided into columns: U = B A is a rank-p update with a shared, fixed A."""
     d1, d2, p = 6, 4, 2
-    space = tw.MAPAX(k=d2, p=p, layout="strided")  # segment j holds the weights j, j + d2, ...: column j
+    space = tw.spaces.MAPAX(k=d2, p=p, layout="strided")  # segment j holds the weights j, j + d2, ...: column j
     base = {"w": torch.zeros(d1, d2)}
     basis = space.basis(Spec.of(base), Key(5), "cpu")
     b = Key(6).normal(d2, p)
@@ -341,9 +343,11 @@ def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 def test_rows_have_norm_one(entries):
-    basis = tw.MAPAX(k=3, p=4, entries=entries, scale="unit").basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
+    basis = tw.spaces.MAPAX(k=3, p=4, entries=entries, scale="unit").basis(
+        Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
+    )
     assert torch.allclose(basis["a"].norm(dim=1), torch.ones(4), atol=1e-6)
-    q = tw.MAPAX(k=3, p=4, entries=entries, normalize="orthonormal", scale="unit").basis(
+    q = tw.spaces.MAPAX(k=3, p=4, entries=entries, normalize="orthonormal", scale="unit").basis(
         Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
     )
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
@@ -369,7 +373,7 @@ def test_generated_rows_have_the_norm_of_stored_ones(monkeypatch, entries, block
 
 
 def test_training_in_a_generated_gaussian_basis_equals_training_in_a_stored_one(monkeypatch):
-    space = tw.MAPAX(k=3, p=4, entries="gaussian")
+    space = tw.spaces.MAPAX(k=3, p=4, entries="gaussian")
     stored = train(space)
     monkeypatch.setattr(projection, "STORED", 0)
     for backend in ("vmap", "loop"):
@@ -379,7 +383,7 @@ def test_training_in_a_generated_gaussian_basis_equals_training_in_a_stored_one(
 def test_a_message_is_k_p_values_and_a_header():
     run = train(tw.MAPO(k=8), rounds=2, cohort=3)
     assert all(record.bytes_up <= 3 * (4 * 8 + 64) for record in run.history)
-    run = train(tw.MAPAX(k=5, p=3), rounds=1, cohort=3)
+    run = train(tw.spaces.MAPAX(k=5, p=3), rounds=1, cohort=3)
     assert run.bytes_up <= 3 * (4 * 15 + 64)
 
 
@@ -407,9 +411,9 @@ def test_the_presets_learn_digits(preset, tmp_path):
         (lambda: tw.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
         (lambda: tw.MAPA(p=0), "p must be from 1"),
         (lambda: tw.MAPA(p=58), "p must be from 1 to the length of a segment, 57, not 58"),
-        (lambda: tw.MAPAX(k=3, segment=3), "either k or segment"),
-        (lambda: tw.MAPAX(p=3, budget=3), "either p or budget"),
-        (lambda: tw.MAPAX(segment=99), "segment must be from 1"),
+        (lambda: tw.spaces.MAPAX(k=3, segment=3), "either k or segment"),
+        (lambda: tw.spaces.MAPAX(p=3, budget=3), "either p or budget"),
+        (lambda: tw.spaces.MAPAX(segment=99), "segment must be from 1"),
         (lambda: tw.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
         (lambda: tw.MAPO(k=4, layout="random"), "layout must be one of"),
         (lambda: tw.MAPO(k=4, scale="paper"), "scale must be one of isometric, unit, not 'paper'"),

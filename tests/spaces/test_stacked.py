@@ -48,7 +48,7 @@ def test_a_stack_and_the_mean_factors_make_the_mean_of_the_weights(kind, rank, s
     stack = space.stack(values, shares)
     assert Spec.of(stack.blocks) == space.stack_spec(Spec.of(base), stack.adapters)
     assert sum(b.numel() for b in stack.blocks.values()) <= sum(b.numel() for b in base.values())
-    made, mean = space.with_stack(base, stack.blocks), tw.WeightedMean().of(values, shares)
+    made, mean = space.with_stack(base, stack.blocks), tw.aggregators.WeightedMean().of(values, shares)
     after = space.expand(made, {}, mean if kind is LoRAResidual else first)
     for name, weight in wanted.items():
         size = float(weight.norm())
@@ -142,8 +142,8 @@ def test_forged_stacks_are_refused():
     ("change", "what"),
     [
         ({"secure_aggregation": True}, "learns only a sum"),
-        ({"privacy": tw.DP(), "client_weight": tw.Uniform()}, "privacy = 'none'"),
-        ({"aggregator": tw.Median()}, "aggregator = 'weighted'"),
+        ({"privacy": tw.privacy.DP(), "client_weight": tw.aggregators.Uniform()}, "privacy = 'none'"),
+        ({"aggregator": tw.aggregators.Median()}, "aggregator = 'weighted'"),
         ({"merge_codec": tw.Quantize(8)}, "merge_codec = 'raw'"),
         ({"down": tw.ErrorFeedback(tw.TopK(0.1))}, "without state"),
         ({"server_opt": tw.Adam(0.1)}, "server_opt = 'sgd'"),
@@ -162,4 +162,4 @@ def test_bad_settings_are_one_line():
             with pytest.raises(ConfigError, match=what):
                 kind(**bad)
     with pytest.raises(ConfigError, match="use it alone"):
-        tw.Route((("*", LoRAStack()),))
+        tw.spaces.Route((("*", LoRAStack()),))

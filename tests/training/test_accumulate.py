@@ -65,7 +65,7 @@ def test_the_mean_of_the_means_of_parts_would_be_another_step():
 def test_a_criterion_that_averages_itself_and_a_penalty_give_the_same_step():
     torch.manual_seed(2)
     clients = [(torch.randn(9, 4), torch.randn(9, 1)) for _ in range(2)]
-    method = tw.Method(client_opt=tw.SGD(0.05), penalty=tw.L1L2(l1=0.01))
+    method = tw.Method(client_opt=tw.SGD(0.05), penalty=tw.optimizers.L1L2(l1=0.01))
     options = {"loss": nn.functional.mse_loss, "method": method, "batch": 4}
     model = nn.Linear(4, 1)
     whole, _ = _weights(model, clients, **options)

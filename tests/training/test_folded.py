@@ -20,13 +20,13 @@ FOLDED = {
 NOT_FOLDED = {
     "dora": DoRA(2, 4.0, ("query-value",)),
     "a trained head": tw.LoRA(2, 4.0, ("query-value",), modules_to_save=("*norm.weight",)),
-    "all weights": tw.Full(),
+    "all weights": tw.spaces.Full(),
 }
 
 
 def trained(space, backend, local):
     """The losses of two rounds."""
-    method = tw.Method(space, client_opt=tw.AdamW(0.01))
+    method = tw.Method(space, client_opt=tw.optimizers.AdamW(0.01))
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = tw.Job(questions, method, rounds=2, cohort=CLIENTS, local=local)

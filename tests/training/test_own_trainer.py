@@ -62,7 +62,7 @@ SPACES = {
     "ffa": tw.methods.ffa_lora(rank=2),
     "mapo": tw.methods.mapo(k=8),
     "fedpara": tw.methods.fedpara(),
-    "route": tw.Method(space=tw.Route((("0.*", tw.Full()), ("*", tw.Frozen())))),
+    "route": tw.Method(space=tw.spaces.Route((("0.*", tw.spaces.Full()), ("*", tw.spaces.Frozen())))),
 }
 
 
@@ -95,7 +95,7 @@ CASES = {
     "fedavg": (tw.Method(), fit),
     "compressed": (tw.Method(up=tw.ErrorFeedback(tw.TopK(0.3, inner=tw.Quantize(4))), down=tw.Quantize(8)), fit),
     "adapters-under-a-mask": (MASKED, fit),
-    "private-head": (tw.Method(schedule=tw.AllBlocks(private=("2.*",))), fit),
+    "private-head": (tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",))), fit),
     "state-at-home": (tw.Method(opt_lifetime="run"), keeps),
     "sampled-masks": (tw.methods.fedpm(), fit),
 }
@@ -113,7 +113,7 @@ def test_a_deployment_with_a_trainer_equals_the_simulation(name):
 
 
 def test_private_blocks_and_the_state_of_the_optimizer_stay_at_home():
-    method = tw.Method(schedule=tw.AllBlocks(private=("2.*",)), opt_lifetime="run")
+    method = tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",)), opt_lifetime="run")
     state, messages = play(LocalEngine().prepare(job(method, keeps)), 3)
     known = [one for one in state.clients.values() if one.opt]
     assert known
@@ -217,7 +217,7 @@ def test_values_that_are_not_finite_are_divergence():
 
 
 def test_changes_of_what_is_not_trained_are_refused():
-    method = tw.Method(space=tw.Route((("2.*", tw.Full()), ("*", tw.Frozen()))))
+    method = tw.Method(space=tw.spaces.Route((("2.*", tw.spaces.Full()), ("*", tw.spaces.Frozen()))))
     with pytest.raises(tw.ConfigError, match=r"changed '0.weight', which this method does not train"):
         tw.simulate(network(), clients(1), method, rounds=1, trainer=_changes_frozen)
     model = network()
@@ -229,7 +229,7 @@ def test_changes_of_what_is_not_trained_are_refused():
 def test_parts_that_need_every_step_are_refused_with_the_reason():
     for method, text in (
         (tw.methods.scaffold(), "corrects each local step"),
-        (tw.Method(penalty=tw.L1L2(l1=0.1)), "loss"),
+        (tw.Method(penalty=tw.optimizers.L1L2(l1=0.1)), "loss"),
     ):
         with pytest.raises(tw.IncompatibleParts, match=text):
             tw.simulate(network(), clients(1), method, trainer=fit)

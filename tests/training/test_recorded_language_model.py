@@ -29,7 +29,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
-    "space", [tw.LoRA(2, 4.0, ("query-value",)), tw.DoRA(2, 4.0, ("query-value",))], ids=["folded", "vmap"]
+    "space", [tw.LoRA(2, 4.0, ("query-value",)), tw.spaces.DoRA(2, 4.0, ("query-value",))], ids=["folded", "vmap"]
 )
 def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
     from thinwire.training import cuda_graph
@@ -53,7 +53,7 @@ def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
         shapes.append(masked)
 
     monkeypatch.setattr(cuda_graph._Recording, "_step", recorded)
-    method = tw.Method(space, client_opt=tw.AdamW(0.01))
+    method = tw.Method(space, client_opt=tw.optimizers.AdamW(0.01))
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = tw.Job(questions, method, rounds=2, cohort=CLIENTS, local=tw.Local(batch=3))

@@ -68,8 +68,8 @@ def make_fit(folder):
 
 
 METHODS = {
-    "full": tw.Method(client_opt=tw.AdamW(0.01), opt_lifetime="run", up=tw.Quantize(8)),
-    "lora": tw.methods.lora(rank=4).replace(client_opt=tw.AdamW(0.02), up=tw.TopK(0.5)),
+    "full": tw.Method(client_opt=tw.optimizers.AdamW(0.01), opt_lifetime="run", up=tw.Quantize(8)),
+    "lora": tw.methods.lora(rank=4).replace(client_opt=tw.optimizers.AdamW(0.02), up=tw.TopK(0.5)),
 }
 
 
