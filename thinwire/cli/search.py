@@ -190,12 +190,9 @@ def report(
         float | None,
         typer.Option(help="Training seconds of a client per round, for the time model. Default: as measured."),
     ] = None,
-    joules: Annotated[
-        float | None, typer.Option(help="Joules per megabyte, for the energy model. Default: 360.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare existing runs, finished or not: accuracy against bytes, and time and energy to a target accuracy.
+    """Compare existing runs, finished or not: accuracy against bytes, and time to a target accuracy.
 
     Runs that differ only in their seed are averaged.
 
@@ -205,7 +202,7 @@ def report(
     from thinwire.reports.report import report as write_report
     from thinwire.search.table import table_of
 
-    groups = write_report(runs, html, md, targets=target or (), compute=compute, joules_per_megabyte=joules)
+    groups = write_report(runs, html, md, targets=target or (), compute=compute)
     table = table_of(groups, ", ".join(dict.fromkeys(group.task for group in groups)), compute=compute)
     _show(table, table.plain(), as_json)
     for file in (html, md):
@@ -218,16 +215,16 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **o
     from thinwire.cli.tables import print_json, show_cells
     from thinwire.cli.terminal import out, print_written
     from thinwire.reports.chapters import SEARCH_HEADS, how_searched, search_cells
-    from thinwire.search.table import Cells
+    from thinwire.reports.page import Cells
 
     if as_json:
         print_json(facts)
     else:
-        show_cells(table.cells(out.width), table.title)
+        show_cells(table.cells(out.width))
         texts = table.notes(out.width)
         if found := {row.method: row.search for row in table.rows if row.search}:
             cells = [search_cells(method, search) for method, search in found.items()]
-            show_cells(Cells(SEARCH_HEADS, cells, 2), "search before the comparison")
+            show_cells(Cells("search before the comparison", SEARCH_HEADS, cells, left=2))
             texts += how_searched(list(found.values()))
         for text in texts:
             out.print(visible(text, 1000), soft_wrap=True)
@@ -248,8 +245,8 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
     def on_search(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
         from thinwire.cli.tables import show_cells
         from thinwire.cli.terminal import err
+        from thinwire.reports.page import Cells
         from thinwire.search.candidates import as_point, point_text, value_text
-        from thinwire.search.table import Cells
 
         heads = [*(knob.label for knob in knobs), "validation", "loss", "rounds", "bytes", "status", ""]
         numbers = itertools.count(1)
@@ -269,7 +266,7 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
                 for trial in rung.trials
             ]
             if show_rungs:
-                show_cells(Cells(heads, rows, 0), title)
+                show_cells(Cells(title, heads, rows, left=0))
 
         return on_trial, on_rung
 

@@ -124,8 +124,6 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
         what, rows = figures.layer_bars(layers, summary["rounds"])
         title = f"{summary['method']} on {summary['task']}, {path.name}"
         figures.save(figures.bars(rows, 680, title=f"{title}: {what}"), plot)
-        if windows := figures.window_curves(record._asdict() for record in run.history()):
-            figures.save(figures.window_figure(windows, 680, title), plot.with_stem(f"{plot.stem}-windows"))
     if as_json:
         print_json(summary)
         return

@@ -14,7 +14,7 @@ from thinwire.cli.terminal import out
 from thinwire.core.text import human_bytes, human_seconds, percent, visible
 
 if TYPE_CHECKING:
-    from thinwire.search.table import Cells
+    from thinwire.reports.page import Cells
 
 
 def print_json(value: Any) -> None:
@@ -90,9 +90,9 @@ def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
         out.print("the upload codec encodes all blocks together, so bytes cannot be attributed to layers")
 
 
-def show_cells(cells: Cells, title: str) -> None:
+def show_cells(cells: Cells) -> None:
     """Print a table of text; the columns on the left are never shortened."""
-    table = Table(title=visible(title, 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=visible(cells.caption, 300) or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
     rows = [[visible(cell, 200) for cell in row] for row in cells.rows]
     for i, head in enumerate(cells.heads):

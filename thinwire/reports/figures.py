@@ -14,7 +14,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -245,36 +245,6 @@ def layer_bars(layers: Sequence[Mapping[str, Any]], rounds: int | None, series: 
         counted = f" ({row['syncs']}{of})" if isinstance(row.get("syncs"), int) else ""
         rows.append(Bar(f"{row['layer']}{counted}", text(value), [value], series=series))
     return f"{'bytes up' if known else 'synchronizations'} by layer", rows
-
-
-def window_curves(records: Iterable[Mapping[str, Any]]) -> list[Curve]:
-    """Which layers FedLAMA can synchronize less often, and what that costs (the paper's Figure 1); empty for others.
-
-        delta        share of the discrepancy in the layers taken so far, those on which clients agree first
-        1 - lambda   share of the parameters in the other layers
-
-    Both against the number of layers: the mean over windows, the lowest and the highest. Where the curves cross, the
-    layers taken are synchronized once in the next window.
-
-    >>> rows = {"fc": {"delta": 0.2, "left": 0.1}, "conv": {"delta": 1.0, "left": 0.0}}
-    >>> [line.points for line in window_curves([{"round": 1, "layers": rows}, {"round": 2, "layers": {}}])]
-    [[(1, 0.2, 0.2, 0.2), (2, 1.0, 1.0, 1.0)], [(1, 0.1, 0.1, 0.1), (2, 0.0, 0.0, 0.0)]]
-    """
-    windows = [layers for record in records if isinstance(layers := record.get("layers"), Mapping) and layers]
-    if not windows:
-        return []
-    drawn = []
-    for key, label in (("delta", "delta: discrepancy of these layers"), ("left", "1 - lambda: parameters left")):
-        rows = [[facts.get(key) for facts in window.values() if isinstance(facts, Mapping)] for window in windows]
-        at = zip(*([one for one in row if isinstance(one, int | float)] for row in rows), strict=False)
-        drawn.append(Curve(label, [(i, sum(own) / len(own), min(own), max(own)) for i, own in enumerate(at, 1)]))
-    return drawn
-
-
-def window_figure(lines: Sequence[Curve], width: int = WIDE, title: str = "") -> Figure:
-    """The figure of `window_curves`."""
-    x = "layers with the long interval"
-    return curves(lines, x, "share", width, integer_x=True, limits=(0.0, 1.0), title=title)
 
 
 @_styled
