@@ -71,7 +71,7 @@ def test_compare_prints_one_row_per_method_and_reuses_runs(thinwire):
     code, out, err = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST)
     assert code == 0
     assert err.endswith("wrote runs/compare.html\n")
-    assert "Settings and machines" in Path("runs/compare.html").read_text()
+    assert "Shared settings" in Path("runs/compare.html").read_text()
     assert "fedavg" in out
     assert "fedsgd" in out
     code, out, _ = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST, "--json")

@@ -13,20 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.deploy import deploy, flower_app, node
-from thinwire.cli.execution import TRAINING_FAILED
-from thinwire.cli.export_peft import export_peft
+from thinwire.cli.deploy import deploy, flower_app, node, site, supervise
 from thinwire.cli.options import Imports
-from thinwire.cli.partition import partition
-from thinwire.cli.replay import replay
-from thinwire.cli.rollback import rollback
-from thinwire.cli.run import resume, run
-from thinwire.cli.search import TOUR as TOUR, compare, report, sweep
-from thinwire.cli.show import check, list_names, show
-from thinwire.cli.site import site
-from thinwire.cli.supervise import supervise
-from thinwire.cli.tune import tune
-from thinwire.cli.watch import watch
+from thinwire.cli.run import TRAINING_FAILED, export_peft, replay, resume, rollback, run, watch
+from thinwire.cli.search import TOUR as TOUR, compare, report, sweep, tune
+from thinwire.cli.show import check, list_names, partition, show
+from thinwire.cli.terminal import print_error, print_warning
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 
 UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contain their own copy of click
@@ -88,8 +80,6 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
     Exit codes: 0 done, 1 incomplete, 2 an expected error or one of the operating system (printed as one line),
     3 training diverged, collapsed or ended at chance, 130 interrupted.
     """
-    from thinwire.cli.terminal import print_error, print_warning
-
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters that are printed
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

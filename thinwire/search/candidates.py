@@ -48,7 +48,7 @@ _SHORT: dict[str, str | tuple[str, ...]] = {
     "batch": "local.batch",
 }
 # options of the verbs, of `tw.compare`, `tw.sweep` and `tw.tune`
-_OPTIONS = {
+OPTIONS = {
     "rounds": "rounds",
     "clients": "task.clients",
     "cohort": "cohort.size",
@@ -89,8 +89,8 @@ def maker(
     >>> maker("mapo", "digits", rounds=5)({"method.space.k": 64}).method.space.k
     64
     """
-    if unknown := set(options) - set(_OPTIONS):
-        known = ", ".join((*_OPTIONS, "recipe", "overrides", "metrics"))
+    if unknown := set(options) - set(OPTIONS):
+        known = ", ".join((*OPTIONS, "recipe", "overrides", "metrics"))
         raise ConfigError(f"unknown option {min(unknown)}; write one of {known}")
     if not isinstance(method, str | Method):
         raise ConfigError(
@@ -98,7 +98,7 @@ def maker(
             "write for example 'mapo'"
         )
     task = _task_name(on)
-    given = {_OPTIONS[key]: value for key, value in options.items() if value is not None}
+    given = {OPTIONS[key]: value for key, value in options.items() if value is not None}
     base = {**given, **(overrides or {}), **({"name": name} if name else {})}
 
     def make(changes: Table) -> Experiment:
