@@ -333,7 +333,7 @@ def test_a_comparison_names_the_file_and_averages_its_seeds(tmp_path, thinwire, 
     rows = json.loads(out)
     assert [(row["method"], row["seeds"]) for row in rows] == [("fedavg", 2), ("fedsgd", 2)]
     page = Path("runs/compare.html").read_text()
-    assert "thinwire run fedavg --on my_task.py:task --rounds 2" in page
+    assert "my_task.py:task" in page
     assert "5 clients, 5 sampled per round" in page
     assert "2 seeds" in page
     assert "my_task" in sys.modules

@@ -53,8 +53,8 @@ def test_page_of_real_runs_is_complete(real_runs, tmp_path):
     assert len(charts) == 2 * 5, "wide and narrow: two curves, bars of the reached target, layers of both methods"
     assert text.count("</title>") == 1 + len(charts)
     assert "#0063a8" not in re.sub("(?s)<style>.*?</style>", "", text), "colors are variables of the theme"
-    assert len(page.all("table")) == len(page.all("caption")) == 7
-    for words in ("not reached", "95 % interval", "ideal", "50 / 3.125"):
+    assert len(page.all("table")) == len(page.all("caption")) == 6
+    for words in ("not reached", "95 % interval", "ideal", "at 2 Mbps"):
         assert words in text
         assert words in markdown
 
@@ -125,7 +125,7 @@ def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):
     file = run / "metrics.jsonl"
     file.write_text(re.sub(r'"accuracy": [^,]+', '"accuracy": null', file.read_text()))
     tw.report([run], tmp_path / "page.html")
-    assert "Training loss against bytes" in (tmp_path / "page.html").read_text()
+    assert "Test loss against bytes" in (tmp_path / "page.html").read_text()
 
 
 def test_two_tasks_have_separate_chapters(write_run, real_runs, tmp_path):

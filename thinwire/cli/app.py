@@ -52,26 +52,16 @@ def global_options(imports: Imports = None, version: Version = False) -> None:
     """Options before the verb; `--import` and `--version` are handled by their callbacks."""
 
 
-app.command()(run)
-app.command()(resume)
-app.command()(rollback)
-app.command()(deploy)
+for verb in (run, resume, rollback, deploy):
+    app.command()(verb)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
-app.command("export-peft")(export_peft)
-app.command("flower-app")(flower_app)
-app.command()(check)
-app.command()(replay)
-app.command()(partition)
-app.command()(sweep)
-app.command()(tune)
+for verb in (export_peft, flower_app, check, replay, partition, sweep, tune):
+    app.command()(verb)
 app.command("list")(list_names)
-app.command()(show)
-app.command()(compare)
-app.command()(report)
-app.command()(watch)
+for verb in (show, compare, report, watch, supervise):
+    app.command()(verb)
 app.add_typer(site, name="site")
-app.command()(supervise)
 
 
 def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:

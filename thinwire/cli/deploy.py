@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,7 +35,6 @@ from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
-    from thinwire.experiments.run_directory import Summary
 
 
 def deploy(
@@ -70,6 +69,7 @@ def deploy(
     given = locals()
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
+    from thinwire.flower.local import deploy as deploy_locally
     from thinwire.flower.transport import RoundPolicy
 
     preset = resolve(what, on, recipe=recipe)
@@ -81,20 +81,8 @@ def deploy(
     settings = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
     settings |= {} if grace is None else {"grace": grace}
     RoundPolicy.of(settings)  # a wrong value is an error before anything is started
-    runner = local_runner(nodes, settings)
+    runner = partial(deploy_locally, nodes=nodes, settings=settings)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
-
-
-def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
-    """Return a function that runs an experiment between processes on this machine.
-
-    Args:
-        nodes: number of SuperNodes.
-        settings: of the server, the fields of `RoundPolicy`.
-    """
-    from thinwire.flower.local import deploy as deploy_locally
-
-    return partial(deploy_locally, nodes=nodes, settings=settings)
 
 
 def node(

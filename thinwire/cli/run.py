@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,14 +114,14 @@ def resume(
         experiment = replace(experiment, checkpoint=saving)
     options: dict[str, Any] = {"resume": True}
     if (run / "deployment.json").is_file():
-        from thinwire.cli.deploy import local_runner
         from thinwire.flower.apps import read_deployment
+        from thinwire.flower.local import deploy
 
         settings = read_deployment(run) or {}
         settings.pop("run", None)
         if not (nodes := settings.pop("nodes", 0)):
             raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")
-        options["runner"] = local_runner(nodes, settings)
+        options["runner"] = partial(deploy, nodes=nodes, settings=settings)
     elif not quiet:
         options["on_continue"] = lambda done: print_start(run, done, experiment.rounds)
     execute_and_show(experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, **options)
@@ -274,31 +275,23 @@ def watch(
         print_json(standing(run).as_json())
         return
     try:
-        show = _print_json_lines if as_json else _show_live
-        last = show([standing(run)] if once else follow(run, every))
+        last = _show_live([standing(run)] if once else follow(run, every), as_json)
     except KeyboardInterrupt:
         sys.exit(130)
     if last == "stopped" and not once:
         sys.exit(1)
 
 
-def _print_json_lines(statuses: Iterable[Standing]) -> str:
-    """Print one line of JSON per state; returns the last state."""
-    last = ""
-    for status in statuses:
-        last = status.state
-        print(json.dumps(status.as_json()), flush=True)
-    return last
-
-
-def _show_live(statuses: Iterable[Standing]) -> str:
-    """Show a bar in a terminal, and one line per change otherwise; returns the last state."""
+def _show_live(statuses: Iterable[Standing], as_json: bool) -> str:
+    """Show a bar in a terminal, and one line per change otherwise, or per state as JSON; returns the last state."""
     from thinwire.experiments.watch import status_line
 
-    if not console.is_terminal:
+    if as_json or not console.is_terminal:
         last = None
         for status in statuses:
-            if last is None or (status.round, status.state) != (last.round, last.state):
+            if as_json:
+                print(json.dumps(status.as_json()), flush=True)
+            elif last is None or (status.round, status.state) != (last.round, last.state):
                 console.print(status_line(status), soft_wrap=True)
             last = status
         return last.state if last else ""

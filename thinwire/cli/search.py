@@ -355,8 +355,8 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **o
     if as_json:
         print_json(facts)
     else:
-        show_cells(table.cells(console.width))
-        texts = table.notes(console.width)
+        show_cells(table.cells())
+        texts = table.notes()
         if found := {row.method: row.search for row in table.rows if row.search}:
             cells = [search_cells(method, search) for method, search in found.items()]
             show_cells(Cells("search before the comparison", SEARCH_HEADS, cells, left=2))

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.core.text import human_bytes, human_seconds, percent, visible
+from thinwire.core.text import human_bytes, percent, visible
 from thinwire.experiments.files import message_of
 from thinwire.experiments.progress import Style, console_of, shown
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thinwire.runtime.job import RoundRecord
 
 out, err = console_of(), console_of(stderr=True)
+LONG = 40  # characters of a cell that is folded
 
 
 @contextmanager
@@ -81,11 +82,7 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
                 table.add_row(f"retry {number}", retry_text(retry))
         if isinstance(value, list) or (not value and key.startswith(("status_", "bytes_abandoned"))):
             continue
-        if key == "seconds_by_link":  # six links would not fit in one row
-            for name, times in _link_times(value):
-                table.add_row(name, times)
-        else:
-            table.add_row(visible(key.replace("_", " ")), visible(_fact_text(key, value)))
+        table.add_row(visible(key.replace("_", " ")), visible(_fact_text(key, value)))
     out.print(table)
 
 
@@ -110,20 +107,6 @@ def _number_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
 
 
-def _link_times(seconds: dict[str, float]) -> list[tuple[str, str]]:
-    """Seconds by link in two rows: symmetric links, and links with slow uploads."""
-    symmetric = [name for name in seconds if "(" not in name]
-    slow = [name for name in seconds if "(" in name]
-    return [
-        (
-            f"over {', '.join(name.split()[0] for name in names)} Mbps{suffix}",
-            ", ".join(human_seconds(seconds[name]) for name in names),
-        )
-        for names, suffix in ((symmetric, ""), (slow, ", slow up"))
-        if names
-    ]
-
-
 def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
     """Print how often each layer was synchronized; a full bar is every round."""
     from thinwire.reports.page import Cells
@@ -139,13 +122,14 @@ def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
 
 
 def show_cells(cells: Cells) -> None:
-    """Print a table of text; the columns on the left are never shortened."""
+    """Print a table of text; the columns on the left are never shortened, and long texts are folded."""
     table = Table(title=visible(cells.caption, 300) or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
     rows = [[visible(cell, 200) for cell in row] for row in cells.rows]
     for i, head in enumerate(cells.heads):
-        own = max(len(row[i]) for row in rows) if i < cells.left else None
-        table.add_column(visible(head, 60), justify="right" if own is None else "left", no_wrap=True, min_width=own)
+        longest, left = max((len(row[i]) for row in rows), default=0), i < cells.left
+        side, least = "left" if left or longest > LONG else "right", longest if left else None
+        table.add_column(visible(head, 60), justify=side, overflow="fold", no_wrap=longest <= LONG, min_width=least)
     for row in rows:
         table.add_row(*row)
     out.print(table)

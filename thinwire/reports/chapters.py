@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
-from thinwire.experiments.link_time import LINKS
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.search_record import SearchRecord, read_search
@@ -19,6 +18,7 @@ from thinwire.reports.baseline import Costs, headline, untuned
 from thinwire.reports.page import Cells, Chapter, Drawing, Lead, Piece
 from thinwire.reports.seed_groups import (
     ACCURACY,
+    SLOW,
     SeedGroup,
     TargetCost,
     byte_columns,
@@ -35,7 +35,7 @@ from thinwire.reports.seed_groups import (
 MOST_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."
 _NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
-_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", "seeds")
+_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
 SEARCH_HEADS = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
 
 
@@ -279,7 +279,7 @@ def targets_chapter(section: Section) -> Chapter | None:
 def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
     seeds = len(group.runs)
     if cost is None:
-        return [group.label, "not reached", *["-"] * 4, f"0 of {seeds}"]
+        return [group.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
     half = cost.bytes.half
     ends = [] if half is None else [max(0.0, cost.bytes.mean - half), cost.bytes.mean + half]
     return [
@@ -289,21 +289,9 @@ def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCos
         f"{cost.rounds.mean:.1f}",
         " to ".join(map(human_bytes, ends)) or "-",
         human_bytes(cost.ideal),
+        human_seconds(cost.seconds),
         f"{cost.seeds} of {seeds}",
     ]
-
-
-def time_chapter(section: Section) -> Chapter | None:
-    """Modeled time to each target by link."""
-    rows = [
-        [group.label, target_text(section.objective, goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
-        for goal, reached in section.costs.items()
-        for group, cost in zip(section.groups, reached, strict=True)
-        if cost
-    ]
-    speeds = [f"{link.down / 1e6:g} / {link.up / 1e6:g}" for link in LINKS]
-    caption = "Time to a target by speed, Mbps down / up (means over the seeds that reached it)"
-    return Chapter("Time over slow links", [Cells(caption, ("method", "target", *speeds), rows)]) if rows else None
 
 
 def layers_chapter(section: Section) -> Chapter | None:
@@ -378,14 +366,11 @@ def settings_chapter(section: Section) -> Chapter:
     groups = section.groups
     configs = [flat(group.config) for group in groups]
     paths = [path for path in differing([group.config for group in groups]) if path != "name"]
-    rows = []
-    for group, config in zip(groups, configs, strict=True):
-        shown = [
-            path for path in paths if path in config and (group is groups[0] or config[path] != configs[0].get(path))
-        ]
-        rows.append([group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in shown)])
-    caption = f"Settings that differ; for other methods than {groups[0].label}, the differences from it"
-    pieces = [Cells(caption, ("method", "settings"), rows)] if paths else []
+    rows = [
+        [group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in paths if path in config)]
+        for group, config in zip(groups, configs, strict=True)
+    ]
+    pieces = [Cells("Settings that differ", ("method", "settings"), rows)] if paths else []
     rows = [[path, setting_text(value)] for path, value in configs[0].items() if path not in (*paths, "name")]
     pieces.append(Cells("Shared settings", ("key", "value"), rows, folded=True))
     return Chapter("Settings", pieces)
@@ -395,7 +380,6 @@ CHAPTERS = (
     overview,
     sweep_chapter,
     targets_chapter,
-    time_chapter,
     layers_chapter,
     search_chapter,
     settings_chapter,

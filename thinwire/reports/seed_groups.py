@@ -5,8 +5,8 @@
 Curves are means over seeds by round, over the rounds that every seed has; a curve against bytes uses the mean bytes of
 these rounds. A target is reached in the first evaluated round whose objective is as good or better.
 
-Files are not trusted: values that are not finite numbers are ignored. A finished run without an objective is of an
-earlier version and ranked by accuracy; an unfinished one has the objective of a finished run of its task.
+Files are not trusted: values that are not finite numbers are ignored. An unfinished run has the objective of a finished
+run of its task, or else accuracy or the test loss.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, visible
 from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.link_time import seconds_by_link
+from thinwire.experiments.link_time import link, seconds
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
 from thinwire.experiments.toml import Table as TomlTable, dumps
 from thinwire.metrics.objective import Objective
 
 DIRECTIONS = ("up", "down", "catchup")
-ACCURACY = Objective()
+ACCURACY, SLOW = Objective(), "2 Mbps"
 CLIENT_QUANTILES = ("count", "mean", "worst_10", "p10", "p50", "p90")
 WORST_CLIENTS = "worst 10 % of clients"
 
@@ -76,7 +76,7 @@ class TargetCost(NamedTuple):
     bytes: MeanInterval  # honest: up, down, catch-up and abandoned rounds
     ideal: float  # without catch-up
     by_direction: dict[str, float]
-    seconds: dict[str, float]  # by link
+    seconds: float  # over `SLOW` links
     spread: tuple[float, float]  # bytes of the seed that needed the fewest, and of the one that needed the most
 
 
@@ -193,14 +193,13 @@ class SeedGroup(NamedTuple):
         rounds = MeanInterval.of(float(len(part)) for part in spent)
         assert honest
         assert rounds
-        times = [seconds_by_link(part, compute) for part in spent]
         return TargetCost(
             len(spent),
             rounds,
             honest,
             by_direction["up"] + by_direction["down"],
             by_direction,
-            {name: statistics.fmean(time[name] for time in times) for name in times[0]},
+            statistics.fmean(seconds(part, link(SLOW), compute) for part in spent),
             (min(total["bytes_total"] for total in sums), max(total["bytes_total"] for total in sums)),
         )
 
@@ -305,9 +304,9 @@ def objective_name(objective: Objective) -> str:
 
 def objectives(runs: Sequence[Recorded]) -> list[Objective]:
     """The objective of each run of a task."""
-    stated = [_stated(run) for run in runs]
-    known = list(dict.fromkeys(one for one in stated if one))
-    return [one or _guessed(run, known) for one, run in zip(stated, runs, strict=True)]
+    stated = dict.fromkeys(one for run in runs if (one := _objective(run)))
+    known = (*stated, ACCURACY, Objective("loss", higher_is_better=False))
+    return [_objective(run, known) or ACCURACY for run in runs]
 
 
 def target_text(objective: Objective, target: float) -> str:
@@ -387,19 +386,10 @@ def byte_columns(groups: Sequence[SeedGroup]) -> dict[str, list[str]]:
     return {head: list(map(human_bytes, own)) for head, own in sent.items() if head != "abandoned" or any(own)}
 
 
-def _stated(run: Recorded) -> Objective | None:
-    """The objective in the summary of a run; accuracy for a finished run of an earlier version."""
-    if run.summary is None:
-        return None
-    entry = run.summary.get("objective")
-    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str) or not name:
-        return ACCURACY
-    return Objective(name, entry.get("higher_is_better") is not False)
-
-
-def _guessed(run: Recorded, known: Sequence[Objective]) -> Objective:
-    """The objective of an unfinished run: one of those of its task, else accuracy or the test loss."""
-    for one in (*known, ACCURACY, Objective("loss", higher_is_better=False)):
-        if any(metric_value(record, objective_key(one)) is not None for record in run.records):
-            return one
-    return ACCURACY
+def _objective(run: Recorded, known: Sequence[Objective] = ()) -> Objective | None:
+    """The objective in the summary of a run; without one, the first of some that the run has recorded."""
+    entry = (run.summary or {}).get("objective")
+    if isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and name:
+        return Objective(name, entry.get("higher_is_better") is not False)
+    recorded = [one for one in known if any(metric_value(r, objective_key(one)) is not None for r in run.records)]
+    return next(iter(recorded), None)

@@ -29,6 +29,7 @@ from thinwire.experiments.overrides import flat, put
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table, parse_value
 from thinwire.protocol.method import Method
+from thinwire.reports.chapters import setting_text
 
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
@@ -314,9 +315,5 @@ def point_text(knobs: Knobs, point: Point) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One value for readers: a number with six digits, the kind of a part, `as it is` for None."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, dict):
-        value = value.get("kind", value)
-    return "as it is" if value is None else str(value)
+    """One value for readers: the kind of a part, `as it is` for None."""
+    return "as it is" if value is None else setting_text(value.get("kind", value) if isinstance(value, dict) else value)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import human_seconds, visible
+from thinwire.core.text import visible
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, Recorded
@@ -37,7 +37,6 @@ from thinwire.reports.seed_groups import (
 )
 from thinwire.search import candidates
 
-SLOW_UPLOADS = "2 Mbps (uploads 16x slower)"
 TOTALS = (
     *("bytes_up", "bytes_down", "bytes_catchup", "bytes_abandoned", "bytes_total_honest", "bytes_total_ideal"),
     "seconds",
@@ -153,8 +152,8 @@ class Table:
             return f"{self.ranked_by.name} on examples that the clients hold out"
         return f"final {self.rows[0].group.objective.label}"
 
-    def cells(self, width: int = 80) -> Cells:
-        """The table as text; in 100 and in 112 characters there is room for columns with times."""
+    def cells(self) -> Cells:
+        """The table as text."""
         rows, by = self.rows, self.ranked_by
         columns = {name: [candidates.value_text(row.values[name]) for row in rows] for name in rows[0].values}
         columns = columns or {"method": [visible(row.method, 200) for row in rows]}
@@ -168,16 +167,11 @@ class Table:
             columns["to the best"] = [_difference(row.difference, by) for row in rows]
         else:
             columns |= sent | {"ratio": ["-" if row.ratio is None else f"{row.ratio:.3g}x" for row in rows]}
-            if width >= 100:
-                columns["seconds"] = [f"{group.total('seconds'):.1f}" for group in groups]
-            for head, link, least in (("at 2 Mbps", "2 Mbps", 100), ("slow up", SLOW_UPLOADS, 112)):
-                if width >= least:
-                    columns[head] = [human_seconds(row.seconds_by_link[link]) for row in rows]
         if any(row.failed != "-" for row in rows):
             columns["failed"] = [row.failed for row in rows]
         return Cells.of(self.title, columns, left)
 
-    def notes(self, width: int = 80) -> list[str]:
+    def notes(self) -> list[str]:
         """What the columns mean, in sentences."""
         if self.ranked_by:
             points = ", in percentage points" if self.ranked_by == ACCURACY else ""
@@ -198,8 +192,7 @@ class Table:
         ]
         if len(names) > 1:
             texts.insert(0, f"the rows have different objectives, which cannot be compared: {', '.join(names)}")
-        seconds = "seconds on this machine, and modeled time over links of 2 Mbps (slow up: with uploads 16x slower)"
-        return [*texts, seconds] if width >= 100 else texts
+        return texts
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as plain values, for JSON."""
