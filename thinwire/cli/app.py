@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -52,15 +53,15 @@ def global_options(imports: Imports = None, version: Version = False) -> None:
     """Options before the verb; `--import` and `--version` are handled by their callbacks."""
 
 
-for verb in (run, resume, rollback, deploy):
+VERBS: tuple[Callable[..., None], ...] = (
+    *(run, resume, rollback, deploy, export_peft, flower_app, check, replay, partition, sweep, tune, show, compare),
+    *(report, watch, supervise),
+)
+for verb in VERBS:
     app.command()(verb)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
-for verb in (export_peft, flower_app, check, replay, partition, sweep, tune):
-    app.command()(verb)
 app.command("list")(list_names)
-for verb in (show, compare, report, watch, supervise):
-    app.command()(verb)
 app.add_typer(site, name="site")
 
 

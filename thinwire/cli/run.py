@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -262,6 +262,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the files.")] = 1.0,
     as_json: AsJson = False,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a text file for Prometheus (pip install prometheus-client)."),
+    ] = None,
 ) -> None:
     """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
 
@@ -271,15 +275,31 @@ def watch(
     """
     from thinwire.experiments.watch import follow, standing
 
-    if once and as_json:
+    if once and as_json and not prometheus:
         print_json(standing(run).as_json())
         return
     try:
-        last = _show_live([standing(run)] if once else follow(run, every), as_json)
+        statuses = [standing(run)] if once else follow(run, every)
+        last = _show_live(_written(statuses, prometheus) if prometheus else statuses, as_json)
     except KeyboardInterrupt:
         sys.exit(130)
     if last == "stopped" and not once:
         sys.exit(1)
+
+
+def _written(statuses: Iterable[Standing], file: Path) -> Iterator[Standing]:
+    """The states, each of which is written to a file for Prometheus before it is shown."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+    except ImportError as error:
+        raise ConfigError("--prometheus needs its library: pip install prometheus-client") from error
+    for status in statuses:
+        registry = CollectorRegistry()
+        for name in ("round", "loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup"):
+            if (value := getattr(status, name)) is not None:
+                Gauge(f"thinwire_{name}", f"{name} of a run", ["run"], registry=registry).labels(status.run).set(value)
+        write_to_textfile(str(file), registry)
+        yield status
 
 
 def _show_live(statuses: Iterable[Standing], as_json: bool) -> str:

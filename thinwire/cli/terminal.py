@@ -128,8 +128,13 @@ def show_cells(cells: Cells) -> None:
     rows = [[visible(cell, 200) for cell in row] for row in cells.rows]
     for i, head in enumerate(cells.heads):
         longest, left = max((len(row[i]) for row in rows), default=0), i < cells.left
-        side, least = "left" if left or longest > LONG else "right", longest if left else None
-        table.add_column(visible(head, 60), justify=side, overflow="fold", no_wrap=longest <= LONG, min_width=least)
+        table.add_column(
+            visible(head, 60),
+            justify="left" if left or longest > LONG else "right",
+            overflow="fold",
+            no_wrap=longest <= LONG,
+            min_width=longest if left else None,
+        )
     for row in rows:
         table.add_row(*row)
     out.print(table)

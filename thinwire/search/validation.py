@@ -275,4 +275,4 @@ def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmati
     else:
         verb = "the result is worse than the start setting" if measured.status == "finished" else "the result fails"
     text = f"{verb} {over}: {outcome(measured)}, {other}"
-    return Confirmation(best, rounds, measured, *before, is_start=best == start, text=text)
+    return Confirmation(best, rounds, measured, next(iter(before), None), best == start, text)
