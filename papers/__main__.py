@@ -20,8 +20,7 @@ from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
 from thinwire.cli.options import AsJson, DataDir, Imports, Overrides, Quiet, Recipe, Rounds, RunsOut, Task
-from thinwire.cli.tables import print_json, show_list
-from thinwire.cli.terminal import print_written
+from thinwire.cli.terminal import print_json, print_written, show_list
 from thinwire.core.text import visible
 from thinwire.experiments.files import write_all
 from thinwire.experiments.task_files import folder_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.link_time import LINKS, Link, energy, link, round_seconds, seconds, seconds_by_link
+from thinwire.experiments.link_time import LINKS, Link, link, round_seconds, seconds, seconds_by_link
 
 # (compute, megabytes of the model, rounds to the target); the size follows from 470.2 s (47.2 s) at 2 Mbps
 VGG16, FEDPARA = (1.64, 58.775, 112), (2.34, 5.9, 115)
@@ -59,8 +59,6 @@ def test_catch_up_counts_as_download_and_a_slow_upload_link_affects_uploads_only
     assert by_link["2 Mbps (uploads 16x slower)"] > by_link["2 Mbps"]
 
 
-def test_energy_is_proportional_to_bytes_and_unknown_links_are_refused():
-    assert energy(2e9) == 2 * energy(1e9)
-    assert energy(1e6, joules_per_byte=1e-5) == pytest.approx(10)
+def test_unknown_links_are_refused():
     with pytest.raises(ConfigError, match="2 Mbps, 10 Mbps"):
         link("3 Mbps")

@@ -17,7 +17,6 @@ from thinwire.experiments.simulate import Settings
 from thinwire.experiments.toml import dumps
 from thinwire.optimizers import SGD, Adam, ConstantLR, CosineLR
 from thinwire.protocol.method import Method
-from thinwire.reports.rerun import rerun
 
 DEFAULT = preset("recipes", "default").table["method"]
 CLIP = DEFAULT["client_opt"]["clip_norm"]
@@ -121,13 +120,6 @@ def test_complete_file_is_used_as_it_is(tmp_path, recipe):
     experiment = resolve("mapo+int8", "digits", {"rounds": 4}, recipe)
     file = write(tmp_path, dumps(to_table(experiment)))
     assert resolve(file).digest() == experiment.digest()
-
-
-@pytest.mark.parametrize("words", [[], ["--recipe", "paper"]])
-def test_command_of_a_run_names_its_recipe(words):
-    experiment = resolve("fedavg", "digits", {"rounds": 4}, words[-1] if words else None)
-    command = rerun(to_table(experiment), Path("runs/x"))
-    assert command.split() == ["thinwire", "run", "fedavg", "--on", "digits", *words, "--rounds", "4"]
 
 
 # -- tw.simulate -----------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_sweep_has_a_chart_of_each_setting(ranked_run, tmp_path):
     assert "mapo: best r2 against lr, letters" in html
     assert [label for label in ("k 64", "k 128") if f">{label}</text>" in html] == ["k 64", "k 128"]
     assert "Not drawn, because all runs failed: mapo (lr 1.0, k 128)." in html
-    assert "| lr | k | best r2 | final r2 | total | seeds | diverged or collapsed |" in text
+    assert "| lr | k | final r2 | best r2 | total | seeds | diverged or collapsed |" in text
     assert "lr (log scale)" in html
 
 

@@ -53,12 +53,10 @@ def test_page_of_real_runs_is_complete(real_runs, tmp_path):
     assert len(charts) == 2 * 5, "wide and narrow: two curves, bars of the reached target, layers of both methods"
     assert text.count("</title>") == 1 + len(charts)
     assert "#0063a8" not in re.sub("(?s)<style>.*?</style>", "", text), "colors are variables of the theme"
-    assert len(page.all("table")) == len(page.all("caption")) == 8
-    for words in ("not reached", "95 % interval", "ideal", "energy", "50 / 3.125", "thinwire run mapo --on digits --"):
+    assert len(page.all("table")) == len(page.all("caption")) == 6
+    for words in ("not reached", "95 % interval", "ideal", "at 2 Mbps"):
         assert words in text
         assert words in markdown
-    assert "--seed 1" in text
-    assert "torch" in text
 
 
 def test_equal_runs_give_equal_pages(real_runs, tmp_path):
@@ -127,7 +125,7 @@ def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):
     file = run / "metrics.jsonl"
     file.write_text(re.sub(r'"accuracy": [^,]+', '"accuracy": null', file.read_text()))
     tw.report([run], tmp_path / "page.html")
-    assert "Training loss against bytes" in (tmp_path / "page.html").read_text()
+    assert "Test loss against bytes" in (tmp_path / "page.html").read_text()
 
 
 def test_two_tasks_have_separate_chapters(write_run, real_runs, tmp_path):
@@ -144,7 +142,6 @@ def test_bad_input_is_refused(write_run, tmp_path):
     for given, message in (
         ({"targets": [80]}, "such as 0.8"),
         ({"compute": -1}, "compute"),
-        ({"joules_per_megabyte": 0}, "more than 0"),
         ({"html": tmp_path / "no/page.html"}, "no folder"),
     ):
         with pytest.raises(tw.ConfigError, match=message):
@@ -220,7 +217,7 @@ def test_metrics_and_client_quantiles_are_shown_if_recorded(write_run, tmp_path)
     assert row["macro_f1"] == "0.75 ± 0.071"
     assert page_rows(text, "plain")["macro_f1"] == "-"
     assert "accuracy" not in row
-    assert "| fedavg | 80.00 ± 0.00 | 31.00 ± 0.00 | 40.00 ± 0.00 | 85.00 ± 0.00 | 95.00 ± 0.00 |" in text
+    assert row["worst 10 % of clients"] == "31.00 ± 0.00"
     Page(html)
 
 
@@ -238,10 +235,10 @@ def test_comparisons_have_metrics_and_client_quantiles(write_run, tmp_path):
     write_run("plain")
     groups = tw.report([tmp_path / "runs"])
     first, second = table_of(groups).rows
-    assert first.metrics.keys() == {"macro_f1"}
-    assert first.metrics["macro_f1"].mean == pytest.approx(0.75)
-    assert first.clients["worst_10"].mean == 0.31
-    assert (second.metrics, second.clients) == ({}, {})
+    assert first.group.metrics.keys() == {"macro_f1"}
+    assert first.group.metrics["macro_f1"].mean == pytest.approx(0.75)
+    assert first.group.clients["worst_10"].mean == 0.31
+    assert (second.group.metrics, second.group.clients) == ({}, {})
     plain = first.plain()
     assert plain["final_metrics"]["macro_f1"]["mean"] == pytest.approx(0.75)
     assert plain["final_clients_eval"]["p50"]["mean"] == 0.85

@@ -229,11 +229,8 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     samples = read_samples(path)
     assert [one.answer for one in samples] == ["yes it is", "yes it is", "no", "no"]  # two of each group
     assert sum(one.after == one.answer for one in samples) >= 2 > sum(one.before == one.answer for one in samples)
-    tw.report([path], html=tmp_path / "page.html", md=tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text()
-    assert "Answers before and after training" in page
-    assert f"| right answer | {samples[0].answer} |" in page
-    assert "perplexity" in page
+    tw.report([path], md=tmp_path / "page.md")
+    assert "perplexity" in (tmp_path / "page.md").read_text()
 
     adapter_of_run(path, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())

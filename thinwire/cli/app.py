@@ -9,24 +9,17 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.deploy import deploy, flower_app, node
-from thinwire.cli.execution import TRAINING_FAILED
-from thinwire.cli.export_peft import export_peft
+from thinwire.cli.deploy import deploy, flower_app, node, site, supervise
 from thinwire.cli.options import Imports
-from thinwire.cli.partition import partition
-from thinwire.cli.replay import replay
-from thinwire.cli.rollback import rollback
-from thinwire.cli.run import resume, run
-from thinwire.cli.search import TOUR as TOUR, compare, report, sweep
-from thinwire.cli.show import check, list_names, show
-from thinwire.cli.site import site
-from thinwire.cli.supervise import supervise
-from thinwire.cli.tune import tune
-from thinwire.cli.watch import watch
+from thinwire.cli.run import TRAINING_FAILED, export_peft, replay, resume, rollback, run, watch
+from thinwire.cli.search import TOUR as TOUR, compare, report, sweep, tune
+from thinwire.cli.show import check, list_names, partition, show
+from thinwire.cli.terminal import print_error, print_warning
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 
 UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contain their own copy of click
@@ -60,26 +53,16 @@ def global_options(imports: Imports = None, version: Version = False) -> None:
     """Options before the verb; `--import` and `--version` are handled by their callbacks."""
 
 
-app.command()(run)
-app.command()(resume)
-app.command()(rollback)
-app.command()(deploy)
+VERBS: tuple[Callable[..., None], ...] = (
+    *(run, resume, rollback, deploy, export_peft, flower_app, check, replay, partition, sweep, tune, show, compare),
+    *(report, watch, supervise),
+)
+for verb in VERBS:
+    app.command()(verb)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
-app.command("export-peft")(export_peft)
-app.command("flower-app")(flower_app)
-app.command()(check)
-app.command()(replay)
-app.command()(partition)
-app.command()(sweep)
-app.command()(tune)
 app.command("list")(list_names)
-app.command()(show)
-app.command()(compare)
-app.command()(report)
-app.command()(watch)
 app.add_typer(site, name="site")
-app.command()(supervise)
 
 
 def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
@@ -88,8 +71,6 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
     Exit codes: 0 done, 1 incomplete, 2 an expected error or one of the operating system (printed as one line),
     3 training diverged, collapsed or ended at chance, 130 interrupted.
     """
-    from thinwire.cli.terminal import print_error, print_warning
-
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters that are printed
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -1,15 +1,16 @@
-"""`thinwire deploy`, `thinwire node` and `thinwire flower-app`: run over Flower between real processes."""
+"""`thinwire deploy`, `node`, `flower-app`, `supervise` and `site`: run over Flower between real processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.cli.execution import execute_and_show
 from thinwire.cli.options import (
     AsJson,
     Clients,
@@ -27,12 +28,13 @@ from thinwire.cli.options import (
     Task,
     resolve_experiment,
 )
-from thinwire.core.text import visible
+from thinwire.cli.run import execute_and_show, exit_if_failed
+from thinwire.cli.terminal import print_json, show_cells, show_facts
+from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
-    from thinwire.experiments.run_directory import Summary
 
 
 def deploy(
@@ -64,35 +66,23 @@ def deploy(
 
     Starts a SuperLink and SuperNodes, and stops them when the run ends.
     """
+    given = locals()
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
+    from thinwire.flower.local import deploy as deploy_locally
     from thinwire.flower.transport import RoundPolicy
 
     preset = resolve(what, on, recipe=recipe)
     if preset.task.clients:  # a task of one's own has its clients
         clients = nodes if clients is None else clients
         cohort = min(clients, preset.cohort.size) if cohort is None else cohort
-    experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
-    )
+    experiment = resolve_experiment({**given, "clients": clients, "cohort": cohort})
     path = out or default_folder(experiment, Path("runs/deployed"))
     settings = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
     settings |= {} if grace is None else {"grace": grace}
     RoundPolicy.of(settings)  # a wrong value is an error before anything is started
-    runner = local_runner(nodes, settings)
+    runner = partial(deploy_locally, nodes=nodes, settings=settings)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
-
-
-def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
-    """Return a function that runs an experiment between processes on this machine.
-
-    Args:
-        nodes: number of SuperNodes.
-        settings: of the server, the fields of `RoundPolicy`.
-    """
-    from thinwire.flower.local import deploy as deploy_locally
-
-    return partial(deploy_locally, nodes=nodes, settings=settings)
 
 
 def node(
@@ -136,13 +126,11 @@ def flower_app(
 
     Example: thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
     """
+    given = locals()
     from thinwire.flower.app_folder import DEFAULTS, TEMPLATE, write_app, write_own_data_app
 
     def experiment_on(task: str | None, more: Sequence[str] = ()) -> Experiment:
-        given = [*more, *(set_ or ())]
-        return resolve_experiment(
-            what, task, given, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
-        )
+        return resolve_experiment({**given, "on": task, "set_": [*more, *(set_ or ())]})
 
     if template is None:
         files = write_app(experiment_on(on), folder)
@@ -153,3 +141,150 @@ def flower_app(
         files = write_own_data_app(kind, folder, lambda task: experiment_on(task, defaults))
     for file in files:
         print(visible(str(file)))
+
+
+def supervise(
+    app: Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of the app, as for `flwr run`.")],
+    connection: Annotated[str, typer.Argument(metavar="CONNECTION", help="Connection of Flower's config.toml.")],
+    run_dir: Annotated[Path, typer.Option("--run-dir", help="Run directory, on this machine.")],
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--run-config", metavar="KEY=VALUE", help="As for `flwr run`; may be repeated."),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts in a row without a finished round, before it gives up.")
+    ] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app with `flwr run`, and again after a crash or restart of the server or the SuperLink, until it is done.
+
+    Example: thinwire supervise my-app mine --run-dir /var/lib/thinwire/runs/first -c 'quorum=0.8 seconds=120.0'
+
+    Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
+    the exit code is then 130, and the same command continues.
+    """
+    from thinwire.flower.supervisor import supervise
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    summary = supervise(app, connection, run_dir, config or (), restarts, log)
+    print_json(summary) if as_json else show_facts(summary, str(run_dir))
+    exit_if_failed({str(run_dir): summary})
+
+
+site = typer.Typer(
+    no_args_is_help=True,
+    help="The sites that may take part in a deployment, by name and key.\n\n"
+    "Example: thinwire site add north north.pub --roster /etc/thinwire/roster.toml",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site: letters, digits, - and _.")]
+RosterPath = Annotated[Path, typer.Option("--roster", help="File of the roster.")]
+DEFAULT = Path("roster.toml")
+
+
+@site.command("key")
+def make_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; FILE.pub is written too.")],
+) -> None:
+    """Write a private key, which stays at the site, and its public key FILE.pub, which the server gets.
+
+    Example: thinwire site key /etc/thinwire/north
+    """
+    from thinwire.flower import need_flower
+    from thinwire.flower.processes import make_key
+
+    need_flower()
+    public = file.with_name(f"{file.name}.pub")
+    for path in (file, public):
+        if path.exists():
+            raise ConfigError(f"{path} exists, and a key is not overwritten; name another file")
+    make_key(file)
+    print(visible(str(file)))
+    print(visible(str(public)))
+
+
+@site.command("add")
+def add(
+    name: Name,
+    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="Public key of the site.")],
+    clients: Annotated[int | None, typer.Option(help="Number of its clients; by default 1.")] = None,
+    roster: RosterPath = DEFAULT,
+) -> None:
+    """Add a site to the roster; a run that is going on takes it in.
+
+    Example: thinwire site add north north.pub
+    """
+    from thinwire.flower.sites import Roster, changing
+    from thinwire.secure.keys import fingerprint, read_public_key
+
+    text = read_public_key(key)
+    with changing(roster):
+        known = Roster.read(roster) if roster.exists() else Roster()
+        after = known.add(name, text, clients)
+        after.write(roster)
+    added = after.sites[-1]
+    print(f"{name}: clients {list(added.clients)}, key {fingerprint(added.key)}")
+
+
+@site.command("list")
+def list_sites(roster: RosterPath = DEFAULT, as_json: AsJson = False) -> None:
+    """Print the sites of the roster.
+
+    Example: thinwire site list --roster /etc/thinwire/roster.toml
+    """
+    from thinwire.flower.sites import Roster
+    from thinwire.reports.page import Cells
+    from thinwire.secure.keys import fingerprint
+
+    sites = Roster.read(roster).sites
+    if as_json:
+        rows = [
+            {"name": one.name, "clients": list(one.clients), "revoked": one.revoked, "key": one.key} for one in sites
+        ]
+        print_json(rows)
+        return
+    cells = [
+        (one.name, ", ".join(map(str, one.clients)), "revoked" if one.revoked else "active", fingerprint(one.key))
+        for one in sites
+    ]
+    show_cells(Cells("", ("site", "clients", "state", "key"), cells, left=4))
+
+
+@site.command("revoke")
+def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
+    """Revoke a site; a run that is going on stops using it.
+
+    Example: thinwire site revoke north
+    """
+    from thinwire.flower.sites import Roster, changing
+
+    with changing(roster):
+        Roster.read(roster).revoke(name).write(roster)
+    print(f"{name}: revoked")
+
+
+@site.command("check")
+def check(
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="The app: the folder that `thinwire flower-app` wrote.")],
+    data_dir: Annotated[Path, typer.Option("--data-dir", help="The folder of the site's data.")],
+    site: Annotated[str, typer.Option("--site", metavar="NAME", help="The name of the site, for the title.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Try data, shapes, one local step, time and memory at a site, without the server.
+
+    Example: thinwire site check my-app --data-dir /data/records
+    """
+    from thinwire.flower.app_folder import EXPERIMENT_FILE, PACKAGE
+    from thinwire.flower.apps import read_experiment
+    from thinwire.flower.site_check import check_site
+
+    if site and (why := unfit_for_a_name(site, 64)):
+        raise ConfigError(f"the name {visible(site, 80)!r} of a site cannot be used: {why}; write for example north")
+    file = app / PACKAGE / EXPERIMENT_FILE
+    if not file.is_file():
+        raise ConfigError(f"{app} is not the folder of an app: it has no {PACKAGE}/{EXPERIMENT_FILE}")
+    facts = check_site(read_experiment(file), data_dir)
+    print_json(facts) if as_json else show_facts(facts, f"{site or data_dir.name}: ready to join")

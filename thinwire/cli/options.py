@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,7 +92,9 @@ Metrics = Annotated[
         "--metric", metavar="NAME", help="Another metric to compute (`thinwire list metrics`); may be repeated."
     ),
 ]
-KeepBest = Annotated[bool, typer.Option("--keep-best", help="Keep the model of the best round: best.safetensors.")]
+KeepBest = Annotated[
+    bool | None, typer.Option("--keep-best", help="Keep the model of the best round: best.safetensors.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; may be repeated.")
 ]
@@ -119,20 +121,23 @@ Targets = Annotated[
 Again = Annotated[bool, typer.Option("--again", help="Run again, even if this run is finished.")]
 
 
-def resolve_experiment(
-    method: str, task: str | None, overrides: Sequence[str] | None, *, keep_best: bool = False, **options: Any
-) -> Experiment:
-    """Build the experiment that a method, a task and the options of a verb describe.
+def settings_of(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """The arguments of a verb that change settings, as `candidates.maker` takes them.
 
     Args:
-        method: name of a method, several joined by +, or a .toml file.
-        task: name of a task; None for the default task.
-        overrides: `KEY=VALUE` texts of `--set`; they take precedence over the other options.
-        keep_best: whether the model of the best round is kept.
-        **options: those of `candidates.maker`.
+        given: the `locals()` of the verb when it begins; an argument that is None is left out.
+        *more: names of further arguments.
     """
     from thinwire.experiments.overrides import parse_overrides
+    from thinwire.search.candidates import OPTIONS
+
+    names = (*OPTIONS, "recipe", "metrics", *more)
+    found = {name: given[name] for name in names if given.get(name) is not None}
+    return {**found, "overrides": parse_overrides(list(given["set_"] or ()))}
+
+
+def resolve_experiment(given: Mapping[str, Any]) -> Experiment:
+    """The experiment that the arguments of a verb, its `locals()`, describe; `--set` takes precedence."""
     from thinwire.search.candidates import maker
 
-    given = parse_overrides(list(overrides or ()))
-    return maker(method, task, overrides=given, keep_best=keep_best or None, **options)({})
+    return maker(given["what"], given.get("on"), **settings_of(given))({})

@@ -1,11 +1,17 @@
-"""`thinwire run` and `thinwire resume`: train, and continue a run that was interrupted."""
+"""`thinwire run`, `resume`, `rollback`, `replay`, `export-peft` and `watch`: train, and what a run directory is for."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from thinwire.cli.execution import execute_and_show
+import typer
+
 from thinwire.cli.options import (
     Accounting,
     Again,
@@ -32,7 +38,17 @@ from thinwire.cli.options import (
     Task,
     resolve_experiment,
 )
+from thinwire.cli.terminal import err, out as console, print_json, print_start, progress, show_facts
+from thinwire.core.text import human_bytes, visible
 from thinwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from thinwire.experiments.config import Experiment
+    from thinwire.experiments.run_directory import Summary
+    from thinwire.experiments.watch import Standing
+    from thinwire.runtime.job import RoundRecord
+
+TRAINING_FAILED = 3  # exit code of training that diverged, collapsed or ended at chance
 
 
 def run(
@@ -48,8 +64,8 @@ def run(
     on_divergence: OnDivergence = None,
     patience: Patience = None,
     objective: Objective = None,
-    metric: Metrics = None,
-    keep_best: KeepBest = False,
+    metrics: Metrics = None,
+    keep_best: KeepBest = None,
     set_: Overrides = None,
     out: RunOut = None,
     data_dir: DataDir = None,
@@ -69,25 +85,9 @@ def run(
 
     End early, and keep the best model: thinwire run fedavg --rounds 200 --patience 10 --keep-best
     """
+    experiment = resolve_experiment(locals())
     from thinwire.experiments.execute import default_folder
 
-    experiment = resolve_experiment(
-        what,
-        on,
-        set_,
-        rounds=rounds,
-        clients=clients,
-        cohort=cohort,
-        seed=seed,
-        device=device,
-        accounting=accounting,
-        on_divergence=on_divergence,
-        recipe=recipe,
-        patience=patience,
-        objective=objective,
-        metrics=metric,
-        keep_best=keep_best,
-    )
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
 
@@ -106,7 +106,6 @@ def resume(
 
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
     """
-    from thinwire.cli.terminal import print_start
     from thinwire.experiments.run_directory import RunFolder
 
     experiment = RunFolder.open(run).experiment
@@ -115,14 +114,216 @@ def resume(
         experiment = replace(experiment, checkpoint=saving)
     options: dict[str, Any] = {"resume": True}
     if (run / "deployment.json").is_file():
-        from thinwire.cli.deploy import local_runner
         from thinwire.flower.apps import read_deployment
+        from thinwire.flower.local import deploy
 
         settings = read_deployment(run) or {}
         settings.pop("run", None)
         if not (nodes := settings.pop("nodes", 0)):
             raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")
-        options["runner"] = local_runner(nodes, settings)
+        options["runner"] = partial(deploy, nodes=nodes, settings=settings)
     elif not quiet:
         options["on_continue"] = lambda done: print_start(run, done, experiment.rounds)
     execute_and_show(experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, **options)
+
+
+def execute_and_show(
+    experiment: Experiment,
+    path: Path,
+    *,
+    data_dir: Path | None = None,
+    log: str | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
+    runner: Callable[..., Summary] | None = None,
+    **options: Any,
+) -> None:
+    """Run an experiment and print its summary.
+
+    Args:
+        experiment: the experiment.
+        path: the run directory.
+        data_dir: folder that holds the datasets.
+        log: name of a tracker.
+        as_json: print the summary as JSON.
+        quiet: do not show progress.
+        runner: function that runs it; the simulation by default.
+        **options: passed to the runner.
+    """
+    from thinwire.experiments.execute import execute
+    from thinwire.experiments.trackers import tracker
+
+    run = runner or execute
+    try:
+        with (
+            progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as show_round,
+            tracker(log, path) as log_round,
+        ):
+
+            def on_round(record: RoundRecord) -> None:
+                show_round(record)
+                log_round(record)
+
+            summary = run(experiment, path, data_dir=data_dir, on_round=on_round, **options)
+    except KeyboardInterrupt:
+        err.print(visible(f"stopped; `thinwire resume {path}` continues it"), soft_wrap=True)
+        sys.exit(130)
+    print_json(summary) if as_json else show_facts(summary, str(path))
+    exit_if_failed({str(path): summary})
+
+
+def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
+    """Print one line for each run that diverged, collapsed or ended at chance; exit with 3 if there is one."""
+    from thinwire.experiments.collapse import is_broken
+
+    for path, summary in summaries.items():
+        if dead := summary.get("dead_adapters"):
+            message = f"{len(dead)} adapters are fully masked and can no longer change, for example {dead[0]}"
+            print(visible(f"thinwire: {path}: {message}"), file=sys.stderr)
+    failed = {path: summary for path, summary in summaries.items() if is_broken(summary)}
+    for path, summary in failed.items():
+        print(visible(f"thinwire: {path} {summary['status']}: {summary['status_why']}"), file=sys.stderr)
+    if failed:
+        sys.exit(TRAINING_FAILED)
+
+
+def rollback(
+    run: RunDirectory,
+    number: Annotated[int, typer.Argument(metavar="ROUND", help="A round with a checkpoint; 0 for the start.", min=0)],
+    leave_out: Annotated[
+        list[int] | None,
+        typer.Option("--leave-out", metavar="CLIENT", help="Leave a client of a deployment out for some rounds."),
+    ] = None,
+) -> None:
+    """Go back to the checkpoint of a round and give up the rounds after it.
+
+    Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
+    """
+    from thinwire.experiments.rollback import roll_back
+
+    found = roll_back(run, number, leave_out or [])
+    where = f"round {found.round}" if found.round else "the start"
+    without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
+    print(
+        visible(
+            f"{run} is back at {where}{without}: {found.abandoned} rounds and {human_bytes(found.bytes)} given up. "
+            f"`thinwire resume {run}` continues it."
+        )
+    )
+
+
+def replay(run: RunDirectory, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Simulate a deployed run with the clients that it accepted, and compare the final weights bit for bit.
+
+    Example: thinwire replay runs/deployed/fedavg-digits-s0-1a2b3c
+
+    It needs the data of all clients, and a machine of the same kind. Exit code 1 if a weight differs.
+    """
+    from thinwire.experiments.replay import replay as replay_run
+
+    found = replay_run(run, data_dir)
+    done = f"{found.rounds} rounds, {found.uploads} accepted uploads"
+    if as_json:
+        print_json({**found._asdict(), "identical": found.identical})
+    elif found.identical:
+        print(f"{done}: the final weights are identical, bit for bit")
+    else:
+        since = f"; the test loss differs from round {found.first} on" if found.first else ""
+        blocks = visible(", ".join(found.differ[:3]), 200)
+        print(f"{done}: {len(found.differ)} blocks differ, by at most {found.largest:.3g} ({blocks}){since}")
+    if not found.identical:
+        sys.exit(1)
+
+
+def export_peft(
+    run: RunDirectory,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the adapter.")],
+    data_dir: DataDir = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the whole model instead, with the adapter merged into it.")
+    ] = False,
+) -> None:
+    """Export the LoRA adapter of a run, to be loaded with `peft.PeftModel.from_pretrained`.
+
+    With --merged, a model that transformers loads without peft.
+
+    Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
+    """
+    from thinwire.experiments.merged_export import merged_of_run
+    from thinwire.experiments.peft_export import adapter_of_run
+
+    write = merged_of_run if merged else adapter_of_run
+    for file in write(run, folder, data_dir):
+        print(visible(str(file)))
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the files.")] = 1.0,
+    as_json: AsJson = False,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a text file for Prometheus (pip install prometheus-client)."),
+    ] = None,
+) -> None:
+    """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
+
+    The exit code is 1 if the process of the run is gone and the run is not finished.
+
+    Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
+    """
+    from thinwire.experiments.watch import follow, standing
+
+    if once and as_json and not prometheus:
+        print_json(standing(run).as_json())
+        return
+    try:
+        statuses = [standing(run)] if once else follow(run, every)
+        last = _show_live(_written(statuses, prometheus) if prometheus else statuses, as_json)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if last == "stopped" and not once:
+        sys.exit(1)
+
+
+def _written(statuses: Iterable[Standing], file: Path) -> Iterator[Standing]:
+    """The states, each of which is written to a file for Prometheus before it is shown."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+    except ImportError as error:
+        raise ConfigError("--prometheus needs its library: pip install prometheus-client") from error
+    for status in statuses:
+        registry = CollectorRegistry()
+        for name in ("round", "loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup"):
+            if (value := getattr(status, name)) is not None:
+                Gauge(f"thinwire_{name}", f"{name} of a run", ["run"], registry=registry).labels(status.run).set(value)
+        write_to_textfile(str(file), registry)
+        yield status
+
+
+def _show_live(statuses: Iterable[Standing], as_json: bool) -> str:
+    """Show a bar in a terminal, and one line per change otherwise, or per state as JSON; returns the last state."""
+    from thinwire.experiments.watch import status_line
+
+    if as_json or not console.is_terminal:
+        last = None
+        for status in statuses:
+            if as_json:
+                print(json.dumps(status.as_json()), flush=True)
+            elif last is None or (status.round, status.state) != (last.round, last.state):
+                console.print(status_line(status), soft_wrap=True)
+            last = status
+        return last.state if last else ""
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    with Live(console=console, refresh_per_second=4) as live:
+        for status in statuses:
+            view = Table.grid()
+            view.add_row(ProgressBar(total=max(1, status.rounds), completed=status.round, width=48))
+            view.add_row(Text(status_line(status)))
+            live.update(view)
+    return status.state

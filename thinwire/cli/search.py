@@ -1,15 +1,15 @@
-"""`thinwire compare`, `sweep` and `report`: tables and pages of many runs."""
+"""`thinwire compare`, `sweep`, `tune` and `report`: tables and pages of many runs."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from thinwire.cli.execution import exit_if_failed
 from thinwire.cli.options import (
     Accounting,
     Again,
@@ -32,7 +32,10 @@ from thinwire.cli.options import (
     Seed,
     Targets,
     Task,
+    settings_of,
 )
+from thinwire.cli.run import exit_if_failed
+from thinwire.cli.terminal import err, out as console, print_json, print_written, show_cells, show_facts
 from thinwire.core.text import human_bytes, percent, visible
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from thinwire.search.candidates import Knobs
     from thinwire.search.halving import OnRung, Rung, Trial
     from thinwire.search.table import Table
-    from thinwire.search.tune import OnSearch
+    from thinwire.search.tune import OnSearch, Tuned
     from thinwire.search.validation import OnTrial
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
@@ -79,11 +82,11 @@ def compare(
     on_divergence: OnDivergence = None,
     patience: Patience = None,
     objective: Objective = None,
-    metric: Metrics = None,
+    metrics: Metrics = None,
     set_: Overrides = None,
     out: RunsOut = Path("runs"),
     html: Page = None,
-    target: Targets = None,
+    targets: Targets = None,
     data_dir: DataDir = None,
     again: Again = False,
     as_json: AsJson = False,
@@ -105,23 +108,19 @@ def compare(
 
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
-    from thinwire.experiments.overrides import parse_overrides
+    more = ("seeds", "tune", "tune_rates", "tune_share", "tune_seed", "out", "data_dir", "again", "targets")
+    options = settings_of(locals(), *more)
     from thinwire.reports.report import check_page
     from thinwire.search.compare import compare as run
     from thinwire.search.tune import NothingTrains
 
     check_page([html] if html else [], ())
-    options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    options |= {"accounting": accounting, "on_divergence": on_divergence, "patience": patience}
-    options |= {"objective": objective, "metrics": metric, "recipe": recipe, "overrides": parse_overrides(set_ or [])}
-    options |= {"tune": tune, "tune_rates": tune_rates, "tune_share": tune_share, "tune_seed": tune_seed}
-    options |= {"out": out, "data_dir": data_dir, "again": again, "targets": target or ()}
     options |= {"progress": not quiet, "on_search": printers(quiet, show_rungs=not (quiet or as_json))}
     try:
-        table = run(methods or TOUR, on, seeds=seeds, seed=seed or 0, **options)
+        table = run(methods or TOUR, on, **options)
     except NothingTrains as error:
         nothing_trains(error)
-    _show(table, table.plain(), as_json, html or out / "compare.html", targets=target or ())
+    _show(table, table.plain(), as_json, html or out / "compare.html", targets=targets or ())
     exit_if_failed({str(one.path): one.summary or {} for one in table.runs})
 
 
@@ -164,19 +163,158 @@ def sweep(
 
     Example: thinwire sweep fedavg --over method.client_opt.momentum=0.0,0.9 --validation-fraction 0.1
     """
-    from thinwire.experiments.overrides import parse_overrides
+    options = settings_of(locals(), "seeds", "validation_fraction", "out", "data_dir", "again")
     from thinwire.reports.report import check_page
     from thinwire.search.candidates import parse_over
     from thinwire.search.compare import sweep as run
 
     check_page([html] if html else [], ())
-    options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    options |= {"recipe": recipe, "overrides": parse_overrides(set_ or []), "validation_fraction": validation_fraction}
-    options |= {"out": out, "data_dir": data_dir, "again": again, "progress": not quiet}
-    table = run(what, parse_over(over or ()), on, seeds=seeds, seed=seed or 0, **options)
+    table = run(what, parse_over(over or ()), on, progress=not quiet, **options)
     _show(table, {"ranked_by": table.how, "rows": table.plain()}, as_json, html or out / "sweep.html")
     if table.best is None:
         nothing_trains("no setting trains on every seed; try smaller learning rates, or more rounds")
+
+
+def tune(
+    methods: Methods = None,
+    on: Task = None,
+    recipe: Recipe = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="The rate to search. Default: method.client_opt.lr; method.server_opt.lr if the server optimizer is "
+            "not SGD, or the method sends a sketch (EvoFed).",
+        ),
+    ] = None,
+    rates: Annotated[
+        int, typer.Option(metavar="N", help="Number of rates in the first rung, a factor of 2 apart.")
+    ] = 8,
+    over: Over = None,
+    flasc_s: Annotated[
+        bool,
+        typer.Option(
+            "--flasc-s", help="Search two settings of --over, a size and a density, with few full runs (FLASC-S)."
+        ),
+    ] = False,
+    bytes: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="BYTES", help="Find the most accurate method that sends at most this, as 5MB."),
+    ] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Find the method that reaches this accuracy with the fewest bytes, as 0.84.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(metavar="FRACTION", help="Rounds of the last rung, as a fraction of the run's.")
+    ] = 1.0,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Stop after this many bytes sent, such as 500MB.")
+    ] = None,
+    validation_fraction: Annotated[
+        float, typer.Option(metavar="FRACTION", help="Fraction of each client's examples for validation.")
+    ] = 0.1,
+    out: RunsOut = Path("runs/search"),
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed of the search; keep it out of the seeds of a comparison. Default: 100."),
+    ] = None,
+    device: Device = None,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
+) -> None:
+    """Find the learning rate, other settings, or a method, on held-out examples of the clients, not on the test set.
+
+    The search is successive halving. What it recommends is then run in full, beside the setting that it started from.
+
+    With --over: all combinations of the given values instead of a ladder of learning rates.
+
+    With --bytes or --accuracy: several methods, by default a selection, instead of the settings of one.
+
+    Example: thinwire tune mapo --on digits
+
+    Example: thinwire tune mapo --on digits --over lr=0.1,0.3,1 --over k=64,128
+
+    Example: thinwire tune fedadam --on digits --rate method.server_opt.lr --rates 4 --share 0.5 --budget 50MB
+
+    Example: thinwire tune flasc --on digits --over rank=1,4,8 --over density=1/16,1/4,1 --flasc-s
+
+    Example: thinwire tune fedavg mapo topk+int8 --on digits --bytes 200kB
+    """
+    more = (
+        "rate",
+        "rates",
+        "flasc_s",
+        "bytes",
+        "accuracy",
+        "share",
+        "budget",
+        "validation_fraction",
+        "out",
+        "data_dir",
+    )
+    how = settings_of(locals(), *more)
+    from thinwire.search.candidates import parse_over
+    from thinwire.search.tune import SEARCH_SEED, NothingTrains, tune as search
+
+    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device, "recipe": recipe}
+    how |= {"over": parse_over(over) if over else None, "on_search": printers(quiet, show_rungs=not as_json)}
+    how = {"seed": how["overrides"].get("seed", SEARCH_SEED), **how}
+    one = methods[0] if methods and len(methods) == 1 else methods
+    try:
+        found = search(one, on, **how)
+    except NothingTrains as error:
+        nothing_trains(error)
+    several = "method" in found.knobs[0].paths
+    again = ["thinwire", "run", str(found.confirmation.value) if several else str(one), *(["--on", on] if on else [])]
+    again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
+    again += [word for module in imports or () for word in ("--import", module)]
+    _show_tuned(found, shlex.join([*again, *found.words]), as_json)
+
+
+def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
+    """Print the result of a search."""
+    from thinwire.search.candidates import as_point, point_text
+
+    found, full = tuned.found, tuned.confirmation
+    is_rate = isinstance(found.value, float)
+
+    def plain(value: Any) -> dict[str, Any]:
+        return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
+
+    facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
+    facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
+    facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
+    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes}
+    at_end = is_rate and full.value in (found.tried[0], found.tried[-1])
+    start_is_better = full.is_start and full.start is not None
+    if as_json:
+        rungs = [
+            {
+                "rounds": rung.rounds,
+                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "kept": [plain(value) for value in rung.kept],
+            }
+            for rung in found.rungs
+        ]
+        runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
+        facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
+        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
+        print_json(facts)
+        return
+    facts |= {"at_an_end": "yes; a better rate may lie beyond" if at_end else "no"} if is_rate else {}
+    facts["stopped"] = "by the budget; the best so far" if found.stopped else "search complete"
+    show_facts(facts, "search")
+    if start_is_better:
+        text = f"thinwire: note: {full.text}; {facts['best_of_the_search']} is not recommended"
+        err.print(visible(text, 500), soft_wrap=True)
+    console.print(command, soft_wrap=True)
 
 
 def report(
@@ -185,27 +323,23 @@ def report(
     ],
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Page with charts and tables.")] = None,
     md: Annotated[Path | None, typer.Option("--md", metavar="FILE", help="Write the tables as Markdown.")] = None,
-    target: Targets = None,
+    targets: Targets = None,
     compute: Annotated[
         float | None,
         typer.Option(help="Training seconds of a client per round, for the time model. Default: as measured."),
     ] = None,
-    joules: Annotated[
-        float | None, typer.Option(help="Joules per megabyte, for the energy model. Default: 360.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare existing runs, finished or not: accuracy against bytes, and time and energy to a target accuracy.
+    """Compare existing runs, finished or not: accuracy against bytes, and time to a target accuracy.
 
     Runs that differ only in their seed are averaged.
 
     Example: thinwire report runs --html page.html --target 0.9
     """
-    from thinwire.cli.terminal import print_written
     from thinwire.reports.report import report as write_report
     from thinwire.search.table import table_of
 
-    groups = write_report(runs, html, md, targets=target or (), compute=compute, joules_per_megabyte=joules)
+    groups = write_report(runs, html, md, targets=targets or (), compute=compute)
     table = table_of(groups, ", ".join(dict.fromkeys(group.task for group in groups)), compute=compute)
     _show(table, table.plain(), as_json)
     for file in (html, md):
@@ -215,22 +349,20 @@ def report(
 
 def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **options: Any) -> None:
     """Print a table, or facts as JSON, and write its page if a run has a finished round."""
-    from thinwire.cli.tables import print_json, show_cells
-    from thinwire.cli.terminal import out, print_written
     from thinwire.reports.chapters import SEARCH_HEADS, how_searched, search_cells
-    from thinwire.search.table import Cells
+    from thinwire.reports.page import Cells
 
     if as_json:
         print_json(facts)
     else:
-        show_cells(table.cells(out.width), table.title)
-        texts = table.notes(out.width)
+        show_cells(table.cells())
+        texts = table.notes()
         if found := {row.method: row.search for row in table.rows if row.search}:
             cells = [search_cells(method, search) for method, search in found.items()]
-            show_cells(Cells(SEARCH_HEADS, cells, 2), "search before the comparison")
+            show_cells(Cells("search before the comparison", SEARCH_HEADS, cells, left=2))
             texts += how_searched(list(found.values()))
         for text in texts:
-            out.print(visible(text, 1000), soft_wrap=True)
+            console.print(visible(text, 1000), soft_wrap=True)
     if page and any(run.records for run in table.runs):
         table.report(page, **options)
         print_written(page)
@@ -246,10 +378,8 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
     """Output of a search: a line for each run unless `quiet`, and with `show_rungs` a table for each rung."""
 
     def on_search(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
-        from thinwire.cli.tables import show_cells
-        from thinwire.cli.terminal import err
+        from thinwire.reports.page import Cells
         from thinwire.search.candidates import as_point, point_text, value_text
-        from thinwire.search.table import Cells
 
         heads = [*(knob.label for knob in knobs), "validation", "loss", "rounds", "bytes", "status", ""]
         numbers = itertools.count(1)
@@ -269,7 +399,7 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
                 for trial in rung.trials
             ]
             if show_rungs:
-                show_cells(Cells(heads, rows, 0), title)
+                show_cells(Cells(title, heads, rows, left=0))
 
         return on_trial, on_rung
 

@@ -1,9 +1,9 @@
-"""`thinwire check`, `thinwire list` and `thinwire show`."""
+"""`thinwire check`, `list`, `show` and `partition`: what there is, and what an experiment or a run consists of."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +22,24 @@ from thinwire.cli.options import (
     Task,
     resolve_experiment,
 )
+from thinwire.cli.terminal import (
+    out,
+    print_json,
+    print_written,
+    show_cells,
+    show_facts,
+    show_layers,
+    show_list,
+)
+from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.catalog import LISTS, catalog
+
+if TYPE_CHECKING:
+    from thinwire.data.describe_partition import PartitionDescription
+
+SHOWN = 20  # clients in the table; the JSON has all
+_CLASSES = 6  # of a client in the table
 
 
 def check(
@@ -44,12 +60,9 @@ def check(
 
     Example: thinwire check fedpara+scaffold --on digits
     """
-    from thinwire.cli.tables import print_json, show_facts
+    experiment = resolve_experiment(locals())
     from thinwire.experiments.check import check as check_experiment
 
-    experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device, recipe=recipe
-    )
     facts = check_experiment(experiment, data_dir)
     print_json(facts) if as_json else show_facts(facts, "ready to run")
 
@@ -63,8 +76,6 @@ def list_names(
 
     Example: thinwire list models --json
     """
-    from thinwire.cli.tables import print_json, show_list
-
     items = catalog(what)
     print_json(items) if as_json else show_list(items)
 
@@ -91,7 +102,7 @@ def show(
 
     Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
     """
-    from thinwire.cli.tables import print_json
+    given = locals()
     from thinwire.experiments.config import to_table
     from thinwire.experiments.toml import dumps
 
@@ -100,15 +111,11 @@ def show(
     elif plot:
         raise ConfigError(f"--plot draws a run directory, and {what} is not one")
     else:
-        experiment = resolve_experiment(
-            what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device, recipe=recipe
-        )
-        table = to_table(experiment)
+        table = to_table(resolve_experiment(given))
         print_json(table) if as_json else print(dumps(table), end="")
 
 
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
-    from thinwire.cli.tables import print_json, show_facts, show_layers
     from thinwire.experiments.run_directory import RunFolder
     from thinwire.reports import figures
 
@@ -124,11 +131,76 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
         what, rows = figures.layer_bars(layers, summary["rounds"])
         title = f"{summary['method']} on {summary['task']}, {path.name}"
         figures.save(figures.bars(rows, 680, title=f"{title}: {what}"), plot)
-        if windows := figures.window_curves(record._asdict() for record in run.history()):
-            figures.save(figures.window_figure(windows, 680, title), plot.with_stem(f"{plot.stem}-windows"))
     if as_json:
         print_json(summary)
         return
     show_facts(summary, str(path))
     if layers:
         show_layers(layers, summary["rounds"])
+
+
+def partition(
+    on: Task = None,
+    clients: Clients = None,
+    seed: Seed = None,
+    set_: Overrides = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the clients: a file that ends in .svg, .png or .pdf.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    imports: Imports = None,
+) -> None:
+    """Print who has what: the examples and classes of each client, and how unequal clients are.
+
+    Example: thinwire partition --on digits --set task.partition.alpha=0.1 --plot clients.svg
+    """
+    experiment = resolve_experiment({"what": "fedavg", **locals()})
+    from thinwire.core.key import Key
+    from thinwire.data.describe_partition import describe_partition
+    from thinwire.experiments.build import build_task
+    from thinwire.reports.figures import partition_figure, save
+
+    task = build_task(experiment.task, Key(experiment.seed), data_dir)
+    found = describe_partition(task)
+    title = f"{experiment.task.kind}, seed {experiment.seed}"
+    if as_json:
+        print_json({"task": experiment.task.kind, "note": task.note, **found.summary(), "rows": found.rows()})
+    else:
+        _show_clients(found, title, task.note)
+    if plot:
+        save(partition_figure(found, title), plot)
+        print_written(plot)
+
+
+def _show_clients(found: PartitionDescription, title: str, note: str) -> None:
+    """Print the table of clients, of many the first and the last, and the numbers of all."""
+    from thinwire.reports.page import Cells
+
+    held_out = ("validation",) if found.validation.any() else ()
+    last = "target: lowest, quartiles, highest" if found.quantiles is not None else "classes"
+    heads, rows = ("client", "examples", *held_out, "skew", last), found.rows()
+    cells = [
+        [row["client"], *(f"{row[key]:,}" for key in ("examples", *held_out)), f"{row['label_skew']:.3f}", _what(row)]
+        for row in rows
+    ]
+    if len(cells) > SHOWN:
+        cells[SHOWN - 5 : -5] = [[f"... {len(cells) - SHOWN:,} more", *[""] * (len(heads) - 1)]]
+    show_cells(Cells(title, heads, cells))
+    facts = found.summary()
+    out.print(f"{found!r}; {facts['examples']:,} examples, {facts['unused_examples']:,} of no client")
+    out.print(
+        "label skew: mean total variation distance between the classes of a client and those of all (0: equal); "
+        "size skew: Gini coefficient of the numbers of examples (0: equal)"
+    )
+    if note:
+        out.print(visible(note))
+
+
+def _what(row: dict[str, Any]) -> str:
+    """The classes of a client, most frequent first, or the quantiles of its targets."""
+    if "quantiles" in row:
+        return ", ".join(f"{value:.3g}" for value in row["quantiles"])
+    ranked = sorted(row["classes"].items(), key=lambda pair: -pair[1])
+    more = f" and {len(ranked) - _CLASSES} more" if len(ranked) > _CLASSES else ""
+    return ", ".join(f"{name}: {count:,}" for name, count in ranked[:_CLASSES]) + more

@@ -96,15 +96,6 @@ def read_bytes(text: str) -> int:
     return int(count)
 
 
-def human_joules(count: float) -> str:
-    """Format an energy.
-
-    >>> human_joules(0.25), human_joules(12.3), human_joules(360_000)
-    ('0.25 J', '12.3 J', '360 kJ')
-    """
-    return _scaled(count, ("J", "kJ", "MJ", "GJ", "TJ"))
-
-
 def human_seconds(count: float) -> str:
     """Format a duration.
 

@@ -1,4 +1,4 @@
-"""Estimated time of a run over slow links, and the energy of its messages, computed from recorded bytes.
+"""Estimated time of a run over slow links, computed from recorded bytes.
 
 The clients of a round work in parallel on equal links, and a round takes as long as a client with average traffic:
 
@@ -9,17 +9,8 @@ the round, divided by its clients (one machine trained them all). This is the mo
 `t = t_comp + 2 * size / speed`, with the lengths of actual messages instead of a size; the two directions may differ in
 speed. Latency, retries and differences between clients are not included.
 
-    energy = joules_per_byte * (bytes_up + bytes_down + bytes_catchup)
-
-is the user-to-data-center model that FedPara uses (Yan et al., Energies 12(1), 2019): the joules per byte of the
-phone's radio, the access network, the core network and the data center, added up. FedPara states no constant. The one
-here is 0.1 kWh per gigabyte, the value for mobile networks of the Carbon Trust's 2021 study of video streaming.
-Estimates differ by a factor of more than ten; ratios between methods do not depend on it.
-
 >>> round(round_seconds(link("2 Mbps"), 1.64, bytes_up=58.775e6, bytes_down=58.775e6), 2)  # FedPara, Table 7: VGG16
 471.84
->>> round(energy(1e9) / 1e6, 2)  # megajoules for a gigabyte
-0.36
 """
 
 from __future__ import annotations
@@ -29,7 +20,6 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
 
-JOULES_PER_BYTE = 0.1 * 3.6e6 / 1e9  # 0.1 kWh/GB
 SLOWER = 16  # download speed / upload speed of the asymmetric links, as in FLASC
 
 
@@ -96,8 +86,3 @@ def seconds_by_link(records: Iterable[Mapping[str, Any]], compute: float | None 
     """Seconds of some rounds on each of `LINKS`, by its name."""
     lines = list(records)
     return {known.name: round(seconds(lines, known, compute), 3) for known in LINKS}
-
-
-def energy(bytes_total: float, joules_per_byte: float = JOULES_PER_BYTE) -> float:
-    """Joules that the network and both ends use for so many bytes."""
-    return joules_per_byte * bytes_total

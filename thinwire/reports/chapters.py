@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from thinwire.core.text import human_bytes, human_joules, human_seconds, visible
+from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
-from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
-from thinwire.experiments.samples import read_samples
 from thinwire.experiments.search_record import SearchRecord, read_search
-from thinwire.experiments.site_records import SiteTotals, read_sites, totals_by_site
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.baseline import Costs, headline, untuned
-from thinwire.reports.page import Chapter, Command, Drawing, Lead, Piece, Table
+from thinwire.reports.page import Cells, Chapter, Drawing, Lead, Piece
 from thinwire.reports.seed_groups import (
     ACCURACY,
-    CLIENT_QUANTILES,
-    MeanInterval,
+    SLOW,
     SeedGroup,
     TargetCost,
+    byte_columns,
     differing,
     number_text,
     numbers_of,
     objective_key,
     objective_name,
     percent_text,
+    result_columns,
     target_text,
 )
 
-MOST_LAYERS, MOST_SITES, SAMPLE_CHARACTERS = 16, 50, 240
+MOST_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."
 _NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
-_SITE_HEADS = ("site", "accepted", "bounded", "refused", "absent", "late", "norm", "cosine", "loss", "seconds")
-_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", "energy", "seeds")
+_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
 SEARCH_HEADS = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
 
 
@@ -70,13 +68,13 @@ def overview(section: Section) -> Chapter:
     ranked, name = objective_key(objective), objective_name(objective)
     main = ranked if any(group.curve(ranked) for group in groups) else "loss"
     drawn = [curve_drawing(section.name, groups, main, section.costs), curve_drawing(section.name, groups, main, None)]
-    metrics = [one for one in dict.fromkeys(n for group in groups for n in group.metric_names) if one != objective.name]
-    for metric in ("accuracy", "client_accuracy", *(f"metrics.{one}" for one in metrics)):
+    metrics = dict.fromkeys(f"metrics.{name}" for group in groups for name in group.metrics)
+    for metric in ("accuracy", "client_accuracy", *metrics):
         if metric != ranked and any(group.curve(metric) for group in groups):
             drawn.append(curve_drawing(section.name, groups, metric))
     lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
     pieces: list[Piece] = [*section.notes, *([Lead(lead)] if lead else []), *([tuned] if tuned else [])]
-    pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section, metrics)]
+    pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section)]
     name = name.removeprefix("test ")
     return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
 
@@ -88,27 +86,31 @@ def curve_drawing(
     objective, by_bytes = groups[0].objective, targets is not None
     ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
     name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
-    text = percent_text if percent else partial(number_text, digits=3)
-    lines = [_curve(group, metric, by_bytes) for group in groups]
-    limits = None if percent else figures.scale_limits(lines)
     notes = [BAND] if any(len(group.runs) > 1 for group in groups) else []
     if by_bytes and (percent or ranked):
         notes.append(f"{'Up' if percent or objective.higher_is_better else 'Down'} and left is better.")
-    notes += _outside(lines, limits)
-    draw = partial(
-        figures.curves,
-        lines,
+    return _drawing(
+        f"{name[:1].upper()}{name[1:]} against {'bytes' if by_bytes else 'rounds'}, {task}",
+        [_curve(group, metric, by_bytes) for group in groups],
+        percent,
+        notes,
         x="total bytes (log scale)" if by_bytes else "rounds",
         y=name,
         log_x=by_bytes,
         integer_x=not by_bytes,
         x_text=human_bytes if by_bytes else "{:g}".format,
-        y_text=text,
-        limits=limits,
         marks={f"target {target_text(objective, one)}": one for one in targets or ()},
     )
-    title = f"{name[:1].upper()}{name[1:]} against {'bytes' if by_bytes else 'rounds'}, {task}"
-    return Drawing(title, " ".join(notes), draw)
+
+
+def _drawing(title: str, lines: Sequence[figures.Curve], percent: bool, notes: Sequence[str], **axes: Any) -> Drawing:
+    """Curves; unless in percent, with limits that leave out what would flatten the others."""
+    low, high = limits = (None if percent else figures.scale_limits(lines)) or (-math.inf, math.inf)
+    outside = [line.label for line in lines if any(not low <= y <= high for _, y, _, _ in line.points)]
+    texts = [f"Values outside the scale are drawn at its edge: {', '.join(outside)}."] if outside else []
+    axes["y_text"] = percent_text if percent else partial(number_text, digits=3)
+    axes["limits"] = limits if low > -math.inf else None
+    return Drawing(title, " ".join([*notes, *texts]), partial(figures.curves, lines, **axes))
 
 
 def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
@@ -121,12 +123,6 @@ def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
         label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in failed))})"
     points = [(p.bytes if by_bytes else p.round, p.value, p.low, p.high) for p in group.curve(metric)]
     return figures.Curve(label, points, len(failed) == len(runs))
-
-
-def _outside(lines: Sequence[figures.Curve], limits: tuple[float, float] | None) -> list[str]:
-    low, high = limits or (-float("inf"), float("inf"))
-    names = [line.label for line in lines if any(not low <= y <= high for _, y, _, _ in line.points)]
-    return [f"Values outside the scale are drawn at its edge: {', '.join(names)}."] if names else []
 
 
 def _setup(groups: Sequence[SeedGroup]) -> str:
@@ -160,42 +156,32 @@ def _notes(groups: Sequence[SeedGroup]) -> list[str]:
     return notes
 
 
-def _totals(section: Section, metrics: Sequence[str]) -> list[Table]:
+def _totals(section: Section) -> list[Cells]:
     """Results and bytes of all rounds; the important columns first."""
-    groups, objective, baseline = section.groups, section.objective, section.baseline
-    unit = "%" if objective == ACCURACY else objective_name(objective)
-    quantiles = any(group.final_client_quantile("worst_10") for group in groups)
-    ways = {"up": "bytes_up", "down": "bytes_down", "catch-up": "bytes_catchup", "ideal": "bytes_total_ideal"}
-    if any(run.retries for group in groups for run in group.runs):
-        ways["abandoned"] = "bytes_abandoned"
-    results, sent, clients = [], [], []
-    for group in groups:
-        cells = {f"final {unit}": value_text(objective, group.final), f"best {unit}": value_text(objective, group.best)}
-        cells["95 % interval"] = value_interval(objective, group.final)
-        cells |= {visible(name, 60): value_text(None, group.final_metric(name)) for name in metrics}
-        cells["rounds"] = f"{min(len(run.records) for run in group.runs):,}"
-        cells["seeds"] = f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}"
-        cells[FAILED_RUNS] = count_broken(run.verdict.status for run in group.runs)
-        results.append({"method": group.label, **cells})
-        total = group.total("bytes_total")
-        ratio = f"{baseline.total('bytes_total') / total:.3g}x" if total else "-"
-        by_way = {head: human_bytes(group.total(key)) for head, key in ways.items()}
-        sent.append({"method": group.label, "total": human_bytes(total), "ratio": ratio, **by_way})
-        shares = (value_text(ACCURACY, group.final_client_quantile(key)) for key in CLIENT_QUANTILES)
-        clients.append({"method": group.label, **dict(zip(CLIENT_QUANTILES.values(), shares, strict=True))})
-    words = "accuracy" if objective == ACCURACY else objective_name(objective)
-    spread = "mean ± standard deviation over seeds"
-    tables = [
-        _table(f"All rounds: {words} ({spread}; the interval is of final {words})", results),
-        _table(f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these", sent),
+    groups, baseline = section.groups, section.baseline
+    words = objective_name(section.objective).removeprefix("test ")
+    rounds = {"rounds": [f"{min(len(run.records) for run in group.runs):,}" for group in groups]}
+    sent, least = byte_columns(groups), baseline.total("bytes_total")
+    totals = [group.total("bytes_total") for group in groups]
+    ratio = [f"{least / total:.3g}x" if total else "-" for total in totals]
+    labels, spread = {"method": [group.label for group in groups]}, "mean ± standard deviation over seeds"
+    return [
+        Cells.of(
+            f"All rounds: {words} ({spread}; the interval is of final {words})",
+            labels | result_columns(groups, interval=True) | rounds | _counts(groups),
+        ),
+        Cells.of(
+            f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these",
+            labels | {"total": sent["total"], "ratio": ratio} | sent,
+        ),
     ]
-    if quantiles:
-        tables.append(_table(f"Final accuracy over clients, in percent ({spread}; p10 is a percentile)", clients))
-    return tables
 
 
-def _table(caption: str, rows: Sequence[Mapping[str, str]]) -> Table:
-    return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
+def _counts(groups: Sequence[SeedGroup]) -> dict[str, list[str]]:
+    return {
+        "seeds": [f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}" for group in groups],
+        FAILED_RUNS: [count_broken(run.verdict.status for run in group.runs) for group in groups],
+    }
 
 
 class Sweep(NamedTuple):
@@ -224,49 +210,35 @@ def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
 def sweep_chapter(section: Section) -> Chapter | None:
     """The best value of the objective against a setting, with a line for each value of a second one."""
     objective, pieces = section.objective, list[Piece]()
-    unit = "%" if objective == ACCURACY else objective_name(objective)
     for method, groups, x, line in sweeps(section.groups):
+        ordered = sorted(groups, key=lambda group: float(flat(group.config)[x]))
         points: dict[Any, list[figures.Point]] = {}
-        rows, lost = [], []
-        for group in sorted(groups, key=lambda group: float(flat(group.config)[x])):
+        lost = []
+        for group in ordered:
             config = flat(group.config)
             values = [group.best_of(run) for run in group.runs if run not in group.failed]
-            known = [value for value in values if value is not None]
-            if known:
+            if known := [value for value in values if value is not None]:
                 point = (float(config[x]), sum(known) / len(known), min(known), max(known))
                 points.setdefault(config.get(line), []).append(point)
             else:
                 lost.append(group.label)
-            cells = {path.rsplit(".", 1)[-1]: setting_text(config.get(path)) for path in (x, line) if path}
-            cells |= {f"best {unit}": value_text(objective, group.best)}
-            cells |= {f"final {unit}": value_text(objective, group.final)}
-            cells |= {"total": human_bytes(group.total("bytes_total")), "seeds": f"{len(group.runs)}"}
-            rows.append({**cells, FAILED_RUNS: count_broken(run.verdict.status for run in group.runs)})
         keys = sorted(points) if all(map(_is_number, points)) else list(points)
         label = line.rsplit(".", 1)[-1]
         lines = [figures.Curve(f"{label} {setting_text(key)}" if line else method, points[key]) for key in keys]
+        name, xs = objective_name(objective), [point[0] for own in points.values() for point in own]
         if lines:
-            pieces.append(_sweep_drawing(section, f"{method}: best", x, lines, lost))
-        paths = " and ".join(path for path in (x, line) if path)
-        pieces.append(_table(f"{method} by {paths} (mean ± standard deviation over seeds)", rows))
+            log = min(xs) > 0 and max(xs) / min(xs) >= 8
+            notes = [BAND, f"{'Up' if objective.higher_is_better else 'Down'} is better."]
+            notes += [f"Not drawn, because all runs failed: {', '.join(lost)}."] if lost else []
+            title = f"{method}: best {name} against {x}, {section.name}"
+            axes = {"x": f"{x} (log scale)" if log else x, "y": f"best {name}", "log_x": log}
+            pieces.append(_drawing(title, lines, objective == ACCURACY, notes, **axes))
+        paths = [path for path in (x, line) if path]
+        columns = {path.rsplit(".", 1)[-1]: [setting_text(flat(g.config).get(path)) for g in ordered] for path in paths}
+        columns |= result_columns(ordered) | {"total": byte_columns(ordered)["total"]} | _counts(ordered)
+        caption = f"{method} by {' and '.join(paths)} (mean ± standard deviation over seeds)"
+        pieces.append(Cells.of(caption, columns))
     return Chapter("Sweep", pieces) if pieces else None
-
-
-def _sweep_drawing(
-    section: Section, title: str, x: str, lines: Sequence[figures.Curve], lost: Sequence[str]
-) -> Drawing:
-    objective = section.objective
-    text = percent_text if objective == ACCURACY else partial(number_text, digits=3)
-    xs = [point[0] for line in lines for point in line.points]
-    log = min(xs) > 0 and max(xs) / min(xs) >= 8
-    limits = None if objective == ACCURACY else figures.scale_limits(lines)
-    notes = [BAND, f"{'Up' if objective.higher_is_better else 'Down'} is better."]
-    notes += [f"Not drawn, because all runs failed: {', '.join(lost)}."] if lost else []
-    notes += _outside(lines, limits)
-    measure, name = f"best {objective_name(objective)}", f"{x} (log scale)" if log else x
-    draw = partial(figures.curves, lines, name, measure, log_x=log, y_text=text, limits=limits)
-    full = f"{title} {objective_name(objective)} against {x}, {section.name}"
-    return Drawing(full, " ".join(notes), draw)
 
 
 def targets_chapter(section: Section) -> Chapter | None:
@@ -300,7 +272,7 @@ def targets_chapter(section: Section) -> Chapter | None:
         caption = (
             f"{title} (means over the seeds that reached it), and ratio: bytes of {baseline.label} divided by these"
         )
-        pieces.append(Table(f"{caption}, if all seeds reached it", _TARGET_HEADS, cells))
+        pieces.append(Cells(f"{caption}, if all seeds reached it", _TARGET_HEADS, cells))
     return Chapter("Bytes to a target", pieces)
 
 
@@ -317,22 +289,9 @@ def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCos
         f"{cost.rounds.mean:.1f}",
         " to ".join(map(human_bytes, ends)) or "-",
         human_bytes(cost.ideal),
-        human_joules(cost.joules),
+        human_seconds(cost.seconds),
         f"{cost.seeds} of {seeds}",
     ]
-
-
-def time_chapter(section: Section) -> Chapter | None:
-    """Modeled time to each target by link."""
-    rows = [
-        [group.label, target_text(section.objective, goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
-        for goal, reached in section.costs.items()
-        for group, cost in zip(section.groups, reached, strict=True)
-        if cost
-    ]
-    speeds = [f"{link.down / 1e6:g} / {link.up / 1e6:g}" for link in LINKS]
-    caption = "Time to a target by speed, Mbps down / up (means over the seeds that reached it)"
-    return Chapter("Time over slow links", [Table(caption, ("method", "target", *speeds), rows)]) if rows else None
 
 
 def layers_chapter(section: Section) -> Chapter | None:
@@ -357,57 +316,7 @@ def layers_chapter(section: Section) -> Chapter | None:
         title = f"{group.label}: {what}, {section.name}"
         scale = longest if "bytes" in what else 0
         pieces.append(Drawing(title, note, partial(figures.bars, rows, longest=scale)))
-        if lines := figures.window_curves(group.runs[0].records):
-            title = f"{group.label}: discrepancy taken against parameters left, {section.name}"
-            note = f"{seed}Mean over windows; the band spans all of them."
-            pieces.append(Drawing(title, note, partial(figures.window_figure, lines)))
     return Chapter("Layers", pieces) if pieces else None
-
-
-def sites_chapter(section: Section) -> Chapter | None:
-    """How often each site of a deployment was accepted, and what it sent."""
-    pieces: list[Piece] = []
-    for group in section.groups:
-        for run in group.runs:
-            totals = totals_by_site(read_sites(run.path))
-            ordered = sorted(totals, key=lambda one: -(one.counts["refused"] + one.counts["bounded"]))[:MOST_SITES]
-            name = f"{group.label}, seed {run.table.get('seed', 0)}"
-            more = f", {MOST_SITES} of {len(totals)} sites" if len(totals) > MOST_SITES else ""
-            if ordered:
-                heads = (*_SITE_HEADS, "up", "down")
-                pieces.append(Table(f"Sites of {name}{more}", heads, [_site_cells(one) for one in ordered]))
-            if reasons := [(one.site, one.why) for one in ordered if one.why]:
-                pieces.append(Table(f"Newest reason of each site, {name}", ("site", "reason"), reasons, folded=True))
-    words = (
-        "Counts are rounds, those that were given up included. Norm of the update, its cosine to the mean of the "
-        "round, training loss and seconds until the response are medians; bytes are sums."
-    )
-    return Chapter("Sites", [words, *pieces]) if pieces else None
-
-
-def _site_cells(totals: SiteTotals) -> tuple[str, ...]:
-    numbers = (totals.norm, totals.cosine, totals.loss, totals.seconds)
-    counts = (f"{count:,}" for count in totals.counts.values())
-    sent = human_bytes(totals.bytes_up), human_bytes(totals.bytes_down)
-    return (totals.site, *counts, *("-" if value is None else f"{value:.3g}" for value in numbers), *sent)
-
-
-def samples_chapter(section: Section) -> Chapter | None:
-    """Answers of a language model to test questions before and after training, of the first seed of each method."""
-    found = {group.label: read_samples(group.runs[0].path) for group in section.groups}
-    found = {label: samples for label, samples in found.items() if samples}
-    tables = []
-    for one in next(iter(found.values()), ()):
-        rows = [["right answer", _short(one.answer)], ["before training", _short(one.before)]]
-        for label, samples in found.items():
-            rows += [[f"after training, {label}", _short(own.after)] for own in samples if own.prompt == one.prompt]
-        tables.append(Table(_short(one.prompt), ("", "answer"), rows))
-    note = "Answers are generated greedily; of each method, those of its first seed."
-    return Chapter("Answers before and after training", [note, *tables]) if tables else None
-
-
-def _short(text: str) -> str:
-    return visible(" ".join(text.split()), SAMPLE_CHARACTERS) or "(nothing)"
 
 
 def search_chapter(section: Section) -> Chapter | None:
@@ -417,7 +326,7 @@ def search_chapter(section: Section) -> Chapter | None:
     if without := [group.label for group in section.groups if group.label not in found]:
         texts.append(f"Not searched, or not recorded: {', '.join(without)}.")
     rows = [search_cells(label, record) for label, record in found.items()]
-    table = Table("Search of each method, and its cost", SEARCH_HEADS, rows)
+    table = Cells("Search of each method, and its cost", SEARCH_HEADS, rows)
     return Chapter("Searched settings", [*texts, table]) if found else None
 
 
@@ -453,73 +362,41 @@ def how_searched(records: Sequence[SearchRecord]) -> list[str]:
 
 
 def settings_chapter(section: Section) -> Chapter:
-    """Settings that differ, settings that are shared, and the machines."""
+    """Settings that differ, and settings that are shared."""
     groups = section.groups
     configs = [flat(group.config) for group in groups]
     paths = [path for path in differing([group.config for group in groups]) if path != "name"]
-    rows = []
-    for group, config in zip(groups, configs, strict=True):
-        shown = [
-            path for path in paths if path in config and (group is groups[0] or config[path] != configs[0].get(path))
-        ]
-        rows.append([group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in shown)])
-    caption = f"Settings that differ; for other methods than {groups[0].label}, the differences from it"
-    pieces = [Table(caption, ("method", "settings"), rows)] if paths else []
+    rows = [
+        [group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in paths if path in config)]
+        for group, config in zip(groups, configs, strict=True)
+    ]
+    pieces = [Cells("Settings that differ", ("method", "settings"), rows)] if paths else []
     rows = [[path, setting_text(value)] for path, value in configs[0].items() if path not in (*paths, "name")]
-    pieces.append(Table("Shared settings", ("key", "value"), rows, folded=True))
-    machines: dict[str, list[str]] = {}
-    for group in groups:
-        for run in group.runs:
-            machines.setdefault(_environment_text(run.environment), []).append(group.label)
-    rows = [[", ".join(dict.fromkeys(labels)), machine] for machine, labels in machines.items()]
-    return Chapter("Settings and machines", [*pieces, Table("Machines", ("methods", "machine and versions"), rows)])
-
-
-def _environment_text(facts: Mapping[str, Any]) -> str:
-    versions = facts.get("versions")
-    known = {"": facts.get("system"), "on": facts.get("gpu") or facts.get("machine"), "device": facts.get("device")}
-    known |= {"threads": facts.get("threads"), "clients trained by": facts.get("clients_trained_by")}
-    known |= {"Python": facts.get("python"), **(versions if isinstance(versions, dict) else {})}
-    return ", ".join(f"{name} {value}".strip() for name, value in known.items() if value) or "not recorded"
-
-
-def commands_chapter(section: Section) -> Chapter:
-    """One command per run that repeats it."""
-    from thinwire.reports.rerun import rerun  # needs torch, which the rest of the page does not
-
-    runs = [run for group in section.groups for run in group.runs]
-    commands = dict.fromkeys(visible(rerun(run.table, run.path), 10_000) for run in runs)
-    text = "Each command repeats one run with exactly these settings."
-    return Chapter("Commands", [text, Command("\n".join(commands))])
+    pieces.append(Cells("Shared settings", ("key", "value"), rows, folded=True))
+    return Chapter("Settings", pieces)
 
 
 CHAPTERS = (
     overview,
     sweep_chapter,
     targets_chapter,
-    time_chapter,
     layers_chapter,
-    sites_chapter,
-    samples_chapter,
     search_chapter,
     settings_chapter,
-    commands_chapter,
 )
 
 
-def definitions(compute: float | None, joules_per_byte: float) -> Chapter:
-    """Definitions of bytes, intervals, time and energy: the last chapter of a page.
+def definitions(compute: float | None) -> Chapter:
+    """Definitions of bytes, intervals and time: the last chapter of a page.
 
     Args:
         compute: training seconds of a client per round, if given.
-        joules_per_byte: of the energy model.
     """
     seconds = (
         "the measured seconds of the round divided by its number of clients, since one machine simulates all of them"
         if compute is None
         else f"{compute:g} s per round, as given"
     )
-    constant = " (0.1 kWh per gigabyte, an estimate for mobile networks)" if joules_per_byte == JOULES_PER_BYTE else ""
     return Chapter(
         "Definitions",
         [
@@ -533,37 +410,8 @@ def definitions(compute: float | None, joules_per_byte: float) -> Chapter:
             "client / download speed. Clients work in parallel on equal links, and the bytes of a client are those of "
             f"the round divided by its number of clients. Compute is {seconds}. Latency and stragglers are not "
             "modeled. FedPara's Tables 7 and 8 use this formula.",
-            f"Energy = {energy(1e6, joules_per_byte):.3g} J per megabyte × total bytes{constant}, the form of the "
-            "user-to-data-center model that FedPara uses, in which device, access network, core and data center each "
-            "cost some joules per byte. FedPara prints no constant, and estimates differ by more than a factor of ten, "
-            "so only ratios are meaningful; they equal the ratios of bytes. Training is not included.",
         ],
     )
-
-
-def value_text(objective: Objective | None, value: MeanInterval | None) -> str:
-    """Mean and standard deviation over seeds: accuracy in percent, others in their own unit.
-
-    >>> value_text(ACCURACY, MeanInterval.of([0.5, 0.7])), value_text(None, MeanInterval.of([2912.4]))
-    ('60.00 ± 14.14', '2,912')
-    """
-    if value is None:
-        return "-"
-    if objective == ACCURACY:
-        mean, std = f"{100 * value.mean:.2f}", f"{100 * value.std:.2f}"
-    else:
-        mean, std = number_text(value.mean), number_text(value.std, 2)
-    return mean if value.half is None else f"{mean} ± {std}"
-
-
-def value_interval(objective: Objective, value: MeanInterval | None) -> str:
-    """The 95 % interval of the mean of an objective."""
-    if value is None or value.half is None:
-        return "-"
-    low, high = value.mean - value.half, value.mean + value.half
-    if objective == ACCURACY:
-        return f"{100 * max(0.0, low):.1f} to {100 * min(1.0, high):.1f}"
-    return f"{number_text(low)} to {number_text(high)}"
 
 
 def setting_text(value: Any) -> str:

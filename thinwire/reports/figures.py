@@ -14,10 +14,10 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,6 @@ _LOOK: dict[str, Any] = {
 }
 Point = tuple[float, float, float, float]
 Format = Callable[[float], str]
-Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 
 class Curve(NamedTuple):
@@ -86,20 +85,16 @@ class Bar(NamedTuple):
     series: int = 0
 
 
-def _styled(draw: Draw) -> Draw:
-    """Call a function with the look of these figures, without changing that of others."""
+@contextmanager
+def _styled() -> Iterator[None]:
+    """The look of these figures, without changing that of others."""
+    import matplotlib
 
-    @wraps(draw)
-    def styled(*args: Any, **kwargs: Any) -> Any:
-        import matplotlib
-
-        with matplotlib.rc_context(_LOOK):
-            return draw(*args, **kwargs)
-
-    return styled  # type: ignore[return-value]
+    with matplotlib.rc_context(_LOOK):
+        yield
 
 
-@_styled
+@_styled()
 def curves(
     lines: Sequence[Curve],
     x: str,
@@ -172,7 +167,7 @@ def curves(
     return _finish(figure, axes, width, 310 if width > 600 else 230, left, title=title)
 
 
-@_styled
+@_styled()
 def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str = "") -> Figure:
     """Bars under their names and values; figures with the same `longest` have the same scale."""
     scale = (width - 4) / (longest or longest_bar(rows) or 1)
@@ -247,37 +242,7 @@ def layer_bars(layers: Sequence[Mapping[str, Any]], rounds: int | None, series: 
     return f"{'bytes up' if known else 'synchronizations'} by layer", rows
 
 
-def window_curves(records: Iterable[Mapping[str, Any]]) -> list[Curve]:
-    """Which layers FedLAMA can synchronize less often, and what that costs (the paper's Figure 1); empty for others.
-
-        delta        share of the discrepancy in the layers taken so far, those on which clients agree first
-        1 - lambda   share of the parameters in the other layers
-
-    Both against the number of layers: the mean over windows, the lowest and the highest. Where the curves cross, the
-    layers taken are synchronized once in the next window.
-
-    >>> rows = {"fc": {"delta": 0.2, "left": 0.1}, "conv": {"delta": 1.0, "left": 0.0}}
-    >>> [line.points for line in window_curves([{"round": 1, "layers": rows}, {"round": 2, "layers": {}}])]
-    [[(1, 0.2, 0.2, 0.2), (2, 1.0, 1.0, 1.0)], [(1, 0.1, 0.1, 0.1), (2, 0.0, 0.0, 0.0)]]
-    """
-    windows = [layers for record in records if isinstance(layers := record.get("layers"), Mapping) and layers]
-    if not windows:
-        return []
-    drawn = []
-    for key, label in (("delta", "delta: discrepancy of these layers"), ("left", "1 - lambda: parameters left")):
-        rows = [[facts.get(key) for facts in window.values() if isinstance(facts, Mapping)] for window in windows]
-        at = zip(*([one for one in row if isinstance(one, int | float)] for row in rows), strict=False)
-        drawn.append(Curve(label, [(i, sum(own) / len(own), min(own), max(own)) for i, own in enumerate(at, 1)]))
-    return drawn
-
-
-def window_figure(lines: Sequence[Curve], width: int = WIDE, title: str = "") -> Figure:
-    """The figure of `window_curves`."""
-    x = "layers with the long interval"
-    return curves(lines, x, "share", width, integer_x=True, limits=(0.0, 1.0), title=title)
-
-
-@_styled
+@_styled()
 def partition_figure(found: PartitionDescription, title: str) -> Figure:
     """The examples of each client, stacked by class.
 
@@ -339,7 +304,7 @@ def standalone(figure: Figure) -> str:
     return f"<svg {space} {box}><style>{STYLE}</style>{paper}{drawn}</svg>\n"
 
 
-@_styled
+@_styled()
 def svg(figure: Figure, title: str, name: str = "") -> str:
     """A figure as an SVG element, with colors as CSS variables; the same figure gives the same text.
 

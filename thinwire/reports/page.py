@@ -6,11 +6,10 @@ fits. Texts and series have a contrast of at least 4.5 to 1, and figures never r
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from thinwire.core.text import html_text as escape, markdown_text as plain, visible
+from thinwire.core.text import html_text as escape, markdown_text as plain
 from thinwire.reports import figures
 
 if TYPE_CHECKING:
@@ -19,13 +18,19 @@ if TYPE_CHECKING:
 LONG_NAME = 14  # characters of a name above which it may wrap
 
 
-class Table(NamedTuple):
-    """Caption, column heads and rows of a table; the first column names the row. A folded table opens on a click."""
+class Cells(NamedTuple):
+    """A table of text: the first `left` columns, aligned to the left, name the row. A folded one opens on a click."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     folded: bool = False
+    left: int = 1
+
+    @classmethod
+    def of(cls, caption: str, columns: Mapping[str, Sequence[str]], left: int = 1) -> Cells:
+        """From the cells of each column by its head."""
+        return cls(caption, list(columns), list(zip(*columns.values(), strict=True)), left=left)
 
 
 class Drawing(NamedTuple):
@@ -42,13 +47,7 @@ class Lead(NamedTuple):
     text: str
 
 
-class Command(NamedTuple):
-    """Shell commands."""
-
-    text: str
-
-
-Piece = Table | Drawing | Command | Lead | str
+Piece = Cells | Drawing | Lead | str
 
 
 class Chapter(NamedTuple):
@@ -84,10 +83,7 @@ def _html(piece: Piece, name: str) -> str:
         return f"<p{kind}>{escape(piece)}</p>"
     if isinstance(piece, Lead):
         return f'<p class="lead">{escape(piece.text)}</p>'
-    if isinstance(piece, Command):
-        lines = "\n".join(f"<code>{escape(line)}</code>" for line in piece.text.splitlines())
-        return f'<pre tabindex="0">{lines}</pre>'
-    if isinstance(piece, Table):
+    if isinstance(piece, Cells):
         table = _table_html(piece)
         return f"<details><summary>{escape(piece.caption)}</summary>{table}</details>" if piece.folded else table
     drawn = (
@@ -98,7 +94,7 @@ def _html(piece: Piece, name: str) -> str:
     return f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>{''.join(drawn)}</figure>"
 
 
-def _table_html(table: Table) -> str:
+def _table_html(table: Cells) -> str:
     kind = ' class="words"' if len(table.heads) == 2 else ""
     kind = kind or (' class="long-names"' if any(len(row[0]) > LONG_NAME for row in table.rows) else "")
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.heads)
@@ -122,13 +118,9 @@ def as_markdown(title: str, chapters: Sequence[Chapter], about: str = "") -> str
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(piece: Table | Command | Lead | str) -> str:
+def _markdown(piece: Cells | Lead | str) -> str:
     if isinstance(piece, str | Lead):
         return plain(piece if isinstance(piece, str) else piece.text)
-    if isinstance(piece, Command):
-        lines = (visible(line, len(line)) for line in piece.text.split("\n"))
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", piece.text)), default=0))
-        return "\n".join((fence, *lines, fence))
     cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
     table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)
     return f"{plain(piece.caption)}:\n\n{table}"
@@ -171,7 +163,6 @@ th:first-child{text-align:left;white-space:nowrap;position:sticky;left:0;backgro
 .long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:13em}
 .words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:min(17em,38vw)}
 h2+figure{margin-top:8px}
-pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
 code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 :focus-visible{outline:2px solid var(--c0);outline-offset:2px}
 .wide svg{width:100%}
@@ -184,7 +175,6 @@ header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
 section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
 .long-names th:first-child{min-width:42vw}
-pre{white-space:normal}pre code{display:block;padding-left:2em;text-indent:-2em}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
 """

@@ -1,4 +1,4 @@
-"""Compare runs on one page: their objective, such as accuracy, and its cost in bytes, rounds, seconds and joules.
+"""Compare runs on one page: their objective, such as accuracy, and its cost in bytes, rounds and seconds.
 
 The page is one HTML file without scripts or external resources; the tables are also available as Markdown. Equal runs
 give equal pages, byte for byte.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import write_atomically
-from thinwire.experiments.link_time import JOULES_PER_BYTE
 from thinwire.experiments.records import Recorded, find_runs, read_run
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import Costs, baseline_of, choose_targets
@@ -39,7 +38,6 @@ def report(
     *,
     targets: Sequence[float] = (),
     compute: float | None = None,
-    joules_per_megabyte: float | None = None,
 ) -> list[SeedGroup]:
     """Write a page that compares runs; returns the groups of runs that it compares.
 
@@ -50,20 +48,16 @@ def report(
         targets: values of the objective whose cost is compared, such as accuracies from 0 to 1; chosen from the data
             by default.
         compute: training seconds of a client per round; as measured on this machine by default.
-        joules_per_megabyte: of the energy model.
     """
     check_page([file for file in (html, md) if file is not None])
     if compute is not None and not 0 <= compute < math.inf:
         raise ConfigError(f"compute must be 0 or more seconds, not {compute}")
-    joules = JOULES_PER_BYTE if joules_per_megabyte is None else joules_per_megabyte / 1e6
-    if not 0 < joules < math.inf:
-        raise ConfigError(f"joules per megabyte must be more than 0, not {joules_per_megabyte}")
     recorded, lost = _read(runs)
     tasks = list(dict.fromkeys(run.task for run in recorded))
     groups = {task: group([run for run in recorded if run.task == task]) for task in tasks}
     others = [one.objective.name for task in tasks for one in groups[task] if one.objective != ACCURACY]
     check_page([], targets, *others[:1])
-    sections = [part for task in tasks for part in _sections(task, groups[task], targets, compute, joules)]
+    sections = [part for task in tasks for part in _sections(task, groups[task], targets, compute)]
     chapters = []
     for section in sections:
         prefix = f"{section.name}: " if len(sections) > 1 else ""
@@ -72,7 +66,7 @@ def report(
     if lost:
         texts = [f"{run.name} on {run.task}, seed {run.table.get('seed', 0)}: {run.verdict.why}." for run in lost]
         chapters.append(Chapter("Diverged in the first round", texts))
-    chapters.append(definitions(compute, joules))
+    chapters.append(definitions(compute))
     title = f"thinwire: {' and '.join(tasks)}"
     names = dict.fromkeys(objective_name(section.objective).removeprefix("test ") for section in sections)
     about = " and ".join(names)
@@ -107,9 +101,7 @@ def _path(run: Any) -> Path:
     return Path(getattr(run, "path", None) or run)
 
 
-def _sections(
-    task: str, groups: Sequence[SeedGroup], targets: Sequence[float], compute: float | None, joules: float
-) -> list[Section]:
+def _sections(task: str, groups: Sequence[SeedGroup], targets: Sequence[float], compute: float | None) -> list[Section]:
     """One section for each objective of the runs of a task, so that the runs of a section fit on one axis."""
     by_objective: dict[Objective, list[SeedGroup]] = {}
     for one in groups:
@@ -121,7 +113,7 @@ def _sections(
         baseline = baseline_of(own)
         goals = [goal for goal in targets if objective != ACCURACY or 0 < goal <= 1]
         goals = goals or choose_targets(own, baseline)
-        costs: Costs = {goal: [one.cost_to_reach(goal, compute, joules) for one in own] for goal in goals}
+        costs: Costs = {goal: [one.cost_to_reach(goal, compute) for one in own] for goal in goals}
         name = f"{task} by {objective_name(objective)}" if several else task
         sections.append(Section(name, own, baseline, costs, [note] if several else []))
     return sections

@@ -5,8 +5,8 @@
 Curves are means over seeds by round, over the rounds that every seed has; a curve against bytes uses the mean bytes of
 these rounds. A target is reached in the first evaluated round whose objective is as good or better.
 
-Files are not trusted: values that are not finite numbers are ignored. A finished run without an objective is of an
-earlier version and ranked by accuracy; an unfinished one has the objective of a finished run of its task.
+Files are not trusted: values that are not finite numbers are ignored. An unfinished run has the objective of a finished
+run of its task, or else accuracy or the test loss.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from thinwire.core.text import visible
+from thinwire.core.text import human_bytes, visible
 from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.link_time import JOULES_PER_BYTE, energy, seconds_by_link
+from thinwire.experiments.link_time import link, seconds
 from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
 from thinwire.experiments.toml import Table as TomlTable, dumps
 from thinwire.metrics.objective import Objective
 
 DIRECTIONS = ("up", "down", "catchup")
-ACCURACY = Objective()
-CLIENT_QUANTILES = {"mean": "mean", "worst_10": "worst 10 %", "p10": "p10", "p50": "median", "p90": "p90"}
+ACCURACY, SLOW = Objective(), "2 Mbps"
+CLIENT_QUANTILES = ("count", "mean", "worst_10", "p10", "p50", "p90")
 WORST_CLIENTS = "worst 10 % of clients"
 
 
@@ -76,8 +76,7 @@ class TargetCost(NamedTuple):
     bytes: MeanInterval  # honest: up, down, catch-up and abandoned rounds
     ideal: float  # without catch-up
     by_direction: dict[str, float]
-    joules: float
-    seconds: dict[str, float]  # by link
+    seconds: float  # over `SLOW` links
     spread: tuple[float, float]  # bytes of the seed that needed the fewest, and of the one that needed the most
 
 
@@ -114,10 +113,16 @@ class SeedGroup(NamedTuple):
         return [run for run in self.runs if run.verdict.status in BROKEN]
 
     @property
-    def metric_names(self) -> list[str]:
-        """Names of the metrics that its runs recorded, apart from accuracy."""
+    def metrics(self) -> dict[str, MeanInterval]:
+        """Its metrics after the last round, apart from accuracy."""
         found = (numbers_of(record.get("metrics")) for run in self.runs for record in run.records)
-        return [name for name in dict.fromkeys(itertools.chain.from_iterable(found)) if name != "accuracy"]
+        names = dict.fromkeys(itertools.chain.from_iterable(found))
+        return {name: value for name in names if name != "accuracy" and (value := self.final_of(f"metrics.{name}"))}
+
+    @property
+    def clients(self) -> dict[str, MeanInterval]:
+        """The distribution of accuracy over clients after the last round."""
+        return {name: value for name in CLIENT_QUANTILES if (value := self.final_of(f"clients_eval.{name}"))}
 
     @property
     def best(self) -> MeanInterval | None:
@@ -132,14 +137,6 @@ class SeedGroup(NamedTuple):
     def final_of(self, metric: str) -> MeanInterval | None:
         """The last value of a metric (see `metric_value`) in each run, over seeds."""
         return MeanInterval.of(next(iter(self.values(run, metric)[::-1]), None) for run in self.runs)
-
-    def final_metric(self, name: str) -> MeanInterval | None:
-        """The last value of a metric, over seeds."""
-        return self.final_of(f"metrics.{name}")
-
-    def final_client_quantile(self, name: str) -> MeanInterval | None:
-        """The last value of a key of `clients_eval`, over seeds."""
-        return self.final_of(f"clients_eval.{name}")
 
     def values(self, run: Recorded, metric: str = "") -> list[float]:
         """The values of a metric, by default its objective, in the evaluated rounds of a run."""
@@ -180,15 +177,12 @@ class SeedGroup(NamedTuple):
                 points.append(Point(number, sent, statistics.fmean(known), min(known), max(known)))
         return points
 
-    def cost_to_reach(
-        self, target: float, compute: float | None = None, joules_per_byte: float = JOULES_PER_BYTE
-    ) -> TargetCost | None:
+    def cost_to_reach(self, target: float, compute: float | None = None) -> TargetCost | None:
         """The cost of reaching a target; None if no seed reached it.
 
         Args:
             target: a value of the objective; an accuracy from 0 to 1.
             compute: training seconds of a client per round; as measured by default.
-            joules_per_byte: of the energy model.
         """
         spent = [part for run in self.runs if (part := self.until(run, target))]
         if not spent:
@@ -199,15 +193,13 @@ class SeedGroup(NamedTuple):
         rounds = MeanInterval.of(float(len(part)) for part in spent)
         assert honest
         assert rounds
-        times = [seconds_by_link(part, compute) for part in spent]
         return TargetCost(
             len(spent),
             rounds,
             honest,
             by_direction["up"] + by_direction["down"],
             by_direction,
-            energy(honest.mean, joules_per_byte),
-            {name: statistics.fmean(time[name] for time in times) for name in times[0]},
+            statistics.fmean(seconds(part, link(SLOW), compute) for part in spent),
             (min(total["bytes_total"] for total in sums), max(total["bytes_total"] for total in sums)),
         )
 
@@ -312,9 +304,9 @@ def objective_name(objective: Objective) -> str:
 
 def objectives(runs: Sequence[Recorded]) -> list[Objective]:
     """The objective of each run of a task."""
-    stated = [_stated(run) for run in runs]
-    known = list(dict.fromkeys(one for one in stated if one))
-    return [one or _guessed(run, known) for one, run in zip(stated, runs, strict=True)]
+    stated = dict.fromkeys(one for run in runs if (one := _objective(run)))
+    known = (*stated, ACCURACY, Objective("loss", higher_is_better=False))
+    return [_objective(run, known) or ACCURACY for run in runs]
 
 
 def target_text(objective: Objective, target: float) -> str:
@@ -344,19 +336,60 @@ def number_text(value: float, digits: int = 4) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.{digits}g}"
 
 
-def _stated(run: Recorded) -> Objective | None:
-    """The objective in the summary of a run; accuracy for a finished run of an earlier version."""
-    if run.summary is None:
-        return None
-    entry = run.summary.get("objective")
-    if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str) or not name:
-        return ACCURACY
-    return Objective(name, entry.get("higher_is_better") is not False)
+def value_text(objective: Objective | None, value: MeanInterval | None) -> str:
+    """Mean and standard deviation over seeds: accuracy in percent, others in their own unit.
+
+    >>> value_text(ACCURACY, MeanInterval.of([0.5, 0.7])), value_text(None, MeanInterval.of([2912.4]))
+    ('60.00 ± 14.14', '2,912')
+    """
+    if value is None:
+        return "-"
+    if objective == ACCURACY:
+        mean, std = f"{100 * value.mean:.2f}", f"{100 * value.std:.2f}"
+    else:
+        mean, std = number_text(value.mean), number_text(value.std, 2)
+    return mean if value.half is None else f"{mean} ± {std}"
 
 
-def _guessed(run: Recorded, known: Sequence[Objective]) -> Objective:
-    """The objective of an unfinished run: one of those of its task, else accuracy or the test loss."""
-    for one in (*known, ACCURACY, Objective("loss", higher_is_better=False)):
-        if any(metric_value(record, objective_key(one)) is not None for record in run.records):
-            return one
-    return ACCURACY
+def value_interval(objective: Objective, value: MeanInterval | None) -> str:
+    """The 95 % interval of the mean of an objective."""
+    if value is None or value.half is None:
+        return "-"
+    low, high = value.mean - value.half, value.mean + value.half
+    if objective == ACCURACY:
+        return f"{100 * max(0.0, low):.1f} to {100 * min(1.0, high):.1f}"
+    return f"{number_text(low)} to {number_text(high)}"
+
+
+def result_columns(groups: Sequence[SeedGroup], interval: bool = False) -> dict[str, list[str]]:
+    """The columns of a table with one row for each group: objective, metrics, and clients with the lowest accuracy."""
+    columns = {}
+    for one in dict.fromkeys(group.objective for group in groups):
+        unit = "%" if one == ACCURACY else objective_name(one)
+        own = [group if group.objective == one else None for group in groups]
+        columns[f"final {unit}"] = [value_text(one, group and group.final) for group in own]
+        columns[f"best {unit}"] = [value_text(one, group and group.best) for group in own]
+        if interval:
+            columns["95 % interval"] = [value_interval(one, group and group.final) for group in own]
+    found, ranked = [group.metrics for group in groups], [group.objective.name for group in groups]
+    for name in dict.fromkeys(name for metrics in found for name in metrics if name not in ranked):
+        columns[visible(name, 60)] = [value_text(None, metrics.get(name)) for metrics in found]
+    worst = [group.clients.get("worst_10") for group in groups]
+    return columns | ({WORST_CLIENTS: [value_text(ACCURACY, value) for value in worst]} if any(worst) else {})
+
+
+def byte_columns(groups: Sequence[SeedGroup]) -> dict[str, list[str]]:
+    """The columns with bytes of a table with one row for each group."""
+    heads = {"up": "bytes_up", "down": "bytes_down", "catch-up": "bytes_catchup", "abandoned": "bytes_abandoned"}
+    heads |= {"total": "bytes_total_honest", "ideal": "bytes_total_ideal"}
+    sent = {head: [group.total(key) for group in groups] for head, key in heads.items()}
+    return {head: list(map(human_bytes, own)) for head, own in sent.items() if head != "abandoned" or any(own)}
+
+
+def _objective(run: Recorded, known: Sequence[Objective] = ()) -> Objective | None:
+    """The objective in the summary of a run; without one, the first of some that the run has recorded."""
+    entry = (run.summary or {}).get("objective")
+    if isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and name:
+        return Objective(name, entry.get("higher_is_better") is not False)
+    recorded = [one for one in known if any(metric_value(r, objective_key(one)) is not None for r in run.records)]
+    return next(iter(recorded), None)

@@ -29,6 +29,7 @@ from thinwire.experiments.overrides import flat, put
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table, parse_value
 from thinwire.protocol.method import Method
+from thinwire.reports.chapters import setting_text
 
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
@@ -48,7 +49,7 @@ _SHORT: dict[str, str | tuple[str, ...]] = {
     "batch": "local.batch",
 }
 # options of the verbs, of `tw.compare`, `tw.sweep` and `tw.tune`
-_OPTIONS = {
+OPTIONS = {
     "rounds": "rounds",
     "clients": "task.clients",
     "cohort": "cohort.size",
@@ -89,8 +90,8 @@ def maker(
     >>> maker("mapo", "digits", rounds=5)({"method.space.k": 64}).method.space.k
     64
     """
-    if unknown := set(options) - set(_OPTIONS):
-        known = ", ".join((*_OPTIONS, "recipe", "overrides", "metrics"))
+    if unknown := set(options) - set(OPTIONS):
+        known = ", ".join((*OPTIONS, "recipe", "overrides", "metrics"))
         raise ConfigError(f"unknown option {min(unknown)}; write one of {known}")
     if not isinstance(method, str | Method):
         raise ConfigError(
@@ -98,7 +99,7 @@ def maker(
             "write for example 'mapo'"
         )
     task = _task_name(on)
-    given = {_OPTIONS[key]: value for key, value in options.items() if value is not None}
+    given = {OPTIONS[key]: value for key, value in options.items() if value is not None}
     base = {**given, **(overrides or {}), **({"name": name} if name else {})}
 
     def make(changes: Table) -> Experiment:
@@ -314,9 +315,5 @@ def point_text(knobs: Knobs, point: Point) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One value for readers: a number with six digits, the kind of a part, `as it is` for None."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, dict):
-        value = value.get("kind", value)
-    return "as it is" if value is None else str(value)
+    """One value for readers: the kind of a part, `as it is` for None."""
+    return "as it is" if value is None else setting_text(value.get("kind", value) if isinstance(value, dict) else value)

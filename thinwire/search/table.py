@@ -17,44 +17,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import human_bytes, human_seconds, visible
+from thinwire.core.text import visible
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, Recorded
 from thinwire.experiments.search_record import SearchRecord
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import baseline_of
-from thinwire.reports.chapters import value_text
+from thinwire.reports.page import Cells
 from thinwire.reports.report import plot, report
 from thinwire.reports.seed_groups import (
     ACCURACY,
-    CLIENT_QUANTILES,
-    WORST_CLIENTS,
     MeanInterval,
     SeedGroup,
+    byte_columns,
     objective_name,
+    result_columns,
+    value_text,
 )
 from thinwire.search import candidates
 
-SLOW_UPLOADS = "2 Mbps (uploads 16x slower)"
 TOTALS = (
     *("bytes_up", "bytes_down", "bytes_catchup", "bytes_abandoned", "bytes_total_honest", "bytes_total_ideal"),
     "seconds",
 )
-
-
-class Cells(NamedTuple):
-    """Heads and rows of a table as text; the first `left` columns are aligned to the left."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: int = 1
-
-    def frame(self) -> Any:
-        """The texts as a pandas DataFrame."""
-        import pandas  # type: ignore[import-untyped]
-
-        return pandas.DataFrame([[visible(cell, 200) for cell in row] for row in self.rows], columns=list(self.heads))
 
 
 class Row(NamedTuple):
@@ -101,28 +87,12 @@ class Row(NamedTuple):
     @property
     def bytes(self) -> float:
         """Bytes of all messages of a run."""
-        return self.total("bytes_total_honest")
+        return self.group.total("bytes_total_honest")
 
     @property
     def runs(self) -> list[Path]:
         """The run directories."""
         return [run.path for run in self.group.runs]
-
-    def total(self, key: str) -> float:
-        """One of the totals of a run (`TOTALS`)."""
-        return self.group.total(key)
-
-    @property
-    def metrics(self) -> dict[str, MeanInterval]:
-        """Metrics after the last round, apart from accuracy."""
-        group = self.group
-        return {name: value for name in group.metric_names if (value := group.final_metric(name))}
-
-    @property
-    def clients(self) -> dict[str, MeanInterval]:
-        """The distribution of accuracy over clients after the last round."""
-        names = ("count", *CLIENT_QUANTILES)
-        return {name: value for name in names if (value := self.group.final_client_quantile(name))}
 
     def plain(self) -> dict[str, Any]:
         """The row as plain values, for JSON; the values of a sweep are keys."""
@@ -135,11 +105,11 @@ class Row(NamedTuple):
             "objective": {"name": objective.name, "higher_is_better": objective.higher_is_better},
             **{name: value and value._asdict() for name, value in means.items()},
             "failed": self.failed,
-            "final_metrics": {name: value._asdict() for name, value in self.metrics.items()},
-            "final_clients_eval": {name: value._asdict() for name, value in self.clients.items()},
-            **{key: self.total(key) for key in TOTALS},
+            "final_metrics": {name: value._asdict() for name, value in self.group.metrics.items()},
+            "final_clients_eval": {name: value._asdict() for name, value in self.group.clients.items()},
+            **{key: self.group.total(key) for key in TOTALS},
             "accounting": self.accounting,
-            "bytes_total": self.total(f"bytes_total_{self.accounting}"),
+            "bytes_total": self.group.total(f"bytes_total_{self.accounting}"),
             "ratio": self.ratio,
             "compared_with": self.compared_with,
             "seconds_by_link": self.seconds_by_link,
@@ -182,45 +152,26 @@ class Table:
             return f"{self.ranked_by.name} on examples that the clients hold out"
         return f"final {self.rows[0].group.objective.label}"
 
-    def cells(self, width: int = 80) -> Cells:
-        """The table as text; in 100 and in 112 characters there is room for columns with times."""
+    def cells(self) -> Cells:
+        """The table as text."""
         rows, by = self.rows, self.ranked_by
         columns = {name: [candidates.value_text(row.values[name]) for row in rows] for name in rows[0].values}
         columns = columns or {"method": [visible(row.method, 200) for row in rows]}
-        left = len(columns)
-        for one in dict.fromkeys(row.group.objective for row in rows):
-            own = [row if row.group.objective == one else None for row in rows]
-            unit = "%" if one == ACCURACY else objective_name(one)
-            columns[f"final {unit}"] = [value_text(one, row and row.final) for row in own]
-            columns[f"best {unit}"] = [value_text(one, row and row.best) for row in own]
-        metrics = [row.metrics for row in rows]
-        for name in dict.fromkeys(name for found in metrics for name in found):
-            if name not in [row.group.objective.name for row in rows]:
-                columns[visible(name, 40)] = [value_text(None, found.get(name)) for found in metrics]
-        worst = [row.clients.get("worst_10") for row in rows]
-        if any(worst):
-            columns[WORST_CLIENTS] = [value_text(ACCURACY, value) for value in worst]
+        left, groups = len(columns), [row.group for row in rows]
+        columns |= result_columns(groups)
         if by and self.by_validation:
             columns[f"validation {by.name}"] = [value_text(by, row.validation) for row in rows]
+        sent = byte_columns(groups)
         if by:
-            columns["total"] = [human_bytes(row.bytes) for row in rows]
+            columns["total"] = sent["total"]
             columns["to the best"] = [_difference(row.difference, by) for row in rows]
         else:
-            for head, key in zip(("up", "down", "catch-up", "abandoned", "total", "ideal"), TOTALS, strict=False):
-                sent = [row.total(key) for row in rows]
-                if head != "abandoned" or any(sent):
-                    columns[head] = [human_bytes(number) for number in sent]
-            columns["ratio"] = ["-" if row.ratio is None else f"{row.ratio:.3g}x" for row in rows]
-            if width >= 100:
-                columns["seconds"] = [f"{row.total('seconds'):.1f}" for row in rows]
-            for head, link, least in (("at 2 Mbps", "2 Mbps", 100), ("slow up", SLOW_UPLOADS, 112)):
-                if width >= least:
-                    columns[head] = [human_seconds(row.seconds_by_link[link]) for row in rows]
+            columns |= sent | {"ratio": ["-" if row.ratio is None else f"{row.ratio:.3g}x" for row in rows]}
         if any(row.failed != "-" for row in rows):
             columns["failed"] = [row.failed for row in rows]
-        return Cells(list(columns), list(zip(*columns.values(), strict=True)), left)
+        return Cells.of(self.title, columns, left)
 
-    def notes(self, width: int = 80) -> list[str]:
+    def notes(self) -> list[str]:
         """What the columns mean, in sentences."""
         if self.ranked_by:
             points = ", in percentage points" if self.ranked_by == ACCURACY else ""
@@ -231,7 +182,7 @@ class Table:
             texts = [f"{text} setting on the same seeds ± half its 95 % interval{points}"]
             return texts if self.by_validation else [*texts, test]
         names = list(dict.fromkeys(objective_name(row.group.objective).removeprefix("test ") for row in self.rows))
-        lost = " and abandoned rounds" if any(row.total("bytes_abandoned") for row in self.rows) else ""
+        lost = " and abandoned rounds" if any(row.group.total("bytes_abandoned") for row in self.rows) else ""
         baseline = visible(" or ".join(dict.fromkeys(row.compared_with for row in self.rows)), 200)
         accounting = self.rows[0].accounting
         by = f"by {'total' if accounting == 'honest' else 'ideal'} ({accounting} accounting)"
@@ -241,8 +192,7 @@ class Table:
         ]
         if len(names) > 1:
             texts.insert(0, f"the rows have different objectives, which cannot be compared: {', '.join(names)}")
-        seconds = "seconds on this machine, and modeled time over links of 2 Mbps (slow up: with uploads 16x slower)"
-        return [*texts, seconds] if width >= 100 else texts
+        return texts
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as plain values, for JSON."""
@@ -263,10 +213,16 @@ class Table:
         return plot([run.path for run in self.runs])
 
     def __repr__(self) -> str:
-        return f"{self.title}\n{self.cells().frame().to_string(index=False)}"
+        return f"{self.title}\n{self._texts().to_string(index=False)}"
 
     def _repr_html_(self) -> str:
-        return str(self.cells().frame().to_html(index=False))
+        return str(self._texts().to_html(index=False))
+
+    def _texts(self) -> Any:
+        import pandas
+
+        cells = self.cells()
+        return pandas.DataFrame([[visible(cell, 200) for cell in row] for row in cells.rows], columns=cells.heads)
 
 
 def _difference(value: MeanInterval | None, by: Objective) -> str:

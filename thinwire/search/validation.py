@@ -254,30 +254,25 @@ def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmati
     >>> print(confirm(measure, 2, 1, 60).text)
     the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
     """
-    over, same, before = f"over {rounds} rounds", found == start, None
-    try:
-        measured = measure(found, rounds)
-    except Spent:
+    runs: list[Trial] = []
+    with suppress(Spent):
+        for value in dict.fromkeys((found, start)):
+            runs.append(Trial(value, measure(value, rounds)))
+    over = f"over {rounds} rounds"
+    if not runs:
         text = f"not confirmed {over}: the budget was spent before"
-        return Confirmation(found, rounds, None, is_start=same, text=text)
-    works = measured.status == "finished"
-    other = "which is the start setting"
-    if not same:
-        try:
-            before = measure(start, rounds)
-            other = f"the start setting {outcome(before)}"
-        except Spent:
-            other = "the start setting was not run: no budget left"
-    text = f"{over}: {outcome(measured)}, {other}"
-    if before is None:
-        text = f"{'confirmed' if works else 'not confirmed'} {text}"
-        return Confirmation(found if works else None, rounds, measured, None, same, text)
-    trials = ranked([Trial(found, measured), Trial(start, before)])
-    best = next((trial.value for trial in trials if trial.measured.status == "finished"), None)
+        return Confirmation(found, rounds, None, is_start=found == start, text=text)
+    measured, *before = (trial.measured for trial in runs)
+    best = next((trial.value for trial in ranked(runs) if trial.measured.status == "finished"), None)
+    if before:
+        other = f"the start setting {outcome(before[0])}"
+    else:
+        other = "which is the start setting" if found == start else "the start setting was not run: no budget left"
     if best is None:
-        verb = "neither trains"
+        verb = "neither trains" if before else "not confirmed"
     elif best == found:
         verb = "confirmed"
     else:
-        verb = "the result is worse than the start setting" if works else "the result fails"
-    return Confirmation(best, rounds, measured, before, best == start, f"{verb} {text}")
+        verb = "the result is worse than the start setting" if measured.status == "finished" else "the result fails"
+    text = f"{verb} {over}: {outcome(measured)}, {other}"
+    return Confirmation(best, rounds, measured, next(iter(before), None), best == start, text)
