@@ -22,7 +22,7 @@ from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
 from thinwire.data.files import one_line, own_path
 from thinwire.data.images import image_options
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import image_values, mean_and_std, standardized, sums_of
+from thinwire.data.scaling import image_values, mean_and_std, standardized
 from thinwire.data.table import POOLED, TargetCode
 from thinwire.errors import DataError
 
@@ -151,7 +151,7 @@ def source_of(
     """The dataset of examples in memory, with the client of each where there are clients."""
     options = _model_options(train, test)
     words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
-    mean, std = mean_and_std(sums_of(train.pixels)) if isinstance(train, Images) else ((), ())
+    mean, std = mean_and_std(train.pixels) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
     return Source.by_user(
@@ -262,7 +262,7 @@ def examples_of(inputs: Inputs, targets: Tensor) -> Examples:
 def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] | None:
     """Both with mean 0 and standard deviation 1 over the training examples; None for inputs that are no numbers."""
     if (values := image_values(train)) is not None:
-        scale = mean_and_std(sums_of(values))
+        scale = mean_and_std(values)
         return standardized(train, *scale), standardized(test, *scale)
     first, second = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
     if isinstance(first, dict) or isinstance(second, dict) or not first.is_floating_point():
