@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer, tokenizer_files
+from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
 from thinwire.data.conversations import Encoder, Learned, Record, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Source, numbered, positions
 from thinwire.data.files import find, no_data, own_path, pick
@@ -242,7 +242,7 @@ def _encoder(
         most = None
     if isinstance(most, int) and length > most:
         raise ConfigError(f"task.length = {length}, but {found} has {most} positions; write task.length = {most}")
-    return Encoder(tokenizer, length, template, learned, too_long, tokenizer_files(found))
+    return Encoder(tokenizer, length, template, learned, too_long)
 
 
 def _hub_records(rows: Any, where: str) -> list[Record]:
