@@ -134,18 +134,7 @@ def source_of(
     mean, std = mean_and_std(train.pixels) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
-    return Source.by_user(
-        *(scaled or (train, test)),
-        code.outputs,
-        owners,
-        note=words,
-        model=options,
-        mean=mean,
-        std=std,
-        loss=code.loss,
-        metrics=code.metrics,
-        class_names=code.names,
-    )
+    return code.source(*(scaled or (train, test)), owners, note=words, model=options, mean=mean, std=std)
 
 
 def _array(values: Any, where: str) -> np.ndarray:

@@ -72,8 +72,8 @@ def from_datasets(
         dataset: the training rows, or all splits.
         test: the test rows; by default the split `test` or `validation`, or a fraction of the training rows.
         target: the column to predict, or several; by default the only column of class labels, or `label`.
-        features: the columns that are inputs: one of images, one of lists of numbers of one length, or any of numbers and
-            texts; by default all others.
+        features: the columns that are inputs: one of images, one of lists of numbers of one length, or any of numbers
+            and texts; by default all others.
         drop: columns that are not used.
         client: the column that names the client of a row; "" for none.
         target_kind: classification, multi-label or regression; by default derived.

@@ -165,32 +165,20 @@ _LAYOUTS = {
 }
 
 
-@register("dataset", "sst2", doc="67,349 + 872 phrases of movie reviews, positive or negative; 40 words.", paper=_GLUE)
-def sst2(data_dir: Path | None = None) -> Source:
-    """Sentiment of phrases of movie reviews: positive (1) or negative (0)."""
-    return _glue("sst2", data_dir)
+def _glue(task: str, doc: str) -> Callable[..., Source]:
+    """The loader of one of the tasks, registered."""
+
+    @register("dataset", task, doc=doc, paper=_GLUE)
+    def read(data_dir: Path | None = None) -> Source:
+        return _word_source(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
+
+    return read
 
 
-@register("dataset", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_GLUE)
-def cola(data_dir: Path | None = None) -> Source:
-    """Acceptability of English sentences: grammatical (1) or not (0)."""
-    return _glue("cola", data_dir)
-
-
-@register("dataset", "rte", doc="2,490 + 277 pairs of texts, entailment or not; 128 words.", paper=_GLUE)
-def rte(data_dir: Path | None = None) -> Source:
-    """Textual entailment: the second text follows from the first (0) or not (1)."""
-    return _glue("rte", data_dir)
-
-
-@register("dataset", "mrpc", doc="3,668 + 408 pairs of sentences, paraphrases or not; 128 words.", paper=_GLUE)
-def mrpc(data_dir: Path | None = None) -> Source:
-    """Paraphrases: two sentences have the same meaning (1) or not (0)."""
-    return _glue("mrpc", data_dir)
-
-
-def _glue(task: str, data_dir: Path | None) -> Source:
-    return _word_source(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
+sst2 = _glue("sst2", "67,349 + 872 phrases of movie reviews, positive or negative; 40 words.")
+cola = _glue("cola", "8,551 + 1,043 sentences, grammatical or not; 40 words.")
+rte = _glue("rte", "2,490 + 277 pairs of texts, entailment or not; 128 words.")
+mrpc = _glue("mrpc", "3,668 + 408 pairs of sentences, paraphrases or not; 128 words.")
 
 
 def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -271,19 +270,19 @@ def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
 
 def _read(data: Any, what: str) -> tuple[Any, Tensor]:
     """All examples of a Dataset or a DataLoader, one after another."""
-    from torch.utils.data import DataLoader, IterableDataset, default_collate  # imported late: multiprocessing
+    from torch.utils.data import DataLoader  # imported late: multiprocessing
 
     if getattr(data, "drop_last", False):
         raise ConfigError(
             f"{what}: this DataLoader leaves out the last examples; write DataLoader(..., drop_last=False)"
         )
-    batched = isinstance(data, DataLoader) and (data.batch_size or data.batch_sampler)
-    indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-    items = (data[i] for i in range(len(data))) if indexed else iter(data)
+    if isinstance(data, DataLoader) and data.batch_sampler is None:
+        data = data.dataset  # of single examples
     pairs, count = list[tuple[Any, Tensor]](), 0
     try:
-        for batch in items if batched else iter(lambda: list(itertools.islice(items, _BATCH)), []):
-            inputs, targets = batch if batched else default_collate(batch)
+        # a generator of its own, because a DataLoader draws from it
+        loader = data if isinstance(data, DataLoader) else DataLoader(data, _BATCH, generator=torch.Generator())
+        for inputs, targets in loader:
             pairs.append((inputs, targets))
             count += len(targets)
             if count > MOST_EXAMPLES:
