@@ -68,8 +68,7 @@ def test_only_the_tokens_of_answers_are_learned(tmp_path, checkpoint):
 def test_all_answers_of_a_conversation_are_learned_and_tokens_are_those_of_the_template(tmp_path, checkpoint):
     turns = [("system", "the"), ("user", "a"), ("assistant", "yes it"), ("user", "b"), ("assistant", "no")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    shared = [{"from": {"user": "human", "assistant": "gpt"}.get(role, role), "value": c} for role, c in turns]
-    file = write(tmp_path / "m.jsonl", [{"messages": messages}] * 8 + [{"messages": shared}] * 8)
+    file = write(tmp_path / "m.jsonl", [{"messages": messages}] * 16)
     rows = causal_lm(file=file, checkpoint=checkpoint).train
     assert len({learned(rows, i) for i in range(len(rows))}) == 1
     text, answers = learned(rows, 0)

@@ -14,8 +14,6 @@ from thinwire.experiments.config import resolve
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 
-CLIENTS = Assignment(np.arange(4), np.array([0, 1, 4]))
-
 
 def images(n: int = 6, side: int = 8) -> Images:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 3, side, side), np.uint8))
@@ -68,20 +66,19 @@ def test_training_draws_variants_from_the_seed() -> None:
 
 
 def test_scale_and_augment_need_images() -> None:
-    with pytest.raises(ConfigError, match=r"task\.scale must be one of unit, standard, estimated"):
+    with pytest.raises(ConfigError, match=r"task\.scale must be one of unit, standard"):
         resolve("fedavg", "cifar10", {"task.scale": "big"})
     with pytest.raises(ConfigError, match=r"task\.augment must be one of none, shift-flip"):
         resolve("fedavg", "cifar10", {"task.augment": "mixup"})
     rows = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
     words = Arrays(torch.zeros(4, 1, 2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
-    for scale in ("standard", "estimated"):
-        choice = resolve("fedavg", "digits", {"task.scale": scale}).task
-        for examples in (rows, words):
-            with pytest.raises(ConfigError, match=r"^digits has no images; write task\.scale = 'unit'$"):
-                prepared(choice, Source(examples, examples, 2, mean=(0.0,), std=(1.0,)), CLIENTS)
+    choice = resolve("fedavg", "digits").task
+    for examples in (rows, words):
+        with pytest.raises(ConfigError, match=r"^digits has no images; write task\.scale = 'unit'$"):
+            prepared(choice, Source(examples, examples, 2, mean=(0.0,), std=(1.0,)))
     choice = resolve("fedavg", "digits", {"task.augment": "shift-flip", "task.scale": "unit"}).task
     with pytest.raises(ConfigError, match=r"write task\.augment = 'none'$"):
-        prepared(choice, Source(rows, rows, 2), CLIENTS)
+        prepared(choice, Source(rows, rows, 2))
 
 
 def test_examples_without_augmentation_have_one_variant() -> None:

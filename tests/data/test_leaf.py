@@ -69,7 +69,7 @@ def test_shakespeare_has_the_train_test_split_of_leaf(tmp_path) -> None:
     write(folder, "test", "a.json", {"JULIET": {"x": [WINDOW], "y": ["z"]}})
     source = shakespeare_leaf(tmp_path)
     assert (len(source.train), len(source.test), source.classes) == (2, 1, 80)
-    assert len(source.train.codes) == 82
+    assert len(source.train.codes) == 82 + 81
     assert source.users.tolist() == [0, 0]
     assert source.test_users.tolist() == [1]
 
@@ -107,6 +107,21 @@ def test_a_row_without_text_is_an_error(tmp_path) -> None:
     write(tmp_path / "sent140/data", "test", "a.json", {"u": {"x": ["good"], "y": [1]}})
     with pytest.raises(DataError, match="neither text nor a row"):
         sent140(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"x": ["a" * 80], "y": []}, "lists 'x' and 'y' of the same length"),
+        ({"x": ["a" * 79], "y": ["b"]}, "is not 80 characters and one more"),
+        ({"x": ["a" * 80], "y": [3]}, "is not 80 characters and one more"),
+        ({"x": [], "y": []}, "the files have no examples"),
+    ],
+)
+def test_windows_of_another_form_are_an_error(tmp_path, record, message) -> None:
+    write(tmp_path / "shakespeare/data", "train", "a.json", {"A": record})
+    with pytest.raises(DataError, match=message):
+        shakespeare_leaf(tmp_path)
 
 
 def test_a_folder_without_test_files_is_an_error(tmp_path) -> None:

@@ -55,7 +55,7 @@ def test_kinds_of_arrays():
         (np.zeros((4, 2)), [0.5, 1, np.nan, 2], "example 2 has no value"),
         (np.array([[0.0], [np.inf]] * 2), [0, 1] * 2, "example 1 has a value that is not finite"),
         (np.array(["a", "b"]), [0, 1], "expected numbers"),
-        ([[1], [1, 2]], [0, 1], "expected numbers"),
+        ([[1], [1, 2]], [0, 1], "rows that differ in length"),
         (np.zeros((4, 2)), np.zeros((4, 2, 2)), "expected one target"),
     ],
 )
@@ -72,8 +72,9 @@ def test_npz_is_read_without_pickle_and_by_its_true_size(tmp_path):
     torch.testing.assert_close(
         source.train.inputs, tw.data.from_arrays(DIGITS.data, DIGITS.target, client=DIGITS.target % 3).train.inputs
     )
-    with pytest.raises(tw.DataError, match=r"d.npz: no array 'targets' \(task.y\); the file has x, y, client"):
-        make(file=str(file), y="targets")
+    np.savez(file, x=[0, 1], targets=[0, 1])
+    with pytest.raises(tw.DataError, match=r"d\.npz: no array 'y'; the file has x, targets"):
+        make(file=str(file))
     np.savez(file, x=np.array([{}, {}]), y=[0, 1])
     with pytest.raises(tw.DataError, match=r"array 'x' cannot be read \(Object arrays"):
         make(file=str(file))
@@ -84,8 +85,6 @@ def test_npz_is_read_without_pickle_and_by_its_true_size(tmp_path):
         archive.writestr("y.npy", b"not an array")
     with pytest.raises(tw.DataError, match="array 'x' cannot be read"):
         make(file=str(file))
-    with pytest.raises(tw.DataError, match=r"y is .* of shape"):
-        make(file=str(file), x="y")
     file.write_bytes(b"PK damaged")
     with pytest.raises(tw.DataError, match=r"cannot be read as .npz"):
         make(file=str(file))
@@ -209,9 +208,9 @@ def test_datasets_of_hugging_face(tmp_path):
     wine = load_wine()
     table = datasets.Dataset.from_dict({"ash": wine.data[:, 2], "hue": wine.data[:, 10], "kind": wine.target})
     assert tw.data.from_datasets(table, target="kind").model == {"inputs": 2}
-    ids = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]] * 10, "label": [0, 1] * 10})
+    ids = datasets.Dataset.from_dict({"input_ids": [[1, 2], [4, 5]] * 10, "label": [0, 1] * 10})
     both = datasets.DatasetDict({"train": ids, "test": ids.select([0, 1])})
-    tokens = tw.data.from_datasets(both, length=2)
+    tokens = tw.data.from_datasets(both)
     assert (tokens.train.inputs.shape, tokens.model) == ((20, 2), {"length": 2, "vocab": 6})
     with pytest.raises(tw.DataError, match="did you mean 'kind'"):
         tw.data.from_datasets(table, target="kindd")
@@ -250,16 +249,16 @@ def test_rows_of_another_library_as_images_lists_and_cells():
     assert int(every) == int(PIXELS[:60].astype(np.int64).sum())
     with pytest.raises(tw.DataError, match="images and lists are used alone"):
         tw.data.from_datasets(photos)
-    ids = Rows({"ids": [[1, 2, 3], [4, 5]] * 10, "label": [0, 1] * 10}, ids=feature["List"])
-    tokens = tw.data.from_datasets({"train": ids, "test": ids}, length=2)
+    ids = Rows({"ids": [[1, 2], [4, 5]] * 10, "label": [0, 1] * 10}, ids=feature["List"])
+    tokens = tw.data.from_datasets({"train": ids, "test": ids})
     assert (tokens.train.inputs[:2].tolist(), tokens.model) == ([[1, 2], [4, 5]], {"length": 2, "vocab": 6})
     numbers = Rows({"x": [[0.5, 1.0], [1.5, 2.0]] * 10, "label": [0.5, 1.5] * 10}, x=feature["List"])
     assert tw.data.from_datasets(numbers).train.inputs.dtype == torch.float32
     numbers.columns["x"][3] = [1.0]
     with pytest.raises(tw.DataError, match="differ in length"):
         tw.data.from_datasets(numbers)
-    numbers.columns["x"][3] = ["a"]
-    with pytest.raises(tw.DataError, match=r"row 3: the column 'x' holds"):
+    numbers.columns["x"] = ["a"] * 20
+    with pytest.raises(tw.DataError, match=r"the column 'x' holds .*, expected numbers"):
         tw.data.from_datasets(numbers)
     cells = Rows({"ash": [0.5, None, 2.0] * 6, "city": ["r", "o", "r"] * 6, "kind": [2, 0, 1] * 6, "when": [3] * 18})
     cells.features["when"] = type("Time", (), {})()

@@ -243,13 +243,13 @@ def test_dirichlet_gives_no_more_to_clients_that_have_the_mean_size() -> None:
     np.testing.assert_array_equal(sizes.sum(axis=2), np.tile(counts, (50, 1)))
 
 
-def test_dirichlet_warns_and_lowers_the_minimum_to_one_if_all_draws_fail(monkeypatch) -> None:
+def test_dirichlet_names_the_minimum_that_works_if_all_draws_fail(monkeypatch) -> None:
     monkeypatch.setattr("thinwire.data.partition._TRIES", 50)
     labels = np.arange(400) % 10
-    with pytest.warns(UserWarning, match="none of 50 draws"):
-        a = Dirichlet(alpha=0.3, min_size=20).assign(labels, 20, Key(0))
-    assert 1 <= a.sizes().min() < 20
-    assert len(a.order) == 400
+    with pytest.raises(ConfigError, match=r"none of 50 draws .* write min_size=\d+$") as caught:
+        Dirichlet(alpha=0.3, min_size=20).assign(labels, 20, Key(0))
+    least = int(str(caught.value).rpartition("=")[2])
+    assert Dirichlet(alpha=0.3, min_size=least).assign(labels, 20, Key(0)).sizes().min() == least < 20
 
 
 def test_dirichlet_is_an_error_if_every_draw_leaves_a_client_empty(monkeypatch) -> None:

@@ -228,19 +228,6 @@ def test_several_spaces_are_one_and_foreign_characters_share_a_code(tmp_path) ->
     assert decoded(codes[:9]) == "a b c\n\n\nd"
 
 
-def test_windows_of_leafs_files_are_stored_without_repetition(tmp_path) -> None:
-    starts = [*range(600), *range(700, 900)]  # LEAF's file has gaps where a line was left out
-    data = {"x": [TEXT[i : i + 80] for i in starts], "y": [TEXT[i + 80] for i in starts]}
-    write_json(tmp_path / "shakespeare/data/all_data/all_data_0.json", by_role({"A": data}))
-    source = shakespeare(tmp_path)
-    for examples, wanted in ((source.train, starts[:640]), (source.test, starts[720:])):
-        x, y = examples.gather(torch.arange(len(examples)))
-        assert [decoded(row) for row in x] == [TEXT[i : i + 80] for i in wanted]
-        assert decoded(y) == "".join(TEXT[i + 80] for i in wanted)
-    assert len(source.train.codes) == 680 + 280
-    assert source.note == ""
-
-
 @pytest.mark.parametrize(
     ("found", "message"),
     [
@@ -252,10 +239,7 @@ def test_windows_of_leafs_files_are_stored_without_repetition(tmp_path) -> None:
         ({"users": ["B"], "user_data": {"A": {}}}, "'B'"),
         ({"users": [["A"]], "user_data": {"A": {}}}, "is listed twice or has no object"),
         (by_role({"A": {"raw": 7}}), "user 'A': 'raw' is a int"),
-        (by_role({"A": {"text": "x"}}), "needs lists 'x' and 'y'"),
-        (by_role({"A": {"x": ["a" * 80], "y": []}}), "of the same length"),
-        (by_role({"A": {"x": ["a" * 79], "y": ["b"]}}), "is not 80 characters and one more"),
-        (by_role({"A": {"x": ["a" * 80], "y": [3]}}), "is not 80 characters and one more"),
+        (by_role({"A": {"text": "x"}}), "user 'A': 'raw' is a NoneType"),
     ],
 )
 def test_json_of_another_layout_is_an_error_of_one_line(tmp_path, found, message) -> None:

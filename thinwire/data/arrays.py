@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.core.text import visible
-from thinwire.data.columns import Columns, listed, similar
+from thinwire.data.columns import Columns, listed
 from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
 from thinwire.data.files import one_line, own_path
 from thinwire.data.images import image_options
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import image_values, mean_and_std, standardized, sums_of
+from thinwire.data.scaling import image_values, mean_and_std, standardized
 from thinwire.data.table import POOLED, TargetCode
 from thinwire.errors import DataError
 
@@ -36,53 +35,34 @@ _NUMBERS = "biuf"
 def arrays(
     data_dir: Path | None = None,
     file: str = "",
-    x: str = "x",
-    y: str = "y",
-    client: str = "client",
-    x_test: str = "x_test",
-    y_test: str = "y_test",
     target_kind: str = "",
     tokens: bool = False,
     standardize: bool = True,
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Source:
-    """Arrays in a file of `numpy.savez`; five options name the arrays, of which `x` and `y` are required."""
+    """Arrays x and y, perhaps client, x_test and y_test, in a file of `numpy.savez`; options as in `from_arrays`."""
+    options = {key: value for key, value in locals().items() if key not in ("data_dir", "file")}
     path = own_path(data_dir, file, "task.file")
-    options = {"x": x, "y": y, "client": client, "x_test": x_test, "y_test": y_test}
-    found: dict[str, Any] = dict.fromkeys(options)
     try:
         with zipfile.ZipFile(path) as archive:
-            known = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            sizes = {name: archive.getinfo(f"{name}.npy").file_size for name in known}
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError) as fault:
+            sizes = {one.filename.removesuffix(".npy"): one.file_size for one in archive.infolist()}
+    except (zipfile.BadZipFile, OSError, ValueError) as fault:
         raise DataError(f"{path}: cannot be read as .npz of numpy.savez ({one_line(fault)})") from None
-    tested = x_test in known or y_test in known
-    for option, name in options.items():
-        if ("test" in option and not tested) or (option == name == "client" and name not in known):
-            continue
-        if name not in known:
-            words = f"{similar(name, known)}; the file has {listed(known)}"
-            raise DataError(f"{path}: no array {visible(name, 80)!r} (task.{option}){words}")
+    found: dict[str, Any] = {}
+    tested = {"x_test", "y_test"} if {"x_test", "y_test"} & set(sizes) else set()
+    for name in ("x", "y", *sorted(tested), *({"client"} & set(sizes))):
+        if name not in sizes:
+            raise DataError(f"{path}: no array {name!r}; the file has {listed(list(sizes))}")
         if sizes[name] > LIMIT:
             raise DataError(f"{path}: array {name!r} has {sizes[name]:,} bytes, more than {LIMIT:,}")
         try:
             with np.load(path, allow_pickle=False) as archive:
-                found[option] = archive[name]
+                found[name] = archive[name]
         except Exception as fault:  # of numpy, zipfile and zlib: Python objects, a damaged or a false header
             raise DataError(f"{path}: array {name!r} cannot be read ({one_line(fault)})") from None
-    return from_arrays(
-        found["x"],
-        found["y"],
-        client=found["client"],
-        test=(found["x_test"], found["y_test"]) if tested else None,
-        target_kind=target_kind,
-        tokens=tokens,
-        standardize=standardize,
-        test_fraction=test_fraction,
-        split_seed=split_seed,
-        where=str(path),
-    )
+    test = (found["x_test"], found["y_test"]) if tested else None
+    return from_arrays(found["x"], found["y"], client=found.get("client"), test=test, where=str(path), **options)
 
 
 def from_arrays(
@@ -123,7 +103,7 @@ def from_arrays(
     rows, kind = _targets(y, f"{where}: y")
     code = TargetCode.of(rows, tuple(rows.cells), target_kind or kind)
     users = _clients(client, len(rows), f"{where}: client")
-    inputs = _inputs(x, len(rows), f"{where}: x", tokens)
+    inputs = inputs_of(x, len(rows), f"{where}: x", tokens)
     if test is None:
         labels = code.encode(rows).numpy() if code.kind == "classification" else None
         held = held_out_rows(len(rows), test_fraction, users, labels, split_seed)
@@ -132,7 +112,7 @@ def from_arrays(
         owners = [None if users is None else users[one] for one in index]
     else:
         other, _ = _targets(test[1], f"{where}: y of the test")
-        parts = [(inputs, rows), (_inputs(test[0], len(other), f"{where}: x of the test", tokens), other)]
+        parts = [(inputs, rows), (inputs_of(test[0], len(other), f"{where}: x of the test", tokens), other)]
         owners = [users, _clients(test_client, len(other), f"{where}: client of the test")]
     code = code.fitted(parts[0][1])
     train, test_set = (examples_of(one, code.encode(target)) for one, target in parts)
@@ -151,21 +131,10 @@ def source_of(
     """The dataset of examples in memory, with the client of each where there are clients."""
     options = _model_options(train, test)
     words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
-    mean, std = mean_and_std(sums_of(train.pixels)) if isinstance(train, Images) else ((), ())
+    mean, std = mean_and_std(train.pixels) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
-    return Source.by_user(
-        *(scaled or (train, test)),
-        code.outputs,
-        owners,
-        note=words,
-        model=options,
-        mean=mean,
-        std=std,
-        loss=code.loss,
-        metrics=code.metrics,
-        class_names=code.names,
-    )
+    return code.source(*(scaled or (train, test)), owners, note=words, model=options, mean=mean, std=std)
 
 
 def _array(values: Any, where: str) -> np.ndarray:
@@ -176,7 +145,7 @@ def _array(values: Any, where: str) -> np.ndarray:
     try:
         found = np.asarray(values)
     except ValueError:
-        found = np.empty(0, object)
+        raise DataError(f"{where} has rows that differ in length, expected one length") from None
     if found.dtype.kind not in (*_NUMBERS, "U", "O", "T") or found.ndim < 1:
         raise DataError(
             f"{where} is {found.dtype} of shape {found.shape}, expected an array with one row for each example"
@@ -219,10 +188,10 @@ def _clients(values: Any, rows: int, where: str) -> np.ndarray | None:
     return found
 
 
-def _inputs(values: Any, rows: int, where: str, tokens: bool) -> Inputs:
-    """Inputs as tensors, one row for each example."""
+def inputs_of(values: Any, rows: int, where: str, tokens: bool) -> Inputs:
+    """Inputs as tensors, one row for each example; `where` is for errors, `tokens` as in `from_arrays`."""
     if isinstance(values, Mapping):
-        named = {str(name): _inputs(one, rows, f"{where}[{name!r}]", tokens) for name, one in values.items()}
+        named = {str(name): inputs_of(one, rows, f"{where}[{name!r}]", tokens) for name, one in values.items()}
         if not named or any(isinstance(one, dict) for one in named.values()):
             raise DataError(f"{where} must have one array for each keyword argument of the model")
         return named  # type: ignore[return-value]
@@ -262,7 +231,7 @@ def examples_of(inputs: Inputs, targets: Tensor) -> Examples:
 def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] | None:
     """Both with mean 0 and standard deviation 1 over the training examples; None for inputs that are no numbers."""
     if (values := image_values(train)) is not None:
-        scale = mean_and_std(sums_of(values))
+        scale = mean_and_std(values)
         return standardized(train, *scale), standardized(test, *scale)
     first, second = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
     if isinstance(first, dict) or isinstance(second, dict) or not first.is_floating_point():

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer, tokenizer_files
+from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
 from thinwire.data.conversations import Encoder, Learned, Record, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Source, numbered, positions
 from thinwire.data.files import find, no_data, own_path, pick
@@ -109,6 +109,7 @@ def causal_lm(
     prompt ... options   columns of `RecordForm`
     template ... too_long, packing ... split_seed      settings of `Encoder` and of `RowSettings`
     """
+    given = locals()
     if bool(file) == bool(name):
         raise ConfigError("name a file of records or a dataset of Hugging Face: task.file or task.name, one of them")
     if file:
@@ -118,11 +119,14 @@ def causal_lm(
         *parts, names = train_and_test(load_named(name, config, data_dir))
         found = [_hub_records(one, f"{name}, split {at}" if at else name) for one, at in zip(parts, names, strict=True)]
         train, test = found[0], found[1] or None
-    columns = {"prompt": prompt, "response": response, "messages": messages, "text": text}
-    form = RecordForm.of(train[0], **columns, system=system, options=options)
-    encoder = _encoder(checkpoint, data_dir, length, template, learned, too_long)
-    settings = RowSettings(packing, window, test_fraction, test_rows, new_tokens, answer_after, split_seed)
-    return source_of(train, test, form, encoder, settings, client=client, group=group)
+    form = RecordForm.of(train[0], **_of(RecordForm, given))
+    encoder = _encoder(checkpoint, data_dir, **_of(Encoder, given))
+    return source_of(train, test, form, encoder, RowSettings(**_of(RowSettings, given)), client=client, group=group)
+
+
+def _of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are fields of a dataclass."""
+    return {one.name: given[one.name] for one in fields(kind) if one.name in given}
 
 
 @register(
@@ -149,6 +153,7 @@ def instructions(
     `data` names the sets; with `answers = "texts"`, questions are asked without their list of answers; the other
     options are those of `causal_lm`.
     """
+    given = locals()
     if answers not in get_args(Answers):
         raise ConfigError(f"task.answers must be one of {', '.join(get_args(Answers))}, not {answers!r}")
     names = (data,) if isinstance(data, str) else tuple(data)
@@ -159,8 +164,8 @@ def instructions(
         raise ConfigError(f"task.data names no set; write one or several of {', '.join(QUESTION_SETS)}")
     train, test = (question_records(names, split, data_dir, answers) for split in ("train", "test"))
     form = RecordForm("prompt", "response", options="options")
-    encoder = _encoder(checkpoint, data_dir, length, template, "answers", too_long)
-    settings = RowSettings(packing, window, 0.1, test_rows, new_tokens, answer_after="####")  # as GSM8K marks results
+    encoder = _encoder(checkpoint, data_dir, **_of(Encoder, given))
+    settings = RowSettings(**_of(RowSettings, given), answer_after="####")  # as GSM8K marks results
     return source_of(train, test, form, encoder, settings, group="set" if len(names) > 1 else "")
 
 
@@ -228,10 +233,8 @@ def source_of(
     )
 
 
-def _encoder(
-    checkpoint: str, data_dir: Path | None, length: int, template: TemplateName, learned: Learned, too_long: TooLong
-) -> Encoder:
-    """The encoder with the tokenizer of a checkpoint."""
+def _encoder(checkpoint: str, data_dir: Path | None, **options: Any) -> Encoder:
+    """The encoder with the tokenizer of a checkpoint and these options."""
     found = find_checkpoint(checkpoint or SMOLLM2, data_dir)
     tokenizer = load_tokenizer(found, "the task causal-lm")
     tokenizer.name_or_path = str(found)
@@ -240,9 +243,12 @@ def _encoder(
         most = config.get("max_position_embeddings") or config.get("n_positions")
     except (OSError, ValueError, AttributeError, RecursionError):
         most = None
-    if isinstance(most, int) and length > most:
-        raise ConfigError(f"task.length = {length}, but {found} has {most} positions; write task.length = {most}")
-    return Encoder(tokenizer, length, template, learned, too_long, tokenizer_files(found))
+    encoder = Encoder(tokenizer, **options)
+    if isinstance(most, int) and encoder.length > most:
+        raise ConfigError(
+            f"task.length = {encoder.length}, but {found} has {most} positions; write task.length = {most}"
+        )
+    return encoder
 
 
 def _hub_records(rows: Any, where: str) -> list[Record]:

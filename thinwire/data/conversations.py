@@ -25,7 +25,6 @@ messages of errors. Nothing in a file is trusted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ import numpy as np
 import torch
 
 from thinwire.core.text import visible
-from thinwire.data.cache import cached
 from thinwire.data.columns import LIMIT, SUFFIXES, listed, number_text, read_table
 from thinwire.data.files import one_line, read_text
 from thinwire.data.token_rows import Questions, TokenRows
@@ -49,7 +47,6 @@ Message = Mapping[str, str]
 Tokens = tuple[np.ndarray, np.ndarray]  # ids, and whether each is learned
 
 _PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "output"), ("question", "answer"))
-_AT_ONCE = 4096  # texts that are tokenized in one call
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -105,21 +102,23 @@ def read_records(path: Path) -> list[Record]:
     if suffix not in (".jsonl", ".ndjson", ".json"):
         raise DataError(f"{path}: expected records in a file that ends in .jsonl, .json, .csv, .tsv or .parquet")
     text = read_text(path, LIMIT)
-    rows: Any = None
-    if suffix == ".json":
-        try:
-            rows = json.loads(text)
-            rows = enumerate(rows if isinstance(rows, list) else [rows], 1)
-        except (ValueError, RecursionError):  # one object a line all the same
-            rows = None
     found = []
-    for number, row in _lines(path, text) if rows is None else rows:
+    for number, row in _lines(path, text) if suffix != ".json" else _listed(path, text):
         if not isinstance(row, dict):
             raise DataError(f"{path}: row {number} is a JSON {type(row).__name__}, expected an object of columns")
         found.append(Record(row, f"{path}: row {number}"))
     if not found:
         raise DataError(f"{path}: the file has no records; expected one JSON object a line")
     return found
+
+
+def _listed(path: Path, text: str) -> Iterable[tuple[int, Any]]:
+    """The objects of a JSON list, with their numbers."""
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise DataError(f"{path}: not a JSON list of objects ({one_line(fault)})") from None
+    return enumerate(rows if isinstance(rows, list) else [rows], 1)
 
 
 def _lines(path: Path, text: str) -> Iterable[tuple[int, Any]]:
@@ -199,7 +198,7 @@ class RecordForm:
         if forms:
             return given
         usual = [{"prompt": prompt, "response": response} for prompt, response in _PAIRS]
-        for columns in (*usual, {"messages": "messages"}, {"messages": "conversations"}, {"text": "text"}):
+        for columns in (*usual, {"messages": "messages"}, {"text": "text"}):
             if all(name in record.values for name in columns.values()):
                 return replace(given, **columns)
         raise DataError(
@@ -298,15 +297,15 @@ def _messages(record: Record, form: RecordForm) -> list[Message]:
 
 
 def _message(one: Any, where: str) -> Message:
-    """A message; the names of ShareGPT (from, value; human, gpt) are understood, too."""
+    """A message, checked."""
     if not isinstance(one, Mapping):
         raise DataError(f"{where} is of type {type(one).__name__}, expected an object with role and content")
-    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    role, content = one.get("role"), one.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise DataError(f"{where} has no texts role and content")
     if not content.strip():
         raise DataError(f"{where} is empty; write a text, or delete the message")
-    return {"role": {"human": "user", "gpt": "assistant"}.get(role, role), "content": content}
+    return {"role": role, "content": content}
 
 
 def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
@@ -348,7 +347,6 @@ class Encoder:
         template: chat, plain or auto.
         learned: `answers` (tokens of answers only) or `all` tokens.
         too_long: what a conversation of more tokens is: an `error`, or to `drop`.
-        files: of the tokenizer, by which its tokens are cached; empty for no cache.
     """
 
     tokenizer: Any
@@ -356,7 +354,6 @@ class Encoder:
     template: TemplateName = "auto"
     learned: Learned = "answers"
     too_long: TooLong = "error"
-    files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in {"template": TemplateName, "learned": Learned, "too_long": TooLong}.items():
@@ -450,26 +447,9 @@ class Encoder:
         return out
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of texts, each without special tokens; from the cache if there is one."""
-        if not texts:
-            return []
-
-        def make() -> dict[str, np.ndarray]:
-            found: list[np.ndarray] = []
-            for first in range(0, len(texts), _AT_ONCE):
-                try:
-                    made = self.tokenizer(texts[first : first + _AT_ONCE], add_special_tokens=False)["input_ids"]
-                except Exception as fault:  # of a tokenizer of another library
-                    raise DataError(f"the tokenizer of the checkpoint failed ({one_line(fault)})") from None
-                found += [np.asarray(ids, np.int32) for ids in made]
-            return {"ids": np.concatenate(found), "lengths": np.array([len(ids) for ids in found], np.int64)}
-
-        def fits(arrays: dict[str, np.ndarray]) -> bool:
-            ids, lengths = (arrays.get(name, np.zeros(0)) for name in ("ids", "lengths"))
-            if ids.dtype != np.int32 or lengths.dtype != np.int64 or lengths.shape != (len(texts),):
-                return False
-            return bool(lengths.min() >= 0 and lengths.sum() == ids.size)
-
-        digest = hashlib.sha256(b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)).hexdigest()
-        arrays = cached(f"pieces-v1-{digest[:16]}", self.files, make, fits) if self.files else make()
-        return np.split(arrays["ids"], np.cumsum(arrays["lengths"])[:-1])
+        """The tokens of texts, each without special tokens."""
+        try:
+            made = self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        except Exception as fault:  # of a tokenizer of another library
+            raise DataError(f"the tokenizer of the checkpoint failed ({one_line(fault)})") from None
+        return [np.asarray(ids, np.int32) for ids in made]

@@ -62,10 +62,10 @@ def own_path(data_dir: Path | None, given: str, option: str) -> Path:
     return path
 
 
-def no_data(task: str, layout: str, also: str = "") -> DataError:
+def no_data(task: str, layout: str) -> DataError:
     """The error for a dataset that is not there, with the files that would be read."""
     return DataError(
-        f"{task}: no data found; put {layout} into a folder and give that folder with --data-dir or {VARIABLE}{also}"
+        f"{task}: no data found; put {layout} into a folder and give that folder with --data-dir or {VARIABLE}"
     )
 
 

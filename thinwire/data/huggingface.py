@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.arrays import examples_of, source_of
+from thinwire.data.arrays import examples_of, inputs_of, source_of
 from thinwire.data.columns import Columns, columns_of
 from thinwire.data.examples import Images, Source
-from thinwire.data.files import class_tensor, no_data, one_line, root
+from thinwire.data.files import no_data, one_line, root
 from thinwire.data.images import read_images, shape_of
 from thinwire.data.table import TargetCode, clients_of, divided, from_columns
-from thinwire.data.text import LabeledTexts
 from thinwire.errors import ConfigError, DataError
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -43,7 +41,6 @@ def huggingface(
     target_kind: str = "",
     size: int | tuple[int, ...] = 0,
     channels: int = 0,
-    length: int = 0,
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Source:
@@ -65,7 +62,6 @@ def from_datasets(
     target_kind: str = "",
     size: int | Sequence[int] = 0,
     channels: int = 0,
-    length: int = 0,
     test_fraction: float = 0.2,
     split_seed: int = 0,
     where: str = "the dataset",
@@ -76,14 +72,13 @@ def from_datasets(
         dataset: the training rows, or all splits.
         test: the test rows; by default the split `test` or `validation`, or a fraction of the training rows.
         target: the column to predict, or several; by default the only column of class labels, or `label`.
-        features: the columns that are inputs: one of images, one of lists of numbers, or any of numbers and texts;
-            by default all others.
+        features: the columns that are inputs: one of images, one of lists of numbers of one length, or any of numbers
+            and texts; by default all others.
         drop: columns that are not used.
         client: the column that names the client of a row; "" for none.
         target_kind: classification, multi-label or regression; by default derived.
         size: of images, as in `from_image_folder`.
         channels: of images, as in `from_image_folder`.
-        length: of lists of token ids: longer ones are cut, shorter ones filled with 0; 0 for the longest.
         test_fraction: as in `from_table`.
         split_seed: as in `from_table`.
         where: what error messages call the data.
@@ -113,11 +108,13 @@ def from_datasets(
         note = f"{len(rows):,} rows for training, {len(others):,} for testing. {code.note(not target_kind)}"
         return from_columns(rows, others, code, client=client, features=inputs, note=note)
     pairs = ((train, rows), (data, others))
-    if kinds[inputs[0]] == "image":
-        shape = shape_of(train[0][inputs[0]], size, channels)
-        x = [read_images(_images(one, inputs[0], part), len(part), shape) for one, part in pairs]
+    first = train[0][name := inputs[0]]
+    if kinds[name] == "image":
+        shape = shape_of(first, size, channels)
+        x = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
     else:
-        x = [torch.from_numpy(one) for one in _lists(pairs, inputs[0], length)]
+        lists = [[one[at][name] for at in part.rows.tolist()] for one, part in pairs]
+        x = [inputs_of(one, len(one), f"{where}: the column {name!r}", tokens=np.ndim(first) == 1) for one in lists]
     examples = [examples_of(one, code.encode(part)) for one, (_, part) in zip(x, pairs, strict=True)]
     owners = [clients_of(part, client) for _, part in pairs]
     return source_of(examples[0], examples[1], code, owners, derived=not target_kind)
@@ -195,84 +192,13 @@ def _images(data: Any, column: str, rows: Columns) -> Iterable[tuple[Any, str]]:
         yield image, rows.row(i)
 
 
-def _lists(pairs: Iterable[tuple[Any, Columns]], column: str, length: int) -> list[np.ndarray]:
-    """The lists of some rows as arrays; token ids are cut or filled to one length."""
-    parts = []
-    for data, rows in pairs:
-        parts.append([np.asarray(data[at][column]) for at in rows.rows.tolist()])
-        bad = next((i for i, one in enumerate(parts[-1]) if one.dtype.kind not in "biuf" or not one.ndim), None)
-        if bad is not None:
-            given = parts[-1][bad].dtype
-            raise DataError(f"{rows.row(bad)}: the column {column!r} holds {given}, expected a list of numbers")
-    everything = [one for part in parts for one in part]
-    if everything[0].dtype.kind == "f" or everything[0].ndim > 1:
-        if len({one.shape for one in everything}) > 1:
-            raise DataError(f"{rows.where}: the lists in the column {column!r} differ in length; expected one length")
-        return [np.stack(part).astype(np.float32) for part in parts]
-    width = length or max(map(len, everything))
-    return [np.stack([np.pad(one[:width], (0, width - len(one[:width]))) for one in part]) for part in parts]
-
-
-# -- named datasets --------------------------------------------------------------------------------------------------
-
-
-def download(
-    task: str,
-    name: str,
-    wanted: tuple[str, ...],
-    layout: str,
-    config: str | None = None,
-    splits: tuple[str, str] = ("train", "test"),
-) -> list[list[list[Any]]]:
-    """Columns of a dataset on the hub, as lists: one list of columns for each split.
-
-    Args:
-        task: the name of the task, for errors.
-        name: owner/name on the hub.
-        wanted: names of the columns.
-        layout: the local files that would be read instead, for errors.
-        config: the configuration (subset) of the dataset.
-        splits: names of the training and the test split.
-    """
+def download_images(task: str, name: str, columns: tuple[str, str], layout: str, shape: tuple[int, int, int]) -> Source:
+    """A named dataset of images of this shape from the hub; `layout`: the files that would be read instead."""
     try:
-        from datasets import load_dataset
-    except ImportError:
-        raise no_data(task, layout, ", or install the downloader: pip install 'thinwire[data]'") from None
-    try:
-        parts = load_dataset(name, config) if config else load_dataset(name)
-        return [[list(parts[split][column]) for column in wanted] for split in splits]
-    except Exception as fault:  # the type depends on the version: network, proxy, disk, renamed dataset or column
+        found = from_datasets(load_named(name, "", None), features=columns[:1], target=columns[1], where=name)
+    except DataError as fault:
         raise no_data(f"{task}: download of {name} failed ({one_line(fault)})", layout) from None
-
-
-def download_texts(
-    task: str,
-    name: str,
-    wanted: tuple[str, ...],
-    layout: str,
-    config: str | None = None,
-    splits: tuple[str, str] = ("train", "test"),
-) -> list[LabeledTexts]:
-    """The texts of each example and its label, for each split; the last of the wanted columns is the label."""
-    out = []
-    for *lists, labels in download(task, name, wanted, layout, config, splits):
-        for column, entries in zip(wanted, lists, strict=False):
-            if not all(isinstance(entry, str) for entry in entries):
-                raise DataError(f"{name}: column {column!r} has values that are not text")
-        out.append(LabeledTexts(list(zip(*lists, strict=True)), np.asarray(labels)))
-    return out
-
-
-def download_images(
-    task: str, name: str, wanted: tuple[str, str], layout: str, shape: tuple[int, ...], classes: int
-) -> Source:
-    """A dataset of images from the hub; `shape` is that of one image, (height, width) or (height, width, 3)."""
-    parts = []
-    for images, labels in download(task, name, wanted, layout):
-        arrays = [np.asarray(image) for image in images]
-        for i, found in enumerate(arrays):
-            if found.shape != shape or found.dtype != np.uint8:
-                raise DataError(f"{name}: image {i} is {found.dtype} {found.shape}, expected uint8 {shape}")
-        pixels = torch.from_numpy(np.stack(arrays).reshape(len(arrays), *shape[:2], -1)).permute(0, 3, 1, 2)
-        parts.append(Images(pixels.contiguous(), class_tensor(np.asarray(labels), classes, name)))
-    return Source(parts[0], parts[1], classes, note=f"Downloaded from the Hugging Face hub ({name}).")
+    parts = [Images(one.pixels, one.targets) for one in (found.train, found.test) if isinstance(one, Images)]
+    if len(parts) < 2 or parts[0].pixels.shape[1:] != shape:
+        raise DataError(f"{name}: expected images of {shape}")
+    return Source(*parts, found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")

@@ -25,7 +25,7 @@ from thinwire.core.text import visible
 from thinwire.data.examples import Images, Source, numbered, positions
 from thinwire.data.files import one_line, own_path
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import mean_and_std, sums_of
+from thinwire.data.scaling import mean_and_std
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -82,11 +82,11 @@ def from_image_folder(
     train, test_set = (
         Images(x, positions((one.label for one in part), classes)) for x, part in zip(pixels, parts, strict=True)
     )
-    mean, std = mean_and_std(sums_of(pixels[0]))
+    mean, std = mean_and_std(pixels[0])
     note = (
         f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
         f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
-        "standard are those of the pooled training images; task.scale = estimated has clients report them."
+        "standard are those of the pooled training images."
     )
     return Source.by_user(
         train,

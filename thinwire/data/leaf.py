@@ -3,7 +3,7 @@
     {"users": [name, ...], "num_samples": [count, ...], "user_data": {name: {"x": [...], "y": [...]}}}
 
 shakespeare: prediction of the next character after 80 characters of a role. Read from `shakespeare/all_data.json.gz`,
-in the layout above or with the whole text of each role under "raw"; line ends are spaces, and several spaces are one.
+with the whole text of each role under "raw" in place of "x" and "y"; line ends are spaces, and several spaces are one.
 Windows begin at every character. The first 80 % of a role's windows are the training set and the rest the test set,
 without the 80 windows in between, which share characters with both.
 
@@ -17,7 +17,7 @@ Caldas et al., LEAF: a benchmark for federated settings, 2018.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.data.examples import Arrays, Images, Source, TextWindows
-from thinwire.data.files import class_tensor, find, no_data, read_json_object
+from thinwire.data.files import class_tensor, find, no_data, pick, read_json_object
 from thinwire.data.text import Vocabulary, words
 from thinwire.errors import DataError
 
@@ -55,29 +55,21 @@ _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 def shakespeare(data_dir: Path | None = None) -> Source:
     """Next character of the lines of a role, one user per role."""
     folder = find(data_dir, "shakespeare")
-    bases = (folder, folder / "data" / "all_data") if folder else ()
-    found = (sorted(base.glob(f"all_data*.json{end}")) for base in bases for end in ("", ".gz"))
-    paths = next(filter(None, found), None)
-    if not paths:
+    names = ("all_data.json", "all_data.json.gz")
+    if folder is None or not any((folder / name).is_file() for name in names):
         raise no_data("shakespeare", "shakespeare/all_data.json.gz")
-    text, raw, numbers = TextBuilder(), False, dict[str, int]()
+    path, text = pick(folder, *names), TextBuilder()
     train, test = list[Windows](), list[Windows]()
-    for path in paths:
-        for name, record in _users(path):
-            raw = raw or "raw" in record
-            who = f"{path}: user {name[:60]!r}"
-            if "raw" in record:
-                starts = text.add_raw(who, record["raw"])
-            else:
-                starts = text.add_samples(who, *_samples(who, record))
-            user, cut = numbers.setdefault(name, len(numbers)), max(1, int(0.8 * len(starts)))
-            train.append((starts[:cut], user))
-            test.append((starts[cut + LENGTH :], user))
+    for user, (name, record) in enumerate(_users(path)):
+        starts = text.add_raw(f"{path}: user {name[:60]!r}", record.get("raw"))
+        cut = max(1, int(0.8 * len(starts)))
+        train.append((starts[:cut], user))
+        test.append((starts[cut + LENGTH :], user))
     if not all(any(len(starts) for starts, _ in part) for part in (train, test)):
-        raise DataError(f"{paths[0]}: no role has enough text for training and test windows of {LENGTH} characters")
+        raise DataError(f"{path}: no role has enough text for training and test windows of {LENGTH} characters")
     codes = text.codes()
     (first, users), (second, test_users) = _examples(codes, train), _examples(codes, test)
-    return Source(first, second, len(ALPHABET), users, test_users, note=_RAW if raw else "")
+    return Source(first, second, len(ALPHABET), users, test_users, note=_RAW)
 
 
 def _examples(codes: Tensor, windows: list[Windows]) -> tuple[TextWindows, Tensor]:
@@ -142,14 +134,10 @@ class TextBuilder:
 )
 def femnist(data_dir: Path | None = None) -> Source:
     """Handwritten letters and digits, one user per writer; pixels as in the files, where the background is 1."""
-    parts = []
-    for split in _splits("femnist", data_dir):
-        rows = [(_bytes(who, x), _labels(who, y, 62), np.full(len(x), user)) for who, x, y, user in split]
-        images, labels, users = (torch.from_numpy(np.concatenate(one)) for one in zip(*rows, strict=True))
-        parts.append((Images(images, labels), users))
-    (train, train_users), (test, test_users) = parts
+    read = _splits("femnist", data_dir, lambda who, x, y: (_bytes(who, x), _labels(who, y, 62)))
+    (train, users), (test, test_users) = ((Images(images, labels), users) for images, labels, users in read)
     # as published for LEAF's files; published values of the second are from 0.155 to 0.160, depending on the writers
-    return Source(train, test, 62, train_users, test_users, mean=(0.9637,), std=(0.1592,))
+    return Source(train, test, 62, users, test_users, mean=(0.9637,), std=(0.1592,))
 
 
 @register(
@@ -160,19 +148,18 @@ def femnist(data_dir: Path | None = None) -> Source:
 )
 def sent140(data_dir: Path | None = None) -> Source:
     """Sentiment of tweets: positive (1) or negative (0), one user per author."""
-    parts: list[tuple[list[tuple[list[str]]], Tensor, Tensor]] = []
-    for split in _splits("sent140", data_dir):
-        texts, rows = list[tuple[list[str]]](), []
-        for who, x, y, user in split:
-            texts += [(words(_tweet(who, row)),) for row in x]
-            # positive is 4 in the original files, 1 in LEAF
-            labels = _labels(who, [1 if str(label) == "4" else label for label in y], 2)
-            rows.append((labels, np.full(len(x), user)))
-        every, owners = (torch.from_numpy(np.concatenate(one)) for one in zip(*rows, strict=True))
-        parts.append((texts, every, owners))
-    vocabulary = Vocabulary.of(text for (text,) in parts[0][0])
-    train, test = (Arrays(torch.from_numpy(vocabulary.rows(texts, 40)), labels) for texts, labels, _ in parts)
-    return Source(train, test, 2, parts[0][2], parts[1][2])
+    texts: list[tuple[list[str]]] = []
+
+    def rows(who: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, ...]:
+        at = np.arange(len(texts), len(texts) + len(x))
+        texts.extend((words(_tweet(who, row)),) for row in x)
+        # positive is 4 in the original files, 1 in LEAF
+        return at, _labels(who, [1 if str(label) == "4" else label for label in y], 2)
+
+    (first, labels, users), (second, test_labels, test_users) = _splits("sent140", data_dir, rows)
+    vocabulary = Vocabulary.of(text for (text,) in texts[: len(first)])
+    ids = torch.from_numpy(vocabulary.rows(texts, 40))
+    return Source(Arrays(ids[first], labels), Arrays(ids[second], test_labels), 2, users, test_users)
 
 
 @register(
@@ -183,41 +170,37 @@ def sent140(data_dir: Path | None = None) -> Source:
 )
 def shakespeare_leaf(data_dir: Path | None = None) -> Source:
     """As `shakespeare`, from the training and test files of LEAF."""
-    parts = []
-    for split in _splits("shakespeare", data_dir):
-        text = TextBuilder()
-        windows = [(text.add_samples(who, x, y), user) for who, x, y, user in split]
-        parts.append(_examples(text.codes(), windows))
-    (train, users), (test, test_users) = parts
+    text = TextBuilder()
+    read = _splits("shakespeare", data_dir, lambda who, x, y: (text.add_samples(who, x, y),))
+    codes = text.codes()
+    (train, users), (test, test_users) = ((TextWindows(codes, starts, LENGTH), users) for starts, users in read)
     return Source(train, test, len(ALPHABET), users, test_users)
 
 
-User = tuple[str, list[Any], list[Any], int]  # file and name for errors, inputs, targets, number
+Rows = Callable[[str, list[Any], list[Any]], tuple[np.ndarray, ...]]  # file and user for errors, inputs, targets
 
 
-def _splits(name: str, data_dir: Path | None) -> Iterator[Iterator[User]]:
-    """The users of the training and of the test files."""
+def _splits(name: str, data_dir: Path | None, rows: Rows) -> list[tuple[Tensor, ...]]:
+    """Of the training and of the test files: what `rows` makes of each user's examples, and the user of each."""
     folder = find(data_dir, f"{name}/data", f"leaf/data/{name}/data", f"leaf/{name}/data")
     if folder is None:
         task = "shakespeare-leaf" if name == "shakespeare" else name
         raise no_data(task, f"LEAF's {name}/data/train/*.json and {name}/data/test/*.json")
-    numbers: dict[str, int] = {}
-    return (_split(folder / part, numbers) for part in ("train", "test"))
-
-
-def _split(folder: Path, numbers: dict[str, int]) -> Iterator[User]:
-    """The users of a split that have examples, file after file."""
-    if not (files := sorted(folder.glob("*.json"))):
-        raise DataError(f"{folder}: no .json file, expected the output of LEAF's preprocess.sh")
-    some = False
-    for path in files:
-        for name, record in _users(path):
-            x, y = _samples(who := f"{path}: user {name[:60]!r}", record)
+    numbers, parts = dict[str, int](), []
+    for part in ("train", "test"):
+        if not (files := sorted((folder / part).glob("*.json"))):
+            raise DataError(f"{folder / part}: no .json file, expected the output of LEAF's preprocess.sh")
+        found = []
+        for file, (user, record) in ((path, one) for path in files for one in _users(path)):
+            who, x, y = f"{file}: user {user[:60]!r}", record.get("x"), record.get("y")
+            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+                raise DataError(f"{who} needs lists 'x' and 'y' of the same length")
             if x:
-                some = True
-                yield who, x, y, numbers.setdefault(name, len(numbers))
-    if not some:
-        raise DataError(f"{folder}: the files have no examples")
+                found.append((*rows(who, x, y), np.full(len(x), numbers.setdefault(user, len(numbers)))))
+        if not found:
+            raise DataError(f"{folder / part}: the files have no examples")
+        parts.append(tuple(torch.from_numpy(np.concatenate(one)) for one in zip(*found, strict=True)))
+    return parts
 
 
 def _users(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -232,14 +215,6 @@ def _users(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             raise DataError(f"{path}: user {str(name)[:60]!r} is listed twice or has no object under 'user_data'")
         seen.add(name)
         yield name, data[name]
-
-
-def _samples(who: str, record: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The inputs and the targets of a user, lists of the same length."""
-    x, y = record.get("x"), record.get("y")
-    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-        raise DataError(f"{who} needs lists 'x' and 'y' of the same length")
-    return x, y
 
 
 def _bytes(who: str, rows: list[Any]) -> np.ndarray:

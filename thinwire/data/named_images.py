@@ -109,7 +109,7 @@ def _mnist(task: str, torchvision: str, name: str, data_dir: Path | None) -> Sou
     folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
     if folder is None:
         layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
-        return download_images(task, name, ("image", "label"), layout, (28, 28), classes=10)
+        return download_images(task, name, ("image", "label"), layout, (1, 28, 28))
     parts = []
     for prefix in ("train", "t10k"):
         ends = [f"{mark}idx{{}}-ubyte{end}" for mark in "-." for end in (".gz", "")]
@@ -150,7 +150,7 @@ def cifar10(data_dir: Path | None = None) -> Source:
     folder = find(data_dir, "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "cifar-10-batches-py")
     if folder is None:
         layout = "cifar-10-batches-bin/data_batch_1.bin ... test_batch.bin"
-        source = download_images("cifar10", "uoft-cs/cifar10", ("img", "label"), layout, (32, 32, 3), classes=10)
+        source = download_images("cifar10", "uoft-cs/cifar10", ("img", "label"), layout, (3, 32, 32))
     elif (folder / "data_batch_1.jpg").is_file() and not (folder / "data_batch_1.bin").is_file():
         source = _from_sheets(folder)
     else:
@@ -173,8 +173,8 @@ def cifar100(data_dir: Path | None = None) -> Source:
     """
     folder = find(data_dir, "cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "cifar-100-python")
     if folder is None:
-        layout, wanted = "cifar-100-binary/train.bin and test.bin", ("img", "fine_label")
-        source = download_images("cifar100", "uoft-cs/cifar100", wanted, layout, (32, 32, 3), classes=100)
+        layout, columns = "cifar-100-binary/train.bin and test.bin", ("img", "fine_label")
+        source = download_images("cifar100", "uoft-cs/cifar100", columns, layout, (3, 32, 32))
     else:
         source = _from_records(folder, ("train", "test"), 5 * _BATCH, 100)
     mean, std = (0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)  # as published

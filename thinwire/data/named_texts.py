@@ -29,8 +29,7 @@ from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.checkpoints import MINILM, find_checkpoint
 from thinwire.data.examples import Arrays, Source
-from thinwire.data.files import class_tensor, find, one_line, pick, read_text
-from thinwire.data.huggingface import download_texts
+from thinwire.data.files import class_tensor, find, no_data, one_line, pick, read_text
 from thinwire.data.text import LabeledTexts, TextDataset, TokenArrays, tokens, word_rows
 from thinwire.errors import ConfigError, DataError, UnknownName
 
@@ -58,7 +57,7 @@ def _word_source(name: str, texts: TextDataset, length: int) -> Source:
         shapes = [arrays[name].shape if name in arrays else () for name in names]
         return all(shapes) and (shapes[0], shapes[2]) == ((*shapes[1], length), (*shapes[3], length))
 
-    arrays = cached(f"{name}-v1", texts.files, make, fits) if texts.files else make()
+    arrays = cached(f"{name}-v1", texts.files, make, fits)
     parts = [
         Arrays(
             torch.from_numpy(arrays[f"{split}_rows"].astype(np.int64)),
@@ -86,18 +85,11 @@ def newsgroups(data_dir: Path | None = None) -> Source:
 def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDataset:
     """The messages; `whole`: with headers, signatures and quotations, as FLASC's authors have them."""
     folder = find(data_dir, "20newsgroups", "20news-bydate")
-    if folder is not None:
-        path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
-        read = partial(_read_archive, path, str if whole else strip_message)
-        return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
-    if whole:
-        raise DataError(
-            "20newsgroups-headers: the copy on the hub has no headers; put 20news-bydate.tar.gz into the folder "
-            "20newsgroups of --data-dir, or write data = '20newsgroups'"
-        )
-    layout, wanted = "20newsgroups/20news-bydate.tar.gz", ("text", "label")
-    read = partial(download_texts, "20newsgroups", "SetFit/20_newsgroups", wanted, layout)
-    return TextDataset((), read, _GROUPS, _STRIPPED)
+    if folder is None:
+        raise no_data("20newsgroups", "20newsgroups/20news-bydate.tar.gz")
+    path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
+    read = partial(_read_archive, path, str if whole else strip_message)
+    return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
 
 
 def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledTexts]:
@@ -173,45 +165,30 @@ _LAYOUTS = {
 }
 
 
-@register("dataset", "sst2", doc="67,349 + 872 phrases of movie reviews, positive or negative; 40 words.", paper=_GLUE)
-def sst2(data_dir: Path | None = None) -> Source:
-    """Sentiment of phrases of movie reviews: positive (1) or negative (0)."""
-    return _glue("sst2", data_dir)
+def _glue(task: str, doc: str) -> Callable[..., Source]:
+    """The loader of one of the tasks, registered."""
+
+    @register("dataset", task, doc=doc, paper=_GLUE)
+    def read(data_dir: Path | None = None) -> Source:
+        return _word_source(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
+
+    return read
 
 
-@register("dataset", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_GLUE)
-def cola(data_dir: Path | None = None) -> Source:
-    """Acceptability of English sentences: grammatical (1) or not (0)."""
-    return _glue("cola", data_dir)
-
-
-@register("dataset", "rte", doc="2,490 + 277 pairs of texts, entailment or not; 128 words.", paper=_GLUE)
-def rte(data_dir: Path | None = None) -> Source:
-    """Textual entailment: the second text follows from the first (0) or not (1)."""
-    return _glue("rte", data_dir)
-
-
-@register("dataset", "mrpc", doc="3,668 + 408 pairs of sentences, paraphrases or not; 128 words.", paper=_GLUE)
-def mrpc(data_dir: Path | None = None) -> Source:
-    """Paraphrases: two sentences have the same meaning (1) or not (0)."""
-    return _glue("mrpc", data_dir)
-
-
-def _glue(task: str, data_dir: Path | None) -> Source:
-    return _word_source(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
+sst2 = _glue("sst2", "67,349 + 872 phrases of movie reviews, positive or negative; 40 words.")
+cola = _glue("cola", "8,551 + 1,043 sentences, grammatical or not; 40 words.")
+rte = _glue("rte", "2,490 + 277 pairs of texts, entailment or not; 128 words.")
+mrpc = _glue("mrpc", "3,668 + 408 pairs of sentences, paraphrases or not; 128 words.")
 
 
 def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     """The sentences of one of the four tasks."""
     layout = _LAYOUTS[task]
     folder = find(data_dir, f"glue/{layout.folder}", layout.folder)
-    if folder is not None:
-        files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
-        return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
-    place = f"glue/{layout.folder}/train.tsv and dev.tsv"
-    wanted = ("sentence1", "sentence2", "label") if len(layout.texts) == 2 else ("sentence", "label")
-    read = partial(download_texts, task, "nyu-mll/glue", wanted, place, task, ("train", "validation"))
-    return TextDataset((), read, 2, _DEV)
+    if folder is None:
+        raise no_data(task, f"glue/{layout.folder}/train.tsv and dev.tsv")
+    files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
+    return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
 
 
 def _read_sheet(layout: _Layout, path: Path) -> LabeledTexts:

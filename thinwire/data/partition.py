@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -237,7 +236,7 @@ class Dirichlet:
 
     Args:
         alpha: concentration; smaller is more skewed. Common values are 0.1, 0.5 and 1.
-        min_size: minimum number of examples of a client. After 10,000 failed draws it becomes 1, with a warning.
+        min_size: minimum number of examples of a client; 10,000 failed draws are an error.
 
     >>> a = Dirichlet(alpha=0.5).assign(np.arange(1000) % 10, 8, Key(0))
     >>> int(a.sizes().sum()), bool(a.sizes().min() >= 10)
@@ -266,26 +265,19 @@ class Dirichlet:
     def _sizes(self, counts: np.ndarray, clients: int, key: Key) -> np.ndarray:
         """(classes, clients) numbers of examples: the first draw in which every client has `min_size` examples."""
         batch = max(1, _AT_ONCE // (clients * len(counts)))
-        fallback = None  # the first draw in which no client is empty
+        largest = 0
         for first in range(0, _TRIES, batch):
-            tries = min(batch, _TRIES - first)
-            sizes = self._draw(counts, clients, tries, key.fold("tries", first))
+            sizes = self._draw(counts, clients, min(batch, _TRIES - first), key.fold("tries", first))
             least = sizes.sum(axis=1).min(axis=1)
             good = np.flatnonzero(least >= self.min_size)
             if len(good):
                 return np.asarray(sizes[good[0]])
-            full = np.flatnonzero(least >= 1)
-            if fallback is None and len(full):
-                fallback = sizes[full[0]]
-        given = f"dirichlet with alpha={self.alpha} and clients={clients}"
-        if fallback is None:
-            raise ConfigError(f"{given}: {_TRIES} draws all left a client empty; write a larger alpha or fewer clients")
-        warnings.warn(
-            f"{given}: none of {_TRIES} draws gave every client min_size={self.min_size} examples; the smallest has "
-            f"{fallback.sum(axis=0).min()}",
-            stacklevel=3,
+            largest = max(largest, int(least.max()))
+        hint = f"min_size={largest}" if largest else "a larger alpha or fewer clients"
+        raise ConfigError(
+            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_TRIES} draws gave every client "
+            f"min_size={self.min_size} examples; write {hint}"
         )
-        return np.asarray(fallback)
 
     def _draw(self, counts: np.ndarray, clients: int, tries: int, key: Key) -> np.ndarray:
         """(tries, classes, clients) sizes; one class at a time, because the cap depends on the classes before."""

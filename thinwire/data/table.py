@@ -36,7 +36,7 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.core.text import visible
 from thinwire.data.columns import Columns, from_frame, listed, number_text, read_table
-from thinwire.data.examples import Arrays, Source, positions
+from thinwire.data.examples import Arrays, Examples, Source, positions
 from thinwire.data.files import own_path
 from thinwire.data.partition import held_out_rows
 from thinwire.errors import ConfigError, DataError
@@ -134,17 +134,8 @@ def from_columns(
     encoding = Features.of(train_rows, _inputs(train_rows, code.columns, client, features, drop))
     train, test = (Arrays(encoding.encode(part), code.encode(part)) for part in (train_rows, test_rows))
     owners = [clients_of(train_rows, client), clients_of(test_rows, client) if client in test_rows.cells else None]
-    return Source.by_user(
-        train,
-        test,
-        code.outputs,
-        owners,
-        note=f"{note} {encoding.note()} {POOLED}",
-        model={"inputs": encoding.width},
-        loss=code.loss,
-        metrics=code.metrics,
-        class_names=code.names,
-    )
+    words = f"{note} {encoding.note()} {POOLED}"
+    return code.source(train, test, owners, note=words, model={"inputs": encoding.width})
 
 
 def _columns(file: Any, delimiter: str) -> Columns:
@@ -404,15 +395,10 @@ class TargetCode:
         """The number of outputs of a model: classes, labels or numbers."""
         return len(self.names)
 
-    @property
-    def loss(self) -> str:
-        """The name of the loss."""
-        return _LOSSES[self.kind]
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Metrics besides loss and accuracy."""
-        return _METRICS.get(self.kind, ())
+    def source(self, train: Examples, test: Examples, owners: Sequence[Any], **more: Any) -> Source:
+        """The dataset of examples with these targets; the other arguments are those of `Source.by_user`."""
+        named = {"loss": _LOSSES[self.kind], "metrics": _METRICS.get(self.kind, ()), "class_names": self.names}
+        return Source.by_user(train, test, self.outputs, owners, **named, **more)
 
     def encode(self, rows: Columns) -> Tensor:
         """(rows,) or (rows, labels) int64, or (rows,) or (rows, numbers) float32."""

@@ -14,10 +14,9 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from thinwire.core.text import visible
 from thinwire.data.examples import Arrays, Examples, Inputs, Source
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.partition import Assignment, Partition, offsets_of
+from thinwire.data.scaling import standardized
 from thinwire.errors import ConfigError
 from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
@@ -39,23 +39,6 @@ _AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
 _BATCH = 1 << 12  # items of a dataset that are collated in one call
 
 Model = nn.Module | Callable[..., nn.Module] | str
-
-
-class Exchange(NamedTuple):
-    """Messages between server and clients before the first round, by client; their bytes are counted in that round."""
-
-    up: Mapping[int, bytes] = {}
-    down: Mapping[int, bytes] = {}
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that clients sent."""
-        return sum(map(len, self.up.values()))
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that clients received."""
-        return sum(map(len, self.down.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +53,6 @@ class Task:
         client_tests: the examples of `train` that are held out to evaluate each client's model; or None.
         loss: `loss(outputs, targets)`, one value per example or their mean; see `thinwire.data.losses`.
         note: a remark about the data for readers of results.
-        before: messages that were exchanged to prepare the data, for example to estimate the scale of images.
         metrics: metrics of the test set besides loss and accuracy, by name.
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; by default accuracy if
             targets are class labels (`metrics/objective.py`).
@@ -85,7 +67,6 @@ class Task:
     client_tests: Assignment | None = None
     loss: Loss = cross_entropy
     note: str = ""
-    before: Exchange = Exchange()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
     class_names: tuple[str, ...] = ()
@@ -128,8 +109,6 @@ def make_task(
         validation_fraction: fraction of each client's examples that is held out to evaluate the client's model.
         scale: of images: `unit` for values from 0 to 1, `standard` for mean 0 and standard deviation 1.
     """
-    from thinwire.data.scaling import standardized  # which imports this module
-
     key = Key(seed)
     rule = lookup("partition", partition).make() if isinstance(partition, str) else partition
     assignment, validation = assign_clients(source, rule, clients, key), None
@@ -291,19 +270,19 @@ def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
 
 def _read(data: Any, what: str) -> tuple[Any, Tensor]:
     """All examples of a Dataset or a DataLoader, one after another."""
-    from torch.utils.data import DataLoader, IterableDataset, default_collate  # imported late: multiprocessing
+    from torch.utils.data import DataLoader  # imported late: multiprocessing
 
     if getattr(data, "drop_last", False):
         raise ConfigError(
             f"{what}: this DataLoader leaves out the last examples; write DataLoader(..., drop_last=False)"
         )
-    batched = isinstance(data, DataLoader) and (data.batch_size or data.batch_sampler)
-    indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
-    items = (data[i] for i in range(len(data))) if indexed else iter(data)
+    if isinstance(data, DataLoader) and data.batch_sampler is None:
+        data = data.dataset  # of single examples
     pairs, count = list[tuple[Any, Tensor]](), 0
     try:
-        for batch in items if batched else iter(lambda: list(itertools.islice(items, _BATCH)), []):
-            inputs, targets = batch if batched else default_collate(batch)
+        # a generator of its own, because a DataLoader draws from it
+        loader = data if isinstance(data, DataLoader) else DataLoader(data, _BATCH, generator=torch.Generator())
+        for inputs, targets in loader:
             pairs.append((inputs, targets))
             count += len(targets)
             if count > MOST_EXAMPLES:

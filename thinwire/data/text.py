@@ -61,7 +61,7 @@ class TextDataset(NamedTuple):
     """A dataset of texts before tokenization.
 
     Args:
-        files: all files that `read` reads; empty if it downloads.
+        files: all files that `read` reads.
         read: returns the training and the test split.
         classes: number of classes.
         note: as in `Source`.
@@ -147,7 +147,7 @@ def tokens(
 
     arrays = load(folder / name) if folder else None
     if arrays is None or not fits(arrays):
-        arrays = cached(Path(name).stem, texts.files, make, fits) if texts.files else make()
+        arrays = cached(Path(name).stem, texts.files, make, fits)
     width = max(int(arrays[f"{split}_lengths"].max()) for split in _SPLITS)
     train, test = (_rows(arrays, split, width, pad, texts.classes, data) for split in _SPLITS)
     return train, test

@@ -14,8 +14,8 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.losses import loss_by_name
 from thinwire.data.partition import Assignment
-from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
-from thinwire.data.task import Exchange, Task, assign_clients, client_names, validation_fraction
+from thinwire.data.scaling import image_values, standardized
+from thinwire.data.task import Task, assign_clients, client_names, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
 from thinwire.experiments.own_task import make_own, missing_argument
@@ -67,7 +67,7 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     if choice.validation_fraction:
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
-    train, test, before = prepared(choice, source, clients)
+    train, test = prepared(choice, source)
     return Task(
         model,
         train,
@@ -76,7 +76,6 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
         validation,
         loss_by_name(source.loss),
         source.note,
-        before,
         metrics_by_name(source.metrics),
         source.objective,
         source.class_names,
@@ -109,28 +108,25 @@ def _partitioned(choice: TaskChoice, source: Source, key: Key) -> Assignment:
     return assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
 
 
-def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:
-    """Training and test examples with the scale and the augmentation of the task, and the messages that this took."""
-    train, test, before = source.train, source.test, Exchange()
+def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
+    """Training and test examples with the scale and the augmentation of the task."""
+    train, test = source.train, source.test
     if choice.scale != "unit":
         values = image_values(train)
         if values is None or image_values(test) is None:
             raise ConfigError(f"{choice.label} has no images; write task.scale = 'unit'")
         mean, std = source.mean, source.std
-        if choice.scale == "estimated":
-            scale, before = estimate(choice.kind, values, clients)
-            mean, std = unpack_scale(scale, schema_of(choice.kind, values.shape[1]))
-        elif not len(mean) == len(std) == values.shape[1]:
+        if not len(mean) == len(std) == values.shape[1]:
             raise ConfigError(
                 f"task.scale = 'standard' needs {values.shape[1]} values of mean and std from the dataset, and "
-                f"{choice.label} states {len(mean)} and {len(std)}; write task.scale = 'estimated'"
+                f"{choice.label} states {len(mean)} and {len(std)}; write task.scale = 'unit'"
             )
         train, test = (standardized(part, mean, std) for part in (train, test))
     if choice.augment == "none":
-        return train, test, before
+        return train, test
     if not isinstance(train, Images):
         raise ConfigError(f"{choice.label} has no images stored as bytes; write task.augment = 'none'")
-    return AugmentedImages(train), test, before
+    return AugmentedImages(train), test
 
 
 def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:

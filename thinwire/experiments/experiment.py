@@ -28,7 +28,7 @@ from thinwire.training.batches import Local
 LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
 MOST_ROUNDS = 10**9
 
-Scale = Literal["unit", "standard", "estimated"]
+Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
 OnDivergence = Literal["stop", "retry"]
 
@@ -54,9 +54,8 @@ class TaskChoice:
             client accuracy; 0 for none.
         participating_clients: only the first so many clients take part, the examples of the others are not used; 0
             for all.
-        scale: of images: `unit` (values from 0 to 1), `standard` (mean 0 and standard deviation 1 over the training
-            images, channel by channel, by constants of the dataset) or `estimated` (the same from sums that clients
-            send before the first round; their bytes count).
+        scale: of images: `unit` (values from 0 to 1) or `standard` (mean 0 and standard deviation 1 over the training
+            images, channel by channel, by constants of the dataset).
         augment: of images: `none` or `shift-flip` (in each training step an image is shifted by up to 4 pixels and
             mirrored at random).
         options: further arguments of the dataset's loader, such as the `checkpoint` of `text-classification`.

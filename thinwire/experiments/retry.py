@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from thinwire.data.task import Exchange
 from thinwire.errors import ConfigError, Diverged, Unfit
 from thinwire.experiments.collapse import Verdict
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
@@ -66,7 +65,7 @@ class Rescue:
         halving = [retry for retry in self.store.retries if retry.halves]
         if not halving:
             return first
-        return self._prepared([retry.from_version for retry in halving], any(retry.bytes for retry in halving))
+        return self._prepared([retry.from_version for retry in halving])
 
     def _leave_out(self, runner: Runner) -> None:
         """Tell the server of a deployment which clients are left out."""
@@ -74,13 +73,9 @@ class Rescue:
             times = [(retry.from_round, retry.left_out) for retry in self.store.retries]
             runner.leave_out(left_out_until(times), len(self.store.retries))
 
-    def _prepared(self, at: Sequence[int], begun: bool) -> Runner:
-        """The runner with learning rates that are halved at these versions.
-
-        Messages that prepare the data are sent once: in round 1 of the first try, if it was begun.
-        """
-        task = dataclasses.replace(self.job.task, before=Exchange()) if begun else self.job.task
-        return self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at), task=task))
+    def _prepared(self, at: Sequence[int]) -> Runner:
+        """The runner with learning rates that are halved at these versions."""
+        return self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at)))
 
     def rounds(
         self,
@@ -167,8 +162,7 @@ class Rescue:
         sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
         up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
         at = (*(retry.from_version for retry in self.store.retries), version)
-        begun = any(retry.bytes for retry in self.store.retries) or up + down > 0
-        simulation = self._prepared(at, begun)
+        simulation = self._prepared(at)
         lr = simulation.contract.at(version).client_opt(version).lr
         facts = (verdict.round or 0, verdict.status, verdict.why, good, version, lr)
         seconds = sum(line["seconds"] for line in lost)

@@ -84,11 +84,6 @@ def deployable(experiment: Experiment) -> Experiment:
             f"the task {task.label!r} is an object of this process, which nodes do not have; write it into a file and "
             "name it, such as my_task.py:task",
         ),
-        (
-            task.scale == "estimated",
-            "task.scale = 'estimated' exchanges sums before the first round, which a deployment does not do yet; write "
-            "task.scale = 'standard', or 'unit', or simulate",
-        ),
     ):
         if refused:
             raise ConfigError(line)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from thinwire.core.threads import LEAST, on_one_core, start
-from thinwire.data.task import Exchange
 from thinwire.errors import Diverged
 from thinwire.protocol.client import (
     Group,
@@ -125,15 +124,13 @@ class Simulation:
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def _sent(self, opened: OpenRound, on_message: OnMessage | None) -> tuple[int, int, int]:
-        """Bytes of a round so far: up, down, catch-up; the first begins with messages that prepared the data."""
+        """Bytes of a round so far: up, down, catch-up."""
         number, down = opened.number + 1, opened.download()
-        before = self.job.task.before if number == 1 else Exchange()
         if on_message:
-            show_messages(on_message, number, before.down, before.up)
             messages = {i: b"".join(pieces) for i, pieces in down.messages.items()}
             show_messages(on_message, number, messages, {i: bytes(one) for i, one in opened.uploads.items()})
         up = sum(map(len, opened.uploads.values()))
-        return up + before.bytes_up, down.ordinary + before.bytes_down, down.catchup
+        return up, down.ordinary, down.catchup
 
     def _record(self, opened: OpenRound, closed: ClosedRound, loss: float, sent: tuple[int, int, int]) -> RoundRecord:
         """The record of a round, without evaluation."""
