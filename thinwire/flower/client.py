@@ -16,7 +16,7 @@ valid; the other is dropped. Each upload counts exactly once on both sides, or o
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import math
 import os
 import re
@@ -27,14 +27,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from thinwire.core.state import State
-from thinwire.core.tree import Tree, same
+from thinwire.core.tree import same
 from thinwire.errors import CheckpointError, ConfigError, Drifted, ThinwireError, WireError
 from thinwire.experiments.files import write_atomically
 from thinwire.flower.transport import ClientResponse, Deadline
@@ -60,8 +58,6 @@ from thinwire.wire import message as wire
 
 KEEP_RUNS, KEEP_DAYS = 10, 90  # of past runs
 _RUN = re.compile("[0-9a-f]{16}")  # the name of a run
-_PUBLIC = ("base", "coords", "shared", "buffers")
-_STATE = ("unsent", "correction", "codec")
 
 
 class Position(NamedTuple):
@@ -85,29 +81,20 @@ class ClientStore(NamedTuple):
     secure: bytes = b""
 
     def dump(self, first: PublicState) -> bytes:
-        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
+        """As bytes: a SHA-256, then what `torch.save` writes. A base equal to that of version 0 is left out.
 
         Args:
             first: the public state of version 0.
         """
-        tensors: Tree = {}
-        for i, (public, state) in enumerate(self.positions):
-            trees = {f"public/{part}": getattr(public, part) for part in _PUBLIC}
-            if same(public.base, first.base):
-                del trees["public/base"]
-            trees |= {f"state/{part}": getattr(state, part) for part in _STATE}
-            trees |= {f"opt/{slot}": tree for slot, tree in state.opt.items()}
-            tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
-        for name, data in (("response", self.response.data if self.response else b""), ("secure", self.secure)):
-            if data:
-                tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        meta = {
-            "names": list(tensors),
-            "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
-            "response": [*self.response[1:3], self.response.evaluation] if self.response else None,
-        }
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        data = save(own, {"thinwire": json.dumps(meta)})
+        positions = []
+        for public, state in self.positions:
+            kept = public._replace(base={}) if same(public.base, first.base) else public
+            positions.append((_on(tuple(kept), "cpu"), _on(vars(state), "cpu")))
+        response = self.response and self.response._replace(evaluation=None)
+        evaluation = self.response and self.response.evaluation
+        parts = positions, response and tuple(response), evaluation and tuple(evaluation), self.secure or None
+        torch.save(parts, file := io.BytesIO())
+        data = file.getvalue()
         return hashlib.sha256(data).digest() + data
 
     @classmethod
@@ -122,28 +109,25 @@ class ClientStore(NamedTuple):
         if hashlib.sha256(body).digest() != data[:32]:
             raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
         try:
-            length = int.from_bytes(body[:8], "little")
-            meta: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["thinwire"])
-            tensors = load(body)
-
-            def tree(prefix: str, device: Any = "cpu") -> Tree:
-                return {n.removeprefix(prefix): tensors[n].to(device) for n in meta["names"] if n.startswith(prefix)}
-
+            found, response, evaluation, secure = torch.load(io.BytesIO(body), weights_only=True)  # runs no code
             positions = []
-            for i, (version, own_version, slots) in enumerate(meta["positions"]):
-                public = PublicState(version, *(tree(f"{i}/public/{part}/", first.device) for part in _PUBLIC))
-                opt: State = {slot: tree(f"{i}/opt/{slot}/") for slot in slots}
-                state = ClientState(own_version, **{part: tree(f"{i}/state/{part}/") for part in _STATE}, opt=opt)
-                positions.append(Position(public._replace(base=public.base or first.base), state))
-            response = None
-            if meta["response"]:
-                loss, examples, found = meta["response"]
-                evaluation = None if found is None else Evaluation(*found)
-                response = Response(bytes(tensors["response"].numpy()), loss, examples, evaluation=evaluation)
-            secure = bytes(tensors["secure"].numpy()) if "secure" in tensors else b""
-            return cls(tuple(positions), response, secure)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(f"what this client stored cannot be read ({error})") from error
+            for public, state in found:
+                known = PublicState(*_on(public, first.device))
+                positions.append(Position(known._replace(base=known.base or first.base), ClientState(**state)))
+            if response:
+                response = Response(*response)._replace(evaluation=evaluation and Evaluation(*evaluation))
+            return cls(tuple(positions), response, secure or b"")
+        except (ValueError, TypeError, RuntimeError, UnpicklingError) as error:
+            raise CheckpointError(f"what this client stored cannot be read ({type(error).__name__})") from error
+
+
+def _on(value: Any, device: Any) -> Any:
+    """A copy of nested dictionaries and tuples whose tensors are on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, Mapping):
+        return {name: _on(one, device) for name, one in value.items()}
+    return tuple(_on(one, device) for one in value) if isinstance(value, tuple) else value
 
 
 class Client:
