@@ -31,11 +31,12 @@ from thinwire.errors import Diverged, WireError
 from thinwire.experiments.cohort_file import CohortLog
 from thinwire.flower.collect import Asked, CohortSampler, Collected, Collector, Turn
 from thinwire.flower.guard import Guard, OnSites
+from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
 from thinwire.flower.site_evaluation import evaluated_at_sites
 from thinwire.flower.transport import TOO_LONG, Clock, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Response
-from thinwire.protocol.server import ClosedRound, full_state_message, split_download
+from thinwire.protocol.server import ClosedRound, full_state_message
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.client_evaluations import with_client_accuracies
@@ -44,7 +45,6 @@ from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.secure.keys import need_cryptography
-from thinwire.secure.server import Opened, SecureRound, VersionSpent, skip_version
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
@@ -87,8 +87,6 @@ class FlowerServer:
         self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
         self.guard = Guard(self.federation, self.transport, log, on_sites, goes_back)
         self.collector = Collector(self.contract, self.cohorts, self._read, self.guard.refuse)
-        self._skipped: list[VersionSpent] = []  # versions of this round that secure aggregation had to skip
-        self._skipped_bytes = 0
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -104,17 +102,13 @@ class FlowerServer:
 
     def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round: the state after it, and its record."""
-        began, number, server = time.perf_counter(), state.round + 1, state.server
-        plan = self.federation.sample(state)[0]
-        turn = self._turn(state, plan)
+        began, number = time.perf_counter(), state.round + 1
         if self.job.method.secure_aggregation:
-            got = Collected(number, turn.size)
-            try:
-                self._collect_secure(state, plan, turn, got)
-            except VersionSpent as why:
-                return self.round(self._skip(state, plan, got, why), on_message)
+            state, plan, got = self._collect_secure(state)
         else:
-            got = self.collector.collect(state, plan, turn)
+            plan = self.federation.sample(state)[0]
+            got = self.collector.collect(state, plan, self._turn(state, plan))
+        server = state.server
         closed = self.guard.close(state, plan, got)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         asynchronous = self.job.method.asynchronous.active
@@ -187,45 +181,28 @@ class FlowerServer:
         evaluations = [one.evaluation.accuracy for one in counted.values() if one.evaluation]
         return with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
 
-    def _collect_secure(self, state: RunState, plan: Plan, turn: Turn, got: Collected) -> None:
-        """The phases of secure aggregation: uploads whose masks cancel in their sum (`thinwire.secure`)."""
-        server, version, contract, transport = state.server, state.server.public.version, self.contract, self.transport
-        got.cohort = self.cohorts.draw(turn)
-        requests = self.collector.requests(state, got)
-        got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
-        opened = Opened(
-            number=turn.number,
-            version=version,
-            contract=contract.at(version),
-            plan=plan,
-            clients=len(self.job.task.clients),
-            cohort=self.job.cohort,
-            run=str(getattr(transport, "run", "")),
-            tries=self.policy.tries,
-            needed=self.policy.needed(len(requests)),
-            exchange=lambda sent: transport.exchange(sent, self.policy.seconds),
-            name=transport.name,
-            log=self.log,
-            full_state=lambda data, client: full_state_message(contract, server, data, client),
-            available=self.cohorts.available,
-            split=lambda downloads: split_download(contract, server, downloads),
-        )
-        SecureRound(opened, got).collect(requests)
-        got.bytes_catchup += self._skipped_bytes
-        self._skipped, self._skipped_bytes = [], 0
-
-    def _skip(self, state: RunState, plan: Plan, got: Collected, spent: VersionSpent) -> RunState:
-        """The state from which a round is repeated after its version was spent: see `VersionSpent`."""
-        number, version = state.round + 1, state.server.public.version
-        self._skipped.append(spent)
-        self._skipped_bytes += got.bytes_up + got.bytes_down + got.bytes_catchup
-        if sum(one.trained for one in self._skipped) > self.policy.tries or len(self._skipped) > MOST_SKIPPED:
-            skipped, self._skipped, self._skipped_bytes = self._skipped, [], 0
-            raise WireError(
-                f"round {number}: {len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
-            )
-        self.log(f"round {number}: {spent}; version {version} is skipped, since no client answers a version twice")
-        return state._replace(server=skip_version(self.contract, state.server, plan))
+    def _collect_secure(self, state: RunState) -> tuple[RunState, Plan, Collected]:
+        """Uploads whose masks cancel in their sum; also state and plan, which change if versions had to be skipped."""
+        skipped: list[bool] = []  # for each version, whether clients trained it
+        wasted = 0
+        while True:
+            plan = self.federation.sample(state)[0]
+            turn, version = self._turn(state, plan), state.server.public.version
+            got = Collected(turn.number, turn.size, cohort=self.cohorts.draw(turn))
+            try:
+                SecureRound(self.collector, self.job, state, plan, got).collect()
+                got.bytes_catchup += wasted
+                return state, plan, got
+            except VersionSpent as spent:
+                skipped.append(spent.trained)
+                wasted += got.bytes_up + got.bytes_down + got.bytes_catchup
+                start = f"round {turn.number}: "
+                if sum(skipped) > self.policy.tries or len(skipped) > MOST_SKIPPED:
+                    raise WireError(
+                        f"{start}{len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
+                    ) from spent
+                self.log(f"{start}{spent}; version {version} is skipped, since no client answers a version twice")
+                state = state._replace(server=skip_version(self.contract, state.server, plan))
 
     def _read(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
