@@ -19,8 +19,7 @@ from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree, flatten, norm, restrict, sub, to_device
 from thinwire.errors import Diverged, Unfit
-from thinwire.flower.collect import Collected
-from thinwire.flower.transport import Transport
+from thinwire.flower.collect import Collected, Collector
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors, reference
 from thinwire.protocol.recent import FAR, Recent
 from thinwire.protocol.round import Response
@@ -40,8 +39,7 @@ class Guard:
 
     Args:
         federation: the job on the device of the server.
-        transport: has the names of clients.
-        log: receives a line for everything that was refused.
+        collector: has the transport and the log.
         on_sites: receives the records of all clients of a round.
         goes_back: whether a state that is not fit ends the round with `Unfit`, so that the run goes back.
     """
@@ -49,13 +47,13 @@ class Guard:
     def __init__(
         self,
         federation: Federation,
-        transport: Transport,
-        log: Callable[[str], None],
+        collector: Collector,
         on_sites: OnSites = lambda records: None,
         goes_back: bool = False,
     ) -> None:
         self.federation, self.contract, self.method = federation, federation.contract, federation.job.method
-        self.transport, self.log, self.on_sites, self.goes_back = transport, log, on_sites, goes_back
+        self.collector, self.on_sites, self.goes_back = collector, on_sites, goes_back
+        self.transport, self.log = collector.transport, collector.log
         self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
         self.attempt = 0  # how often the run went back
 
@@ -75,24 +73,14 @@ class Guard:
             terms = Terms(len(self.federation.job.task.clients), noise, recent, sum_masked)
             closed = close_round(self.contract, server, plan, got.uploads, terms)
         except Unfit as error:
-            self.refuse(got, error.far)
+            self.collector.refuse(got, error.far)
             self._write_sites(state, got)
             raise Unfit(f"round {number}: {error}", error.far, _sent(got), state.round) from error
         except Diverged as error:
             self._go_back(state, got, str(error))
             raise Diverged(f"round {number}: {error}") from error
-        self.refuse(got, closed.refused)
+        self.collector.refuse(got, closed.refused)
         return closed
-
-    def refuse(self, got: Collected, refused: Mapping[int, str] = {}) -> None:
-        """Remove uploads; each refused client is named once in the log of a round."""
-        for i, why in refused.items():
-            got.refused[i] = why
-            got.uploads.pop(i, None)
-        for i, why in got.refused.items():
-            if i not in got.logged:
-                self.log(f"round {got.number}: refused {self.transport.name(i)}: {why}")
-        got.logged |= got.refused.keys()
 
     def recent(self, state: RunState, got: Collected, closed: ClosedRound) -> Recent:
         """What is remembered of the latest rounds after this one."""

@@ -283,7 +283,7 @@ class SecureRound:
         for attempt in range(self.policy.tries):
             if not (missing := requests.keys() - answers.keys() - self.answered):
                 break
-            here = self.collector.cohorts.available(missing, least - len(answers))
+            here = self.collector.available(missing, least - len(answers))
             asked = {client: requests[client] for client in sorted(here)}
             sent = more = sum(map(len, asked.values()))  # a repeated message counts as catching up
             if not attempt:

@@ -22,32 +22,27 @@ What can go wrong, and what then happens:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from thinwire.core.text import visible
-from thinwire.errors import Diverged, WireError
+from thinwire.errors import WireError
 from thinwire.experiments.cohort_file import CohortLog
-from thinwire.flower.collect import Asked, CohortSampler, Collected, Collector, Turn
+from thinwire.flower.collect import Collected, Collector, Turn
 from thinwire.flower.guard import Guard, OnSites
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
 from thinwire.flower.site_evaluation import evaluated_at_sites
-from thinwire.flower.transport import TOO_LONG, Clock, RoundPolicy, Transport
+from thinwire.flower.transport import Log, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.round import Response
-from thinwire.protocol.server import ClosedRound, full_state_message
-from thinwire.protocol.state import ClientState, ServerState
-from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
+from thinwire.protocol.server import ClosedRound
+from thinwire.protocol.state import ClientState
 from thinwire.runtime.client_evaluations import with_client_accuracies
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.secure.keys import need_cryptography
-from thinwire.wire import message as wire
 
-Log = Callable[[str], None]
 MOST_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
 
 
@@ -76,7 +71,7 @@ class FlowerServer:
         record: CohortLog | None = None,
         on_sites: OnSites = lambda records: None,
         goes_back: bool = False,
-        clock: Clock = time,
+        clock: Any = time,
     ) -> None:
         if job.method.secure_aggregation:
             need_cryptography()
@@ -84,9 +79,8 @@ class FlowerServer:
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
-        self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
-        self.guard = Guard(self.federation, self.transport, log, on_sites, goes_back)
-        self.collector = Collector(self.contract, self.cohorts, self._read, self.guard.refuse)
+        self.collector = Collector(self.contract, self.transport, self.policy, record or CohortLog(), log, clock)
+        self.guard = Guard(self.federation, self.collector, on_sites, goes_back)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -113,7 +107,7 @@ class FlowerServer:
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         asynchronous = self.job.method.asynchronous.active
         based = [got.based[i] for i in sorted(up)] if asynchronous else None
-        self.cohorts.record.closed(number, sorted(up), sorted(got.late), based)
+        self.collector.record.closed(number, sorted(up), sorted(got.late), based)
         if on_message:
             show_messages(on_message, number, {i: request.data for i, request in got.requests.items()}, up)
         # the server knows only the version of a client's last accepted upload
@@ -166,7 +160,7 @@ class FlowerServer:
         loss, bounded = self.guard.record(state, got, closed)
         counted = got.counted
         places = max(len(got.cohort), got.size) - len(got.late)
-        spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
+        spent = self.federation.epsilon(number, *self.collector.record.extremes())
         record = RoundRecord(
             *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
             lr=self.contract.at(version).client_opt(version).lr,
@@ -188,7 +182,7 @@ class FlowerServer:
         while True:
             plan = self.federation.sample(state)[0]
             turn, version = self._turn(state, plan), state.server.public.version
-            got = Collected(turn.number, turn.size, cohort=self.cohorts.draw(turn))
+            got = Collected(turn.number, turn.size, cohort=self.collector.draw(turn))
             try:
                 SecureRound(self.collector, self.job, state, plan, got).collect()
                 got.bytes_catchup += wasted
@@ -203,17 +197,3 @@ class FlowerServer:
                     ) from spent
                 self.log(f"{start}{spent}; version {version} is skipped, since no client answers a version twice")
                 state = state._replace(server=skip_version(self.contract, state.server, plan))
-
-    def _read(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
-        """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
-        if response.error:
-            words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
-            raise WireError(f"{words}{visible(response.error, 300)}")
-        contract = self.contract.at(asked.version)
-        if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            return full_state_message(self.contract, server, response.data, client)
-        trained = asked.trained[contract.tier(client)]
-        upload = decode_upload(contract, asked.plan, asked.version, client, response.data, trained)
-        if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
-            raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
-        return upload

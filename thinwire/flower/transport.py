@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 from thinwire.errors import ConfigError
 from thinwire.protocol.round import Request, Response
 
-
-class Clock(Protocol):
-    """A clock, such as the module `time`."""
-
-    def monotonic(self) -> float:
-        """Seconds since a fixed moment."""
-        ...
-
-    def sleep(self, seconds: float, /) -> None:
-        """Return after that time."""
-        ...
+Log = Callable[[str], None]
 
 
 class Deadline:
@@ -33,7 +23,7 @@ class Deadline:
 
     Args:
         seconds: from now.
-        clock: the clock.
+        clock: the clock: the module `time`, or one with its functions `monotonic` and `sleep`.
 
     >>> end = Deadline(60.0)
     >>> end.at_most(0.0)
@@ -41,7 +31,7 @@ class Deadline:
     0.0
     """
 
-    def __init__(self, seconds: float, clock: Clock = time) -> None:
+    def __init__(self, seconds: float, clock: Any = time) -> None:
         self.clock = clock
         self.end = clock.monotonic() + seconds
 
