@@ -7,7 +7,7 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.flower.sites import Admission, Claim, Report, Software
 
-OURS = Software(b"schema", "1.2", 3, "a" * 64)
+OURS = Software(b"schema", "1.2", "a" * 64)
 NONCE, RUN = b"n" * 32, "0123456789abcdef"
 
 
@@ -38,7 +38,6 @@ def test_node_is_used_for_the_clients_that_it_reports():
         (reports(1, version="1.1"), "it runs thinwire 1.1, the server 1.2; install the same version on both"),
         (reports(1, version=""), "it runs thinwire of an unknown version"),
         (reports(1, version="\x1b[2J\n"), "it runs thinwire \\x1b[2J\\n, the server"),
-        (reports(1, format=2), "its messages have format 2, expected 3"),
         (reports(1, app="b" * 64), "it runs another app (files bbbbbbbbbbbbbbbb, ours aaaaaaaaaaaaaaaa)"),
         (reports(1, app=""), "it runs another app (files unknown"),
         (reports(1, schema=b"other"), "it runs another method, model or seed"),

@@ -20,7 +20,7 @@ from thinwire.flower.transport import TOO_LONG
 from thinwire.protocol.round import Request
 
 LONGEST = 3_000_000
-SOFTWARE = Software(b"", "1", 3)
+SOFTWARE = Software(b"", "1")
 
 
 class SuperLink(BaseHTTPRequestHandler):

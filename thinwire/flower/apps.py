@@ -49,7 +49,6 @@ from thinwire.protocol.round import Request, Response
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.simulation.engine import LocalEngine
-from thinwire.wire.message import FORMAT
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire rollback` goes back to one of them
 GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90
@@ -122,7 +121,7 @@ def software_of(job: Any, contract: Contract) -> Software:
     """
     module = sys.modules.get(str(getattr(job, "__module__", "")).partition(".")[0])
     folder = next(iter(getattr(module, "__path__", [])), None)
-    return Software(contract.schema.digest, version(), FORMAT, app_hash(folder and Path(folder)))
+    return Software(contract.schema.digest, version(), app_hash(folder and Path(folder)))
 
 
 @lru_cache(4)

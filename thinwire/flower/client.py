@@ -21,7 +21,6 @@ import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thinwire.core.tree import same
-from thinwire.errors import CheckpointError, ConfigError, Drifted, ThinwireError, WireError
+from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
 from thinwire.experiments.files import write_atomically
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
@@ -56,7 +55,7 @@ from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
 
-KEEP_RUNS, KEEP_DAYS = 10, 90  # of past runs
+KEEP_RUNS = 10  # past runs whose states a node keeps
 _RUN = re.compile("[0-9a-f]{16}")  # the name of a run
 
 
@@ -296,8 +295,8 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
     The files of a run are in a folder of `state-dir` with the name of the run; only their owner may read them. When a
     run begins, the folders of past runs are removed (`clean_states`). Without `state-dir`, Flower's context has them.
     """
-    config, name = context.node_config, f"client-{number}"
-    if not (folder := config.get("state-dir")):
+    name = f"client-{number}"
+    if not (folder := context.node_config.get("state-dir")):
         from flwr.app import ConfigRecord
 
         record = context.state.get(name)
@@ -305,36 +304,28 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
         return
     if not _RUN.fullmatch(run):  # it is used as the name of a folder
         raise WireError(f"the name of the run must be 16 hexadecimal digits, not {run[:40]!r}")
-    kept = {"keep-runs": KEEP_RUNS, "keep-days": KEEP_DAYS}
-    for key, value in {**kept, **config}.items():
-        if key in kept and (type(value) is not int or value < 0):
-            raise ConfigError(f"{key} of --node-config must be a number from 0, not {value!r}")
     states = Path(str(folder)) / run
     with private():
         if not states.is_dir():
             states.mkdir(parents=True, exist_ok=True)
-            clean_states(states, *(config.get(key, default) for key, default in kept.items()))
+            clean_states(states)
         with _locked(states / f"{name}.lock"):
             file = states / f"{name}.kept"
             yield file.read_bytes() if file.is_file() else None, partial(write_atomically, file)
 
 
-def clean_states(current: Path, runs: int = KEEP_RUNS, days: int = KEEP_DAYS) -> list[Path]:
+def clean_states(current: Path, runs: int = KEEP_RUNS) -> list[Path]:
     """Remove the states of past runs; returns the folders that were removed.
 
     Args:
         current: the folder of the run that begins, which is never removed.
         runs: number of past runs whose states are kept, the newest ones.
-        days: states that no message has changed for so many days are removed too.
 
     A client of a removed run that is resumed nevertheless requests the full state. Folders whose names are not those
     of runs, and those of runs that are just training, are not touched.
     """
     past = [one for one in current.parent.iterdir() if one.is_dir() and _RUN.fullmatch(one.name) and one != current]
-    changed = {one: _changed(one) for one in past}
-    newest = sorted(past, key=lambda one: changed[one], reverse=True)
-    oldest = time.time() - days * 86_400
-    return [one for i, one in enumerate(newest) if (i >= runs or changed[one] < oldest) and _remove(one)]
+    return [one for one in sorted(past, key=_changed, reverse=True)[runs:] if _remove(one)]
 
 
 def _changed(states: Path) -> float:

@@ -223,9 +223,9 @@ class GridTransport:
             if refused:  # by the node, which prints it: it runs only an app of its own
                 self.admission.refuse(node, refused)
                 return
-            of_software = {"schema": bytes, "version": str, "format": int, "app": str}
+            of_software = {"schema": bytes, "version": str, "app": str}
             fields, _ = unpack(reply.content, **of_software, clients=list, site=str, signature=bytes)
-            report = Report(Software(*fields[:4]), frozenset(fields[4]), *fields[5:])
+            report = Report(Software(*fields[:3]), frozenset(fields[3]), *fields[4:])
             refusal = self.admission.admit(node, report, self.run, nonce)
         except WireError as error:
             refusal = self.admission.refuse(node, str(error))

@@ -1,7 +1,7 @@
 """Sites and nodes: the roster, what a node says of itself before it is used, and which nodes have which clients.
 
     server to node    run, and with a roster a nonce
-    node to server    schema, version, format, app; and its clients, or with a roster its site and a signature
+    node to server    schema, version, app; and its clients, or with a roster its site and a signature
     server to node    refusal, if it is not used
 
 Without a roster a node says which clients it has, and the first that names a client has it. With a roster a node proves
@@ -54,26 +54,22 @@ class Software(NamedTuple):
     Args:
         schema: the hash of method, model, initial weights and seed.
         version: the version of thinwire.
-        format: the number of the message format.
         app: the hash of the files of the app; "" where they are not known.
     """
 
     schema: bytes
     version: str
-    format: int
     app: str = ""
 
     def difference(self, node: Software) -> str:
         """Why a node with this software cannot be used by a server with ours; "" if it can.
 
-        >>> Software(b"s", "1.1", 3).difference(Software(b"s", "1.0", 3))
+        >>> Software(b"s", "1.1").difference(Software(b"s", "1.0"))
         'it runs thinwire 1.0, the server 1.1; install the same version on both'
         """
         if node.version != self.version:
             theirs = visible(node.version, 40) or "of an unknown version"
             return f"it runs thinwire {theirs}, the server {self.version}; install the same version on both"
-        if node.format != self.format:
-            return f"its messages have format {node.format}, expected {self.format}; install the same thinwire on both"
         if self.app and node.app != self.app:
             theirs = visible(node.app[:16], 40) or "unknown"
             return f"it runs another app (files {theirs}, ours {self.app[:16]}); start it with the app of the server"
@@ -96,9 +92,7 @@ class Claim(NamedTuple):
 
     def statement(self) -> bytes:
         """The bytes that are signed; different claims have different bytes."""
-        own = self.software
-        software = [own.schema.hex(), own.version, own.format, own.app]
-        return json.dumps(["thinwire site", 1, self.run, self.nonce.hex(), self.node, self.site, *software]).encode()
+        return json.dumps(["thinwire site", 2, *self], default=bytes.hex).encode()
 
 
 class Report(NamedTuple):
