@@ -50,7 +50,7 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
 from thinwire.secure.client import MakeCohort, SecureClient
-from thinwire.secure.keys import SiteKeys, need_cryptography
+from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
@@ -135,10 +135,9 @@ class Client:
     Args:
         engine: the device and how to compute on it.
         job: what is trained, on which examples. Only those of the requested client are read.
-        site_keys: the keys of sites, with which messages of secure aggregation are signed and checked.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job, site_keys: SiteKeys | None = None) -> None:
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
         self.contract, self.job, self.first = self.federation.contract, job, self.federation.first
         self.model = replace(self.federation.model, products=None)
@@ -146,7 +145,7 @@ class Client:
         self.secure: SecureClient | None = None
         if job.method.secure_aggregation:
             need_cryptography()
-            self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort, site_keys)
+            self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort)
 
     def fresh(self, client: int) -> ClientStore:
         """The store of a client that has not taken part."""
@@ -253,14 +252,14 @@ class InMemory:
         """None: there is no roster in memory."""
         return {}
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
         self.waiting |= requests
         for number, request in requests.items():
             del self.waiting[number]
             yield ClientResponse(number, self.respond(number, request))
 
-    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
         """Let the clients respond whose exchange was ended before."""
         while self.waiting:
             number = next(iter(self.waiting))

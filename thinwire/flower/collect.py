@@ -93,6 +93,11 @@ class Collected:
         """The responses that are used."""
         return {i: self.responses[i] for i in self.uploads}
 
+    @property
+    def sent_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the round: up, down, and for catching up."""
+        return self.bytes_up, self.bytes_down, self.bytes_catchup
+
     def sent(self, requests: Mapping[int, Request]) -> None:
         """Count requests."""
         for i, request in requests.items():

@@ -87,7 +87,7 @@ class Processes:
         """Start a process in a new session, so that Ctrl-C in the terminal does not reach it."""
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                self._with_path(command),
+                with_path(command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ class Processes:
 
     def call(self, command: Sequence[str]) -> None:
         """Run a short command and wait for it."""
-        done = subprocess.run(self._with_path(command), capture_output=True, env=self.env, cwd=self.home, check=False)
+        done = subprocess.run(with_path(command), capture_output=True, env=self.env, cwd=self.home, check=False)
         if done.returncode:
             text = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
             raise DeploymentFailed(f"the nodes could not be registered: {' '.join(text)[-300:]}")
@@ -125,11 +125,13 @@ class Processes:
         """The end of a log, as one line."""
         return " ".join(" ".join(self.log(name)[-5:]).split())[-400:] or "its log is empty"
 
-    def _with_path(self, command: Sequence[str]) -> list[str]:
-        program = shutil.which(command[0], path=self.env["PATH"])
-        if program is None:
-            raise ConfigError(f"the program {command[0]} was not found in the folder of {sys.executable} or in PATH")
-        return [program, *command[1:]]
+
+def with_path(command: Sequence[str]) -> list[str]:
+    """A command with the whole path of its program, which is beside this Python or in PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if (program := shutil.which(command[0], path=path)) is None:
+        raise ConfigError(f"the program {command[0]} was not found in the folder of {sys.executable} or in PATH")
+    return [program, *command[1:]]
 
 
 def free_ports(count: int) -> list[int]:

@@ -27,6 +27,7 @@ import numpy as np
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, ThinwireError, WireError
 from thinwire.flower.collect import Collected, Collector
+from thinwire.flower.transport import Deadline
 from thinwire.protocol.aggregate import Aggregate
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.next_version import next_version
@@ -308,7 +309,8 @@ class SecureRound:
         """Exchange messages once; returns what clients need that requested the whole state."""
         again: dict[int, bytes] = {}
         sent = {client: Request(data, self.requests[client].accepted, phase) for client, data in requests.items()}
-        for client, response in self.collector.transport.exchange(sent, self.policy.seconds) if sent else ():
+        deadline = Deadline(self.policy.seconds)
+        for client, response in self.collector.transport.exchange(sent, deadline) if sent else ():
             self.got.bytes_up += len(response.data)
             if client not in sent or client in answers or client in again or frames.is_late(response.data, phase):
                 continue

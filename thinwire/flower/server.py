@@ -22,27 +22,36 @@ What can go wrong, and what then happens:
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from thinwire.errors import WireError
+from thinwire.core.key import SecretKey
+from thinwire.core.text import visible
+from thinwire.core.tree import Tree, restrict, to_device
+from thinwire.errors import Diverged, Unfit, WireError
 from thinwire.experiments.cohort_file import CohortLog
 from thinwire.flower.collect import Collected, Collector, Turn
-from thinwire.flower.guard import Guard, OnSites
+from thinwire.flower.guard import far_off, reported, similarity, training_loss
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
 from thinwire.flower.site_evaluation import evaluated_at_sites
 from thinwire.flower.transport import Log, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.server import ClosedRound
-from thinwire.protocol.state import ClientState
+from thinwire.protocol.norm_bound import reference
+from thinwire.protocol.recent import Recent
+from thinwire.protocol.server import ClosedRound, Terms, close_round
+from thinwire.protocol.state import ClientState, ServerState
 from thinwire.runtime.client_evaluations import with_client_accuracies
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
+from thinwire.runtime.site_record import SiteRecord, Status
 from thinwire.schedules.base import Plan
 from thinwire.secure.keys import need_cryptography
+from thinwire.secure.masks import sum_masked
 
+OnSites = Callable[[Sequence[SiteRecord]], None]
 MOST_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
 
 
@@ -80,7 +89,9 @@ class FlowerServer:
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
         self.collector = Collector(self.contract, self.transport, self.policy, record or CohortLog(), log, clock)
-        self.guard = Guard(self.federation, self.collector, on_sites, goes_back)
+        self.on_sites, self.goes_back = on_sites, goes_back
+        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
+        self.attempt = 0  # how often the run went back
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -103,7 +114,7 @@ class FlowerServer:
             plan = self.federation.sample(state)[0]
             got = self.collector.collect(state, plan, self._turn(state, plan))
         server = state.server
-        closed = self.guard.close(state, plan, got)
+        closed = self._close(state, plan, got)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         asynchronous = self.job.method.asynchronous.active
         based = [got.based[i] for i in sorted(up)] if asynchronous else None
@@ -120,7 +131,7 @@ class FlowerServer:
             clients=clients,
             cohort=got.cohort,
             sync_counts=state.sync_counts.add(contract, plan, up),
-            recent=self.guard.recent(state, got, closed),
+            recent=self._recent(state, got, closed),
         )
         record = self._record(state, got, closed)
         with self.federation.compute():
@@ -139,14 +150,14 @@ class FlowerServer:
             until: the last round without each of them.
             attempt: how often the run went back so far.
         """
-        self.guard.left_out, self.guard.attempt = dict(until), attempt
+        self.left_out, self.attempt = dict(until), attempt
 
     def _turn(self, state: RunState, plan: Plan) -> Turn:
         """How the cohort of the next round is taken; within a window of the schedule it is kept.
 
         Clients that are left out are not taken, as long as there are others.
         """
-        sampler, out = self.federation.sampler, self.guard.out(state.round + 1)
+        sampler, out = self.federation.sampler, {i for i, until in self.left_out.items() if state.round < until}
         order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
         kept = () if plan.resample else tuple(i for i in state.cohort if i in order)
         size, asynchronous = min(sampler.size, len(order)), self.job.method.asynchronous
@@ -155,18 +166,22 @@ class FlowerServer:
         return Turn(state.round + 1, order, kept, size, concurrent, training)
 
     def _record(self, state: RunState, got: Collected, closed: ClosedRound) -> RoundRecord:
-        """The record of a round, without evaluation."""
-        number, version = state.round + 1, state.server.public.version
-        loss, bounded = self.guard.record(state, got, closed)
+        """The record of a round, without evaluation; those of its clients are written."""
+        number = state.round + 1
         counted = got.counted
+        loss, odd = training_loss(counted, self.job.method.norm_bound, state.recent)
+        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
+        for i, why in bounded.items():
+            self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
+        self._write_sites(state, got, bounded, closed.norms)
         places = max(len(got.cohort), got.size) - len(got.late)
         spent = self.federation.epsilon(number, *self.collector.record.extremes())
         record = RoundRecord(
             *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
-            lr=self.contract.at(version).client_opt(version).lr,
+            lr=self._lr(state.server),
             drifted=got.drifted,
             refused=len(got.refused),
-            bounded=bounded,
+            bounded=len(bounded),
             absent=places - len(counted) - len(got.refused.keys() - counted.keys()),
             late=len(got.late),
             epsilon=(spent or (None,))[0],
@@ -189,7 +204,7 @@ class FlowerServer:
                 return state, plan, got
             except VersionSpent as spent:
                 skipped.append(spent.trained)
-                wasted += got.bytes_up + got.bytes_down + got.bytes_catchup
+                wasted += sum(got.sent_bytes)
                 start = f"round {turn.number}: "
                 if sum(skipped) > self.policy.tries or len(skipped) > MOST_SKIPPED:
                     raise WireError(
@@ -197,3 +212,91 @@ class FlowerServer:
                     ) from spent
                 self.log(f"{start}{spent}; version {version} is skipped, since no client answers a version twice")
                 state = state._replace(server=skip_version(self.contract, state.server, plan))
+
+    def _close(self, state: RunState, plan: Plan, got: Collected) -> ClosedRound:
+        """The closed round; clients that it refuses are removed from what was received."""
+        number, server = got.number, state.server
+        losses = [abs(one.loss) for one in got.counted.values()]
+        if state.recent.loss_is_unfit(loss := reference(losses) if losses else 0.0):
+            self._go_back(state, got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
+        try:
+            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
+            recent = state.recent.sizes(self._lr(server))
+            terms = Terms(len(self.job.task.clients), noise, recent, sum_masked)
+            closed = close_round(self.contract, server, plan, got.uploads, terms)
+        except Unfit as error:
+            self.collector.refuse(got, error.far)
+            self._write_sites(state, got)
+            raise Unfit(f"round {number}: {error}", error.far, got.sent_bytes, state.round) from error
+        except Diverged as error:
+            self._go_back(state, got, str(error))
+            raise Diverged(f"round {number}: {error}") from error
+        self.collector.refuse(got, closed.refused)
+        return closed
+
+    def _recent(self, state: RunState, got: Collected, closed: ClosedRound) -> Recent:
+        """What is remembered of the latest rounds after this one."""
+        recent, lr, counted = state.recent, self._lr(state.server), got.counted
+        named = zip(("loss", "examples"), reported(counted), strict=True)
+        medians = {**closed.medians, **{name: reference(values, recent.of(name)) for name, values in named}}
+        norms = {client: size for client, size in closed.norms.items() if client in counted}
+        return recent.after(medians, lr, far_off(norms, recent.sizes(lr).get("code", 0.0)))
+
+    def _go_back(self, state: RunState, got: Collected, why: str) -> None:
+        """Raise `Unfit` if clients were far off in the round that made this state."""
+        names = " and ".join(map(self.transport.name, state.recent.far))
+        if not self.goes_back or not names or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
+            return
+        line = f"round {got.number}: {why}, and {names} was far off in round {state.round}"
+        self.log(f"{line}; the run goes back to round {state.round - 1} without")
+        far = dict.fromkeys(state.recent.far, f"far off in round {state.round}")
+        raise Unfit(line, far, got.sent_bytes, state.round - 1)
+
+    def _lr(self, server: ServerState) -> float:
+        """The learning rate of the clients."""
+        return self.contract.at(server.public.version).client_opt(server.public.version).lr
+
+    def _write_sites(
+        self, state: RunState, got: Collected, bounded: Mapping[int, str] = {}, norms: Mapping[int, float] = {}
+    ) -> None:
+        """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
+        hidden = self.job.method.secure_aggregation  # the server has no update of a single client
+        updates, start = {} if hidden else {i: one.code for i, one in got.uploads.items()}, Tree()
+        if updates and self.job.method.upload == "weights":
+            start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
+        lengths, cosines = similarity(updates, start)
+        lengths |= norms
+        records = []
+        for i in got.cohort:
+            status, why = _status(i, got, bounded)
+            records.append(
+                SiteRecord(
+                    round=got.number,
+                    site=self.transport.name(i),
+                    client=i,
+                    status=status,
+                    norm=_finite(lengths.get(i)),
+                    cosine=_finite(cosines.get(i)),
+                    loss=_finite(got.responses[i].loss if i in got.uploads else None),
+                    seconds=round(got.seconds[i], 3) if i in got.seconds else None,
+                    bytes_up=got.up.get(i, 0),
+                    bytes_down=got.down.get(i, 0),
+                    why=visible(why, 300),
+                    attempt=self.attempt,
+                )
+            )
+        self.on_sites(records)
+
+
+def _status(client: int, got: Collected, bounded: Mapping[int, str]) -> tuple[Status, str]:
+    if client in got.uploads:
+        return ("bounded", bounded[client]) if client in bounded else ("accepted", "")
+    if client in got.refused:
+        return "refused", got.refused[client]
+    if client in got.late:
+        return "late", "the round was closed before it responded"
+    return "absent", "no response in time"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

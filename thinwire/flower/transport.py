@@ -35,11 +35,6 @@ class Deadline:
         self.clock = clock
         self.end = clock.monotonic() + seconds
 
-    @classmethod
-    def of(cls, seconds: float | Deadline) -> Deadline:
-        """The deadline itself, or one in so many seconds."""
-        return seconds if isinstance(seconds, Deadline) else cls(seconds)
-
     def left(self) -> float:
         """The seconds that are left; 0 when the time is over."""
         return max(0.0, self.end - self.clock.monotonic())
@@ -147,17 +142,17 @@ class Transport(Protocol):
         """The name of the site of each client; empty without a roster."""
         ...
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
         """The responses that arrive within that time, in the order of arrival; also late ones to earlier requests.
 
         It ends when all of these requests are answered, or the time is over.
 
         Args:
             requests: one for each client.
-            seconds: how long to wait for the last response; a deadline may be brought forward meanwhile.
+            deadline: when to stop waiting for the last response; it may be brought forward meanwhile.
         """
         ...
 
-    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
         """The responses to earlier requests, in the order of arrival, until all are there or the time is over."""
         ...
