@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.flower.sites import Admission, Claim, Report, Software
+from thinwire.flower.sites import Admission, Report, Software
 
 OURS = Software(b"schema", "1.2", "a" * 64)
 NONCE, RUN = b"n" * 32, "0123456789abcdef"
@@ -92,8 +92,9 @@ class Federation:
         from thinwire.secure.keys import sign
 
         own = OURS._replace(**software)
-        claim = Claim(run, nonce, signed_for or node, site, own)
-        return Report(own, frozenset({0, 1, 2, 3}), site, sign(self.keys[key or site], claim.statement()))
+        report = Report(own, frozenset({0, 1, 2, 3}), site)
+        statement = report.statement(run, nonce, signed_for or node)
+        return report._replace(signature=sign(self.keys[key or site], statement))
 
     def admit(self, site, node, key=None, **changes):
         return self.nodes.admit(node, self.says(site, node, key, **changes), RUN, NONCE)

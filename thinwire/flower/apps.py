@@ -291,7 +291,10 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         except KeyboardInterrupt:
             if not shutdown.requested:
                 raise
-            raise Stopped(lines.stopped()) from None
+            done = f"{lines.last} of {experiment.rounds}"
+            line = f"stopped by SIGTERM after round {done}; the same command continues the run"
+            log(line)
+            raise Stopped(line) from None
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             if isinstance(error, ConfigError):
@@ -366,12 +369,6 @@ class RoundLines:
         if record.alarm:
             self.log(f"round {record.round}/{self.rounds}  {record.alarm}")
         return True
-
-    def stopped(self) -> str:
-        """Write that the server was stopped; returns the line."""
-        line = f"stopped by SIGTERM after round {self.last} of {self.rounds}; the same command continues the run"
-        self.log(line)
-        return line
 
 
 class Stopped(ThinwireError):

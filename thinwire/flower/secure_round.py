@@ -269,7 +269,7 @@ class SecureRound:
         requests: dict[int, bytes],
         read: Callable[[int, Response], _Answer],
         least: int,
-        downloads: Mapping[int, bytes] | None = None,
+        downloads: Mapping[int, bytes] = {},
     ) -> dict[int, _Answer]:
         """The answers of a phase; clients that did not answer are asked again while there are too few.
 
@@ -286,14 +286,13 @@ class SecureRound:
                 break
             here = self.collector.available(missing, least - len(answers))
             asked = {client: requests[client] for client in sorted(here)}
-            sent = more = sum(map(len, asked.values()))  # a repeated message counts as catching up
-            if not attempt:
-                given = {client: downloads[client] for client in asked} if downloads else {}
-                more = split_download(self.collector.contract, self.state.server, given)[1]
+            given = {client: data for client, data in downloads.items() if client in here}
+            sent = sum(map(len, asked.values()))
+            catchup = split_download(self.collector.contract, self.state.server, given)[1]
+            more = sent if attempt else catchup  # a repeated message counts as catching up
             self.got.bytes_down += sent - more
-            self.got.bytes_catchup += more
             again = self._exchange(phase, asked, read, answers)
-            self.got.bytes_catchup += sum(map(len, again.values()))
+            self.got.bytes_catchup += more + sum(map(len, again.values()))
             self._exchange(phase, again, read, answers)
             if len(answers) >= least:
                 break

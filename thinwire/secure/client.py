@@ -18,7 +18,7 @@ each version, one upload under one set of masks.
 from __future__ import annotations
 
 import hashlib
-from ast import literal_eval
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,8 +67,8 @@ class SecureStore(NamedTuple):
     session: Session | None = None
 
     def dump(self) -> bytes:
-        """As bytes: Python's literals."""
-        return repr((self.answered, self.session and (*map(_plain, self.session),))).encode()
+        """As bytes: JSON, with byte strings in hexadecimal digits."""
+        return json.dumps(self, default=bytes.hex).encode()
 
     @classmethod
     def load(cls, data: bytes) -> SecureStore:
@@ -76,17 +76,15 @@ class SecureStore(NamedTuple):
         if not data:
             return cls()
         try:
-            answered, session = literal_eval(data.decode())
-            if session:
-                session = Session(*session)
-                session = session._replace(head=Head(*session.head), own=Shares(*session.own))
-            return cls(answered, session)
-        except (ValueError, TypeError, SyntaxError) as error:
+            answered, session = json.loads(data)
+            if session is None:
+                return cls(int(answered))
+            (name, version), *texts, own, uploaded, left = session
+            head, shares = Head(bytes.fromhex(name), int(version)), Shares(*map(int, own))
+            rest = (*map(bytes.fromhex, texts), shares, bool(uploaded), tuple(map(int, left)))
+            return cls(int(answered), Session._make((head, *rest)))
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"what this client stored of secure aggregation cannot be read ({error})") from error
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, tuple) else value
 
 
 Store = Any  # a NamedTuple: `response`, the last upload of a client; `secure`, a `SecureStore` as bytes
