@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.flower.sites import Admission, Claim, Report, Software
+from thinwire.flower.sites import Admission, Report, Software
 
-OURS = Software(b"schema", "1.2", 3, "a" * 64)
+OURS = Software(b"schema", "1.2", "a" * 64)
 NONCE, RUN = b"n" * 32, "0123456789abcdef"
 
 
@@ -38,7 +38,6 @@ def test_node_is_used_for_the_clients_that_it_reports():
         (reports(1, version="1.1"), "it runs thinwire 1.1, the server 1.2; install the same version on both"),
         (reports(1, version=""), "it runs thinwire of an unknown version"),
         (reports(1, version="\x1b[2J\n"), "it runs thinwire \\x1b[2J\\n, the server"),
-        (reports(1, format=2), "its messages have format 2, expected 3"),
         (reports(1, app="b" * 64), "it runs another app (files bbbbbbbbbbbbbbbb, ours aaaaaaaaaaaaaaaa)"),
         (reports(1, app=""), "it runs another app (files unknown"),
         (reports(1, schema=b"other"), "it runs another method, model or seed"),
@@ -93,8 +92,9 @@ class Federation:
         from thinwire.secure.keys import sign
 
         own = OURS._replace(**software)
-        claim = Claim(run, nonce, signed_for or node, site, own)
-        return Report(own, frozenset({0, 1, 2, 3}), site, sign(self.keys[key or site], claim.statement()))
+        report = Report(own, frozenset({0, 1, 2, 3}), site)
+        statement = report.statement(run, nonce, signed_for or node)
+        return report._replace(signature=sign(self.keys[key or site], statement))
 
     def admit(self, site, node, key=None, **changes):
         return self.nodes.admit(node, self.says(site, node, key, **changes), RUN, NONCE)

@@ -108,8 +108,8 @@ class Twice(Timed):
 def test_a_response_that_arrives_twice_counts_once():
     server, transport, lines = federation()
     twice = Twice(transport.client, transport.seconds)
-    server.transport = server.collector.transport = server.cohorts.transport = twice
-    server.cohorts.clock = server.collector.clock = twice.clock
+    server.transport = server.collector.transport = twice
+    server.collector.clock = twice.clock
     ours = play(server, 6)[0]
     theirs = play(federation()[0], 6)[0]
     assert same_public(ours.server.public, theirs.server.public)

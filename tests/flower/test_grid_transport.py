@@ -120,7 +120,7 @@ def exchanged(transport: GridTransport, clients: set[int], until: int) -> list[i
 
 def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again(identity):
     grid = Grid({0}, {1}, {2}, {1})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
     transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
     assert exchanged(transport, {0, 1, 2}, 1) == [0]
     assert sorted(client for client, _ in transport.late.values()) == [1, 2]
@@ -130,9 +130,9 @@ def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again
 
 def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_between_them(identity):
     grid = Grid({0, 1}, {2})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
     transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
-    exchange = transport.exchange({i: Request(b"download") for i in (0, 1)}, 60.0)
+    exchange = transport.exchange({i: Request(b"download") for i in (0, 1)}, Deadline(60.0))
     first = next(iter(exchange)).client
     exchange.close()
     assert exchanged(transport, {2}, 9) == [1 - first, 2]
@@ -140,9 +140,9 @@ def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_betwee
 
 def test_remaining_responses_are_waited_for_without_new_requests(identity):
     grid = Grid({0}, set(), {1}, {2})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
     transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
     assert exchanged(transport, {0, 1, 2}, 1) == [0]
-    assert [one.client for one in transport.remaining(60.0)] == [1, 2]
+    assert [one.client for one in transport.remaining(Deadline(60.0))] == [1, 2]
     assert not transport.late
-    assert list(transport.remaining(60.0)) == []
+    assert list(transport.remaining(Deadline(60.0))) == []

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.apps import RoundLines, Shutdown, deployable, job_of
-from thinwire.flower.client import Client, InMemory, clean_states, client_file, private
+from thinwire.flower.client import KEEP_RUNS, Client, InMemory, clean_states, client_file, private
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.supervisor import _attempt, _stop, server_process
 from thinwire.simulation.engine import LocalEngine
@@ -96,17 +95,18 @@ def test_states_of_past_runs_are_removed_by_age_and_number(tmp_path):
     past = [states_of(tmp_path, 1 + days, days) for days in range(6)]
     other = tmp_path / "mine"
     other.mkdir()
-    assert clean_states(current, runs=5, days=4) == past[4:]
-    assert clean_states(current, runs=2, days=90) == [past[2], past[3]]
+    assert clean_states(current, runs=4) == past[4:]
+    assert clean_states(current, runs=2) == [past[2], past[3]]
     assert sorted(tmp_path.iterdir()) == sorted([current, *past[:2], other])
 
 
 def test_states_of_a_run_that_trains_are_kept(tmp_path):
     old = states_of(tmp_path, 1, 400)
-    config = {"state-dir": str(tmp_path), "keep-days": 30}
-    context = SimpleNamespace(node_config=config)
+    context = SimpleNamespace(node_config={"state-dir": str(tmp_path)})
     with client_file(context, old.name, 0):
-        assert clean_states(states_of(tmp_path, 2, 0)) == []
+        assert clean_states(states_of(tmp_path, 2, 0), runs=0) == []
+    for newer in range(10, 10 + KEEP_RUNS):
+        states_of(tmp_path, newer, 0)
     os.utime(old / "client-0.lock", (1, 1))
     with client_file(context, f"{3:016x}", 5) as (before, save):
         assert before is None
@@ -117,9 +117,6 @@ def test_states_of_a_run_that_trains_are_kept(tmp_path):
     for path in (tmp_path / f"{3:016x}").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0
     assert (tmp_path / f"{3:016x}").stat().st_mode & 0o077 == 0
-    config["keep-runs"] = "all"
-    with pytest.raises(ConfigError, match="keep-runs of --node-config"), client_file(context, f"{4:016x}", 5):
-        pass
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from thinwire.flower.grid_transport import GridTransport, pack
 from thinwire.flower.node import limit_replies
 from thinwire.flower.sites import Software
-from thinwire.flower.transport import TOO_LONG
+from thinwire.flower.transport import TOO_LONG, Deadline
 from thinwire.protocol.round import Request
 
 LONGEST = 3_000_000
-SOFTWARE = Software(b"", "1", 3)
+SOFTWARE = Software(b"", "1")
 
 
 class SuperLink(BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     transport.admission.serves = {1: frozenset({0, 1})}
     ids = iter(["long", "short"])
     grid.push_messages = lambda messages: [next(ids)]
-    found = dict(transport.exchange({0: Request(b""), 1: Request(b"")}, 60.0))
+    found = dict(transport.exchange({0: Request(b""), 1: Request(b"")}, Deadline(60.0)))
     assert found[0].error.startswith(TOO_LONG)
     assert not found[0].data
     assert found[1].data == b"short"
@@ -119,7 +119,7 @@ def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
     transport = GridTransport(grid, lambda: "run", SOFTWARE, 1, log=lines.append)
     transport.admission.serves = {1: frozenset({0})}
     grid.push_messages = lambda messages: ["announced"]
-    assert not list(transport.exchange({0: Request(b"")}, 60.0))
+    assert not list(transport.exchange({0: Request(b"")}, Deadline(60.0)))
     assert "client 0 did not respond" in lines[0]
     assert "had not arrived" in lines[0]
 

@@ -51,7 +51,7 @@ class Timed(InMemory):
         return super().clients() - self.offline() if self.listed is None else self.listed()
 
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
-        deadline, waiting = Deadline.of(seconds), set(requests)
+        deadline, waiting = seconds, set(requests)
         self.asked.append(tuple(requests))
         self.began, self.arrivals = self.clock.now, []
         for number in requests.keys() - self.offline():
@@ -60,7 +60,7 @@ class Timed(InMemory):
         yield from self._until(deadline, requests, waiting)
 
     def remaining(self, seconds: float | Deadline) -> Iterator[ClientResponse]:
-        yield from self._until(Deadline.of(seconds), {}, None)
+        yield from self._until(seconds, {}, None)
 
     def _until(
         self, deadline: Deadline, requests: Mapping[int, Request], waiting: set[int] | None

@@ -3,7 +3,8 @@
 client.py            one client: a download in, an upload out; what it stores
 server.py            the server: rounds over any transport; checks, decides
 collect.py           the cohort and the uploads of a round: requests, waits, closes
-guard.py             bounds, refusals, going back, records of every client
+secure_round.py      a round of secure aggregation: the phases on the server
+guard.py             which reports and updates are far from those of the others
 site_evaluation.py   evaluation at the sites, for a server without test data
 transport.py         the contract of a transport, deadlines, how long the server waits
 grid_transport.py    Flower as a transport

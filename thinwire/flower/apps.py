@@ -49,7 +49,6 @@ from thinwire.protocol.round import Request, Response
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.simulation.engine import LocalEngine
-from thinwire.wire.message import FORMAT
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire rollback` goes back to one of them
 GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90
@@ -117,7 +116,7 @@ def software_of(job: Any, contract: Contract) -> Software:
     """
     module = sys.modules.get(str(getattr(job, "__module__", "")).partition(".")[0])
     folder = next(iter(getattr(module, "__path__", [])), None)
-    return Software(contract.schema.digest, version(), FORMAT, app_hash(folder and Path(folder)))
+    return Software(contract.schema.digest, version(), app_hash(folder and Path(folder)))
 
 
 @lru_cache(4)
@@ -287,7 +286,10 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         except KeyboardInterrupt:
             if not shutdown.requested:
                 raise
-            raise Stopped(lines.stopped()) from None
+            done = f"{lines.last} of {experiment.rounds}"
+            line = f"stopped by SIGTERM after round {done}; the same command continues the run"
+            log(line)
+            raise Stopped(line) from None
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             if isinstance(error, ConfigError):
@@ -362,12 +364,6 @@ class RoundLines:
         if record.alarm:
             self.log(f"round {record.round}/{self.rounds}  {record.alarm}")
         return True
-
-    def stopped(self) -> str:
-        """Write that the server was stopped; returns the line."""
-        line = f"stopped by SIGTERM after round {self.last} of {self.rounds}; the same command continues the run"
-        self.log(line)
-        return line
 
 
 class Stopped(ThinwireError):

@@ -16,26 +16,23 @@ valid; the other is dropped. Each upload counts exactly once on both sides, or o
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import math
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from thinwire.core.state import State
-from thinwire.core.tree import Tree, same
-from thinwire.errors import CheckpointError, ConfigError, Drifted, ThinwireError, WireError
+from thinwire.core.tree import same
+from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
 from thinwire.experiments.files import write_atomically
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
@@ -53,15 +50,13 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
 from thinwire.secure.client import MakeCohort, SecureClient
-from thinwire.secure.keys import SiteKeys, need_cryptography
+from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
 
-KEEP_RUNS, KEEP_DAYS = 10, 90  # of past runs
+KEEP_RUNS = 10  # past runs whose states a node keeps
 _RUN = re.compile("[0-9a-f]{16}")  # the name of a run
-_PUBLIC = ("base", "coords", "shared", "buffers")
-_STATE = ("unsent", "correction", "codec")
 
 
 class Position(NamedTuple):
@@ -85,29 +80,20 @@ class ClientStore(NamedTuple):
     secure: bytes = b""
 
     def dump(self, first: PublicState) -> bytes:
-        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
+        """As bytes: a SHA-256, then what `torch.save` writes. A base equal to that of version 0 is left out.
 
         Args:
             first: the public state of version 0.
         """
-        tensors: Tree = {}
-        for i, (public, state) in enumerate(self.positions):
-            trees = {f"public/{part}": getattr(public, part) for part in _PUBLIC}
-            if same(public.base, first.base):
-                del trees["public/base"]
-            trees |= {f"state/{part}": getattr(state, part) for part in _STATE}
-            trees |= {f"opt/{slot}": tree for slot, tree in state.opt.items()}
-            tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
-        for name, data in (("response", self.response.data if self.response else b""), ("secure", self.secure)):
-            if data:
-                tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        meta = {
-            "names": list(tensors),
-            "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
-            "response": [*self.response[1:3], self.response.evaluation] if self.response else None,
-        }
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        data = save(own, {"thinwire": json.dumps(meta)})
+        positions = []
+        for public, state in self.positions:
+            kept = public._replace(base={}) if same(public.base, first.base) else public
+            positions.append((_on(tuple(kept), "cpu"), _on(vars(state), "cpu")))
+        response = self.response and self.response._replace(evaluation=None)
+        evaluation = self.response and self.response.evaluation
+        parts = positions, response and tuple(response), evaluation and tuple(evaluation), self.secure or None
+        torch.save(parts, file := io.BytesIO())
+        data = file.getvalue()
         return hashlib.sha256(data).digest() + data
 
     @classmethod
@@ -122,28 +108,25 @@ class ClientStore(NamedTuple):
         if hashlib.sha256(body).digest() != data[:32]:
             raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
         try:
-            length = int.from_bytes(body[:8], "little")
-            meta: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["thinwire"])
-            tensors = load(body)
-
-            def tree(prefix: str, device: Any = "cpu") -> Tree:
-                return {n.removeprefix(prefix): tensors[n].to(device) for n in meta["names"] if n.startswith(prefix)}
-
+            found, response, evaluation, secure = torch.load(io.BytesIO(body), weights_only=True)  # runs no code
             positions = []
-            for i, (version, own_version, slots) in enumerate(meta["positions"]):
-                public = PublicState(version, *(tree(f"{i}/public/{part}/", first.device) for part in _PUBLIC))
-                opt: State = {slot: tree(f"{i}/opt/{slot}/") for slot in slots}
-                state = ClientState(own_version, **{part: tree(f"{i}/state/{part}/") for part in _STATE}, opt=opt)
-                positions.append(Position(public._replace(base=public.base or first.base), state))
-            response = None
-            if meta["response"]:
-                loss, examples, found = meta["response"]
-                evaluation = None if found is None else Evaluation(*found)
-                response = Response(bytes(tensors["response"].numpy()), loss, examples, evaluation=evaluation)
-            secure = bytes(tensors["secure"].numpy()) if "secure" in tensors else b""
-            return cls(tuple(positions), response, secure)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(f"what this client stored cannot be read ({error})") from error
+            for public, state in found:
+                known = PublicState(*_on(public, first.device))
+                positions.append(Position(known._replace(base=known.base or first.base), ClientState(**state)))
+            if response:
+                response = Response(*response)._replace(evaluation=evaluation and Evaluation(*evaluation))
+            return cls(tuple(positions), response, secure or b"")
+        except (ValueError, TypeError, RuntimeError, UnpicklingError) as error:
+            raise CheckpointError(f"what this client stored cannot be read ({type(error).__name__})") from error
+
+
+def _on(value: Any, device: Any) -> Any:
+    """A copy of nested dictionaries and tuples whose tensors are on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, Mapping):
+        return {name: _on(one, device) for name, one in value.items()}
+    return tuple(_on(one, device) for one in value) if isinstance(value, tuple) else value
 
 
 class Client:
@@ -152,10 +135,9 @@ class Client:
     Args:
         engine: the device and how to compute on it.
         job: what is trained, on which examples. Only those of the requested client are read.
-        site_keys: the keys of sites, with which messages of secure aggregation are signed and checked.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job, site_keys: SiteKeys | None = None) -> None:
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
         self.contract, self.job, self.first = self.federation.contract, job, self.federation.first
         self.model = replace(self.federation.model, products=None)
@@ -163,7 +145,7 @@ class Client:
         self.secure: SecureClient | None = None
         if job.method.secure_aggregation:
             need_cryptography()
-            self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort, site_keys)
+            self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort)
 
     def fresh(self, client: int) -> ClientStore:
         """The store of a client that has not taken part."""
@@ -270,14 +252,14 @@ class InMemory:
         """None: there is no roster in memory."""
         return {}
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
         self.waiting |= requests
         for number, request in requests.items():
             del self.waiting[number]
             yield ClientResponse(number, self.respond(number, request))
 
-    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
         """Let the clients respond whose exchange was ended before."""
         while self.waiting:
             number = next(iter(self.waiting))
@@ -312,8 +294,8 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
     The files of a run are in a folder of `state-dir` with the name of the run; only their owner may read them. When a
     run begins, the folders of past runs are removed (`clean_states`). Without `state-dir`, Flower's context has them.
     """
-    config, name = context.node_config, f"client-{number}"
-    if not (folder := config.get("state-dir")):
+    name = f"client-{number}"
+    if not (folder := context.node_config.get("state-dir")):
         from flwr.app import ConfigRecord
 
         record = context.state.get(name)
@@ -321,36 +303,28 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
         return
     if not _RUN.fullmatch(run):  # it is used as the name of a folder
         raise WireError(f"the name of the run must be 16 hexadecimal digits, not {run[:40]!r}")
-    kept = {"keep-runs": KEEP_RUNS, "keep-days": KEEP_DAYS}
-    for key, value in {**kept, **config}.items():
-        if key in kept and (type(value) is not int or value < 0):
-            raise ConfigError(f"{key} of --node-config must be a number from 0, not {value!r}")
     states = Path(str(folder)) / run
     with private():
         if not states.is_dir():
             states.mkdir(parents=True, exist_ok=True)
-            clean_states(states, *(config.get(key, default) for key, default in kept.items()))
+            clean_states(states)
         with _locked(states / f"{name}.lock"):
             file = states / f"{name}.kept"
             yield file.read_bytes() if file.is_file() else None, partial(write_atomically, file)
 
 
-def clean_states(current: Path, runs: int = KEEP_RUNS, days: int = KEEP_DAYS) -> list[Path]:
+def clean_states(current: Path, runs: int = KEEP_RUNS) -> list[Path]:
     """Remove the states of past runs; returns the folders that were removed.
 
     Args:
         current: the folder of the run that begins, which is never removed.
         runs: number of past runs whose states are kept, the newest ones.
-        days: states that no message has changed for so many days are removed too.
 
     A client of a removed run that is resumed nevertheless requests the full state. Folders whose names are not those
     of runs, and those of runs that are just training, are not touched.
     """
     past = [one for one in current.parent.iterdir() if one.is_dir() and _RUN.fullmatch(one.name) and one != current]
-    changed = {one: _changed(one) for one in past}
-    newest = sorted(past, key=lambda one: changed[one], reverse=True)
-    oldest = time.time() - days * 86_400
-    return [one for i, one in enumerate(newest) if (i >= runs or changed[one] < oldest) and _remove(one)]
+    return [one for one in sorted(past, key=_changed, reverse=True)[runs:] if _remove(one)]
 
 
 def _changed(states: Path) -> float:

@@ -16,20 +16,21 @@ that were asked in earlier rounds. Their uploads are decoded as of the version t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Set
+import math
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, WireError
 from thinwire.experiments.cohort_file import CohortLog
-from thinwire.flower.transport import ClientResponse, Clock, Deadline, RoundPolicy, Transport
+from thinwire.flower.transport import TOO_LONG, ClientResponse, Deadline, Log, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Request, Response
-from thinwire.protocol.server import open_round, split_download
+from thinwire.protocol.server import full_state_message, open_round, split_download
 from thinwire.protocol.state import ServerState
-from thinwire.protocol.upload import Upload, trained_by_tier
+from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
 from thinwire.runtime.job import RunState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
@@ -53,105 +54,6 @@ class Turn(NamedTuple):
     size: int
     concurrent: int = 0
     training: Set[int] = frozenset()
-
-
-class CohortSampler:
-    """Takes cohorts from the clients that are there.
-
-    Args:
-        transport: knows who is there.
-        policy: how many are asked, and how long to wait for clients that are not there.
-        record: the cohorts of the run.
-        log: receives a line when the cohort of a round is changed.
-        clock: the clock.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        policy: RoundPolicy,
-        record: CohortLog,
-        log: Callable[[str], None],
-        clock: Clock = time,
-    ) -> None:
-        self.transport, self.policy, self.record, self.log, self.clock = transport, policy, record, log, clock
-        self.busy: dict[int, Deadline] = {}  # clients that work on an earlier request, and for how long at most
-        self.here: Set[int] = frozenset()  # who was there when this was last asked
-        self._first = True  # of this process: clients need some time to connect
-
-    def draw(self, turn: Turn) -> tuple[int, ...]:
-        """The cohort of a round. A resumed round has its recorded cohort, unless some of it do not come back."""
-        number, everyone = turn.number, frozenset(turn.order)
-        before = self.record.rounds.get(number) if self._first else None
-        old = before.cohort if before and everyone.issuperset(before.cohort) else ()
-        known = everyone & self.transport.sites().keys() or everyone  # with a roster, others do not come
-        wanted = (frozenset(old) or known) if self._first else frozenset()
-        self._first = False
-        here = self._wait(everyone, wanted, self.policy.needed(turn.size))
-        if old and here >= frozenset(old):
-            return old
-        if gone := [self.transport.name(i) for i in old if i not in here]:
-            self.log(f"round {number}: drawn again without {', '.join(gone)}, not back in {self.policy.wait:g} seconds")
-        elif not wanted <= here:
-            self.log(
-                f"round {number}: {len(here)} of {len(known)} clients are there after {self.policy.wait:g} seconds"
-            )
-        cohort = self._chosen(turn, here)
-        self.record.drawn(number, sorted(here), cohort)
-        return cohort
-
-    def again(self, turn: Turn, cohort: tuple[int, ...], responded: Set[int]) -> tuple[int, ...]:
-        """The cohort of a round with too few uploads: others take the places of those that did not respond."""
-        here = self._wait(frozenset(turn.order), frozenset(), self.policy.needed(turn.size), responded)
-        missing = max(len(cohort), self.policy.asked(turn.size)) - len(responded)
-        free = [i for i in turn.order if i in here - self.working() and i not in cohort]
-        if others := free[:missing]:
-            names = ", ".join(map(self.transport.name, others))
-            self.log(f"round {turn.number}: {names} take part in place of clients that did not respond")
-            cohort = (*cohort, *others)
-            self.record.drawn(turn.number, sorted(here), cohort)
-        return cohort
-
-    def available(self, cohort: Set[int], needed: int) -> Set[int]:
-        """The clients of a cohort that are there, when so many of them are or `seconds` end."""
-        return self._wait(cohort, frozenset(), needed)
-
-    def late(self, clients: Set[int], until: Deadline) -> None:
-        """Note the clients whose responses the round did not wait for; others are asked until these have responded."""
-        self.busy |= dict.fromkeys(clients, until)
-
-    def responded(self, client: int) -> None:
-        """Note that a client has responded, whether its upload was used or not."""
-        self.busy.pop(client, None)
-
-    def working(self) -> Set[int]:
-        """The clients that work on an earlier request."""
-        return frozenset(client for client, until in self.busy.items() if until.left())
-
-    def _chosen(self, turn: Turn, here: Set[int]) -> tuple[int, ...]:
-        """The first clients that are there and idle; those that still work only if there are too few others."""
-        needed, idle = self.policy.needed(turn.size), here - self.working()
-        if turn.concurrent:
-            places = turn.concurrent - len(turn.training & self.working())
-            return tuple([i for i in turn.order if i in idle][: max(0, places)])
-        ready = [i for i in turn.kept if i in idle]
-        if len(ready) < needed or not turn.kept:
-            ready += [i for i in turn.order if i in idle and i not in turn.kept]
-            ready = ready[: self.policy.asked(turn.size)]
-        if len(ready) < needed:
-            ready += [i for i in turn.order if i in here and i not in idle]
-        return tuple(ready[: max(self.policy.asked(turn.size), len(turn.kept))])
-
-    def _wait(self, everyone: Set[int], wanted: Set[int], needed: int, responded: Set[int] = frozenset()) -> Set[int]:
-        """Who is there, when all that are wanted are or `wait` seconds end, and enough are or `seconds` end."""
-        for_all = Deadline(self.policy.wait if wanted else 0.0, self.clock)
-        for_enough = Deadline(self.policy.seconds, self.clock)
-        while True:
-            here = frozenset(everyone & self.transport.clients())
-            self.here, self.busy = here, {i: end for i, end in self.busy.items() if i in here}
-            if (wanted <= here or not for_all.left()) and (len(here | responded) >= needed or not for_enough.left()):
-                return here
-            self.clock.sleep(min(1.0, self.policy.seconds / 10))
 
 
 class Asked(NamedTuple):
@@ -191,6 +93,11 @@ class Collected:
         """The responses that are used."""
         return {i: self.responses[i] for i in self.uploads}
 
+    @property
+    def sent_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the round: up, down, and for catching up."""
+        return self.bytes_up, self.bytes_down, self.bytes_catchup
+
     def sent(self, requests: Mapping[int, Request]) -> None:
         """Count requests."""
         for i, request in requests.items():
@@ -198,29 +105,98 @@ class Collected:
 
 
 class Collector:
-    """Collects the uploads of rounds.
+    """Draws the cohorts of rounds from the clients that are there, and collects their uploads.
 
     Args:
         contract: the contract.
-        cohorts: takes the cohort of a round; has the transport, the policy, the log and the clock.
-        read: decodes the upload of a response to what was asked, or returns the whole state that a lost client needs;
-            raises if the response is refused.
-        refuse: logs the refused clients of a round, each once.
+        transport: carries the messages, and knows who is there.
+        policy: how many are asked, and how long to wait.
+        record: the cohorts of the run.
+        log: receives a line for everything that was refused.
+        clock: the clock.
     """
 
     def __init__(
-        self,
-        contract: Contract,
-        cohorts: CohortSampler,
-        read: Callable[[ServerState, Asked, int, Response], Upload | bytes],
-        refuse: Callable[[Collected], None],
+        self, contract: Contract, transport: Transport, policy: RoundPolicy, record: CohortLog, log: Log, clock: Any
     ) -> None:
-        self.contract, self.cohorts, self.read, self.refuse = contract, cohorts, read, refuse
+        self.contract, self.transport, self.policy = contract, transport, policy
+        self.record, self.log, self.clock = record, log, clock
         self.asynchronous = contract.method.asynchronous
+        self.busy: dict[int, Deadline] = {}  # clients that work on an earlier request, and for how long at most
+        self.here: Set[int] = frozenset()  # who was there when this was last asked
+        self._first = True  # of this process: clients need some time to connect
         self.training: dict[int, Asked] = {}  # the clients that were asked and have not responded
         self.inbox: list[ClientResponse] = []  # responses that arrived between two rounds
-        self.transport, self.policy, self.log = cohorts.transport, cohorts.policy, cohorts.log
-        self.clock = cohorts.clock
+
+    # -- the cohort ------------------------------------------------------------------------------------------------
+
+    def draw(self, turn: Turn) -> tuple[int, ...]:
+        """The cohort of a round. A resumed round has its recorded cohort, unless some of it do not come back."""
+        number, everyone = turn.number, frozenset(turn.order)
+        before = self.record.rounds.get(number) if self._first else None
+        old = before.cohort if before and everyone.issuperset(before.cohort) else ()
+        known = everyone & self.transport.sites().keys() or everyone  # with a roster, others do not come
+        wanted = (frozenset(old) or known) if self._first else frozenset()
+        self._first = False
+        here = self._wait(everyone, wanted, self.policy.needed(turn.size))
+        if old and here >= frozenset(old):
+            return old
+        if gone := [self.transport.name(i) for i in old if i not in here]:
+            self.log(f"round {number}: drawn again without {', '.join(gone)}, not back in {self.policy.wait:g} seconds")
+        elif not wanted <= here:
+            self.log(
+                f"round {number}: {len(here)} of {len(known)} clients are there after {self.policy.wait:g} seconds"
+            )
+        cohort = self._chosen(turn, here)
+        self.record.drawn(number, sorted(here), cohort)
+        return cohort
+
+    def _again(self, turn: Turn, cohort: tuple[int, ...], responded: Set[int]) -> tuple[int, ...]:
+        """The cohort of a round with too few uploads: others take the places of those that did not respond."""
+        here = self._wait(frozenset(turn.order), frozenset(), self.policy.needed(turn.size), responded)
+        missing = max(len(cohort), self.policy.asked(turn.size)) - len(responded)
+        free = [i for i in turn.order if i in here - self.working() and i not in cohort]
+        if others := free[:missing]:
+            names = ", ".join(map(self.transport.name, others))
+            self.log(f"round {turn.number}: {names} take part in place of clients that did not respond")
+            cohort = (*cohort, *others)
+            self.record.drawn(turn.number, sorted(here), cohort)
+        return cohort
+
+    def available(self, cohort: Set[int], needed: int) -> Set[int]:
+        """The clients of a cohort that are there, when so many of them are or `seconds` end."""
+        return self._wait(cohort, frozenset(), needed)
+
+    def working(self) -> Set[int]:
+        """The clients that work on an earlier request."""
+        return frozenset(client for client, until in self.busy.items() if until.left())
+
+    def _chosen(self, turn: Turn, here: Set[int]) -> tuple[int, ...]:
+        """The first clients that are there and idle; those that still work only if there are too few others."""
+        needed, idle = self.policy.needed(turn.size), here - self.working()
+        if turn.concurrent:
+            places = turn.concurrent - len(turn.training & self.working())
+            return tuple([i for i in turn.order if i in idle][: max(0, places)])
+        ready = [i for i in turn.kept if i in idle]
+        if len(ready) < needed or not turn.kept:
+            ready += [i for i in turn.order if i in idle and i not in turn.kept]
+            ready = ready[: self.policy.asked(turn.size)]
+        if len(ready) < needed:
+            ready += [i for i in turn.order if i in here and i not in idle]
+        return tuple(ready[: max(self.policy.asked(turn.size), len(turn.kept))])
+
+    def _wait(self, everyone: Set[int], wanted: Set[int], needed: int, responded: Set[int] = frozenset()) -> Set[int]:
+        """Who is there, when all that are wanted are or `wait` seconds end, and enough are or `seconds` end."""
+        for_all = Deadline(self.policy.wait if wanted else 0.0, self.clock)
+        for_enough = Deadline(self.policy.seconds, self.clock)
+        while True:
+            here = frozenset(everyone & self.transport.clients())
+            self.here, self.busy = here, {i: end for i, end in self.busy.items() if i in here}
+            if (wanted <= here or not for_all.left()) and (len(here | responded) >= needed or not for_enough.left()):
+                return here
+            self.clock.sleep(min(1.0, self.policy.seconds / 10))
+
+    # -- its uploads -----------------------------------------------------------------------------------------------
 
     def collect(self, state: RunState, plan: Plan, turn: Turn) -> Collected:
         """Ask the cohort, and while there are too few uploads clients that did not respond, and others besides.
@@ -233,9 +209,7 @@ class Collector:
         number, got, needed = turn.number, Collected(turn.number, turn.size), self.policy.needed(turn.size)
         public = state.server.public
         for attempt in range(self.policy.tries):
-            got.cohort = (
-                self.cohorts.again(turn, got.cohort, got.uploads.keys()) if attempt else self.cohorts.draw(turn)
-            )
+            got.cohort = self._again(turn, got.cohort, got.uploads.keys()) if attempt else self.draw(turn)
             asked = Asked(public.version, plan, trained_by_tier(self.contract, public, got.cohort))
             self._ask(state.server, got, asked, self.requests(state, got))
             self.refuse(got)
@@ -260,7 +234,7 @@ class Collector:
         new = [i for i in got.cohort if i not in got.requests]
         accepted = {i: state.clients[i].version if i in state.clients else -1 for i in new}
         down = open_round(self.contract, state.server, {i: max(0, version) for i, version in accepted.items()})
-        repeated = {i: request for i, request in got.requests.items() if i in self.cohorts.here - got.uploads.keys()}
+        repeated = {i: request for i, request in got.requests.items() if i in self.here - got.uploads.keys()}
         got.requests |= {i: Request(down[i], accepted[i]) for i in new}
         asked = {i: got.requests[i] for i in got.cohort if i in repeated or i in new}
         ordinary, more = split_download(self.contract, state.server, {i: one.data for i, one in asked.items()})
@@ -282,7 +256,8 @@ class Collector:
             got.bytes_catchup += sum(len(request.data) for request in lost.values())
             got.sent(lost)
             self._exchange(server, got, now, lost, deadline)
-        self.cohorts.late(got.late - got.uploads.keys(), busy)
+        # others are asked until these have responded
+        self.busy |= dict.fromkeys(got.late - got.uploads.keys(), busy)
 
     def _exchange(
         self, server: ServerState, got: Collected, now: Asked, requests: Mapping[int, Request], deadline: Deadline
@@ -300,7 +275,7 @@ class Collector:
             before = self.training.get(client) or (asked(client) if client in got.requests else None)
             older = before is not None and self._is_older(client, response, before)
             if not older:
-                self.cohorts.responded(client)
+                self.busy.pop(client, None)
                 self.training.pop(client, None)
             if before is None or older:  # an upload to a round that is closed; the next request tells its client
                 name = self.transport.name(client)
@@ -311,7 +286,7 @@ class Collector:
             if client in got.uploads or client in lost:
                 continue
             try:
-                result = self._result(server, before, client, response)
+                result = self._read(server, before, client, response)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
@@ -348,17 +323,33 @@ class Collector:
             if lost:
                 return
 
-    def _result(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
-        """The upload of a response with its staleness, or the whole state that a lost client needs."""
-        result, staleness = self.read(server, asked, client, response), server.public.version - asked.version
-        if isinstance(result, bytes):
-            return result
+    def refuse(self, got: Collected, refused: Mapping[int, str] = {}) -> None:
+        """Remove uploads; each refused client is named once in the log of a round."""
+        for i, why in refused.items():
+            got.refused[i] = why
+            got.uploads.pop(i, None)
+        for i in sorted(got.refused.keys() - got.logged):
+            self.log(f"round {got.number}: refused {self.transport.name(i)}: {got.refused[i]}")
+        got.logged |= got.refused.keys()
+
+    def _read(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
+        """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
+        if response.error:
+            words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
+            raise WireError(f"{words}{visible(response.error, 300)}")
+        contract, staleness = self.contract.at(asked.version), server.public.version - asked.version
+        if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
+            return full_state_message(self.contract, server, response.data, client)
+        trained = asked.trained[contract.tier(client)]
+        upload = decode_upload(contract, asked.plan, asked.version, client, response.data, trained)
+        if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
+            raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
         if self.asynchronous.is_too_stale(staleness):
             raise WireError(
                 f"it trained version {asked.version}, {staleness} versions ago, and at most "
                 f"{self.asynchronous.most_stale} are used"
             )
-        return result._replace(staleness=staleness)
+        return upload._replace(staleness=staleness)
 
     def _is_older(self, client: int, response: Response, asked: Asked) -> bool:
         """Whether a response is an upload of an earlier version than the client was asked to train: it came twice."""
@@ -394,4 +385,4 @@ class Collector:
     def idle(self) -> Set[int]:
         """The clients that are there; in asynchronous rounds without those that train, which are not interrupted."""
         here = self.transport.clients()
-        return here - self.cohorts.working() if self.asynchronous.active else here
+        return here - self.working() if self.asynchronous.active else here

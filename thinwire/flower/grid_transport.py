@@ -158,7 +158,7 @@ class GridTransport:
             self._read_hellos(JOIN_SECONDS if fresh else 0.0)
         return self.admission.clients()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterator[ClientResponse]:
         """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
         self.admission.reread()
         node_of = {client: node for node, clients in self.admission.serves.items() for client in clients}
@@ -168,11 +168,11 @@ class GridTransport:
             if i in node_of
         }
         names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
-        yield from self._responses(self._exchange(sent, Deadline.of(seconds), node_of), names)
+        yield from self._responses(self._exchange(sent, deadline, node_of), names)
 
-    def remaining(self, seconds: float | Deadline) -> Iterator[ClientResponse]:
+    def remaining(self, deadline: Deadline) -> Iterator[ClientResponse]:
         """Yield the responses to earlier requests as they arrive, until all are there or the time is over."""
-        yield from self._responses(self._exchange({}, Deadline.of(seconds), {}, also_late=True), {})
+        yield from self._responses(self._exchange({}, deadline, {}, also_late=True), {})
 
     def _responses(self, replies: Iterator[tuple[int, Message]], names: Mapping[int, str]) -> Iterator[ClientResponse]:
         """The responses in replies; those that are not from the node of their client are ignored."""
@@ -223,9 +223,9 @@ class GridTransport:
             if refused:  # by the node, which prints it: it runs only an app of its own
                 self.admission.refuse(node, refused)
                 return
-            of_software = {"schema": bytes, "version": str, "format": int, "app": str}
+            of_software = {"schema": bytes, "version": str, "app": str}
             fields, _ = unpack(reply.content, **of_software, clients=list, site=str, signature=bytes)
-            report = Report(Software(*fields[:4]), frozenset(fields[4]), *fields[5:])
+            report = Report(Software(*fields[:3]), frozenset(fields[3]), *fields[4:])
             refusal = self.admission.admit(node, report, self.run, nonce)
         except WireError as error:
             refusal = self.admission.refuse(node, str(error))

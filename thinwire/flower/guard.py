@@ -1,4 +1,4 @@
-"""What a server does about uploads that are wrong: bounds, refusals, going back, and records of every client.
+"""Which reports and updates of clients are far from those of the others.
 
     bounds     uploads, losses and numbers of examples are compared with the medians of the latest rounds, too
                (`protocol/norm_bound.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
@@ -12,151 +12,12 @@ round and leaves these clients out (`experiments/retry.py`). Without such client
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from thinwire.core.key import SecretKey
-from thinwire.core.text import visible
-from thinwire.core.tree import Tree, flatten, norm, restrict, sub, to_device
-from thinwire.errors import Diverged, Unfit
-from thinwire.flower.collect import Collected
-from thinwire.flower.transport import Transport
+from thinwire.core.tree import Tree, flatten, norm, sub
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors, reference
 from thinwire.protocol.recent import FAR, Recent
 from thinwire.protocol.round import Response
-from thinwire.protocol.server import ClosedRound, Terms, close_round
-from thinwire.protocol.state import ServerState
-from thinwire.runtime.federation import Federation
-from thinwire.runtime.job import RunState
-from thinwire.runtime.site_record import SiteRecord, Status
-from thinwire.schedules.base import Plan
-from thinwire.secure.masks import sum_masked
-
-OnSites = Callable[[Sequence[SiteRecord]], None]
-
-
-class Guard:
-    """Closes the rounds of a server, and tells which clients were scaled down or refused.
-
-    Args:
-        federation: the job on the device of the server.
-        transport: has the names of clients.
-        log: receives a line for everything that was refused.
-        on_sites: receives the records of all clients of a round.
-        goes_back: whether a state that is not fit ends the round with `Unfit`, so that the run goes back.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        transport: Transport,
-        log: Callable[[str], None],
-        on_sites: OnSites = lambda records: None,
-        goes_back: bool = False,
-    ) -> None:
-        self.federation, self.contract, self.method = federation, federation.contract, federation.job.method
-        self.transport, self.log, self.on_sites, self.goes_back = transport, log, on_sites, goes_back
-        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
-        self.attempt = 0  # how often the run went back
-
-    def out(self, number: int) -> frozenset[int]:
-        """The clients that are left out of a round."""
-        return frozenset(i for i, until in self.left_out.items() if number <= until)
-
-    def close(self, state: RunState, plan: Plan, got: Collected) -> ClosedRound:
-        """The closed round; clients that it refuses are removed from what was received."""
-        number, server = got.number, state.server
-        losses = [abs(one.loss) for one in got.counted.values()]
-        if state.recent.loss_is_unfit(loss := reference(losses) if losses else 0.0):
-            self._go_back(state, got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
-        try:
-            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
-            recent = state.recent.sizes(self._lr(server))
-            terms = Terms(len(self.federation.job.task.clients), noise, recent, sum_masked)
-            closed = close_round(self.contract, server, plan, got.uploads, terms)
-        except Unfit as error:
-            self.refuse(got, error.far)
-            self._write_sites(state, got)
-            raise Unfit(f"round {number}: {error}", error.far, _sent(got), state.round) from error
-        except Diverged as error:
-            self._go_back(state, got, str(error))
-            raise Diverged(f"round {number}: {error}") from error
-        self.refuse(got, closed.refused)
-        return closed
-
-    def refuse(self, got: Collected, refused: Mapping[int, str] = {}) -> None:
-        """Remove uploads; each refused client is named once in the log of a round."""
-        for i, why in refused.items():
-            got.refused[i] = why
-            got.uploads.pop(i, None)
-        for i, why in got.refused.items():
-            if i not in got.logged:
-                self.log(f"round {got.number}: refused {self.transport.name(i)}: {why}")
-        got.logged |= got.refused.keys()
-
-    def recent(self, state: RunState, got: Collected, closed: ClosedRound) -> Recent:
-        """What is remembered of the latest rounds after this one."""
-        recent, lr, counted = state.recent, self._lr(state.server), got.counted
-        losses, examples = _reported(counted)
-        reported = {"loss": reference(losses, recent.of("loss"))}
-        reported |= {"examples": reference(examples, recent.of("examples"))}
-        norms = {client: size for client, size in closed.norms.items() if client in counted}
-        return recent.after({**closed.medians, **reported}, lr, far_off(norms, recent.sizes(lr).get("code", 0.0)))
-
-    def record(self, state: RunState, got: Collected, closed: ClosedRound) -> tuple[float, int]:
-        """The training loss of a closed round, and the number of clients scaled down; writes log and records."""
-        counted = got.counted
-        loss, odd = training_loss(counted, self.method.norm_bound, state.recent)
-        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
-        for i, why in bounded.items():
-            self.log(f"round {got.number}: bounded {self.transport.name(i)}: {why}")
-        self._write_sites(state, got, bounded, closed.norms)
-        return loss, len(bounded)
-
-    def _go_back(self, state: RunState, got: Collected, why: str) -> None:
-        """Raise `Unfit` if clients were far off in the round that made this state."""
-        names = " and ".join(map(self.transport.name, state.recent.far))
-        if not self.goes_back or not names or self.method.privacy.active:  # abandoned rounds spend privacy, too
-            return
-        line = f"round {got.number}: {why}, and {names} was far off in round {state.round}"
-        self.log(f"{line}; the run goes back to round {state.round - 1} without")
-        far = dict.fromkeys(state.recent.far, f"far off in round {state.round}")
-        raise Unfit(line, far, _sent(got), state.round - 1)
-
-    def _lr(self, server: ServerState) -> float:
-        """The learning rate of the clients."""
-        return self.contract.at(server.public.version).client_opt(server.public.version).lr
-
-    def _write_sites(
-        self, state: RunState, got: Collected, bounded: Mapping[int, str] = {}, norms: Mapping[int, float] = {}
-    ) -> None:
-        """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
-        hidden = self.method.secure_aggregation  # the server has no update of a single client
-        updates, start = {} if hidden else {i: one.code for i, one in got.uploads.items()}, Tree()
-        if updates and self.method.upload == "weights":
-            start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
-        lengths, cosines = similarity(updates, start)
-        lengths |= norms
-        records = []
-        for i in got.cohort:
-            status, why = _status(i, got, bounded)
-            records.append(
-                SiteRecord(
-                    round=got.number,
-                    site=self.transport.name(i),
-                    client=i,
-                    status=status,
-                    norm=_finite(lengths.get(i)),
-                    cosine=_finite(cosines.get(i)),
-                    loss=_finite(got.responses[i].loss if i in got.uploads else None),
-                    seconds=round(got.seconds[i], 3) if i in got.seconds else None,
-                    bytes_up=got.up.get(i, 0),
-                    bytes_down=got.down.get(i, 0),
-                    why=visible(why, 300),
-                    attempt=self.attempt,
-                )
-            )
-        self.on_sites(records)
 
 
 def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
@@ -180,7 +41,7 @@ def training_loss(responses: Mapping[int, Response], limit: float, recent: Recen
         limit: the largest loss, in units of the median; 0 for no bound.
         recent: the latest rounds.
     """
-    losses, examples = _reported(responses)
+    losses, examples = reported(responses)
     by_loss = factors(losses, limit, recent.of("loss")) if limit else [1.0] * len(losses)
     by_count = factors(examples, WEIGHT_LIMIT, recent.of("examples"))
     shares = [count * by for count, by in zip(examples, by_count, strict=True)]
@@ -216,25 +77,6 @@ def similarity(updates: Mapping[int, Tree], start: Tree) -> tuple[dict[int, floa
     return norms, cosines
 
 
-def _status(client: int, got: Collected, bounded: Mapping[int, str]) -> tuple[Status, str]:
-    if client in got.uploads:
-        return ("bounded", bounded[client]) if client in bounded else ("accepted", "")
-    if client in got.refused:
-        return "refused", got.refused[client]
-    if client in got.late:
-        return "late", "the round was closed before it responded"
-    return "absent", "no response in time"
-
-
-def _reported(responses: Mapping[int, Response]) -> tuple[list[float], list[float]]:
+def reported(responses: Mapping[int, Response]) -> tuple[list[float], list[float]]:
     """Losses and numbers of examples."""
     return [abs(one.loss) for one in responses.values()], [float(one.examples) for one in responses.values()]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _sent(got: Collected) -> tuple[int, int, int]:
-    """Bytes of the round: up, down, and for catching up."""
-    return got.bytes_up, got.bytes_down, got.bytes_catchup

@@ -45,7 +45,6 @@ class Processes:
         self.home = home
         self.old_handler: Any = None
         self.running: list[subprocess.Popen[bytes]] = []
-        self.sessions: set[int] = set()
         data = {"THINWIRE_DATA": str(data_dir.resolve())} if data_dir else {}
         self.env = {**os.environ, **FLOWER_ENV, **data, "FLWR_HOME": str(home)}
         # child processes must find Flower's programs and the same Python modules
@@ -72,32 +71,23 @@ class Processes:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _alive(self) -> set[int]:
-        """Ids of our processes that still run, and of all processes that they started.
-
-        These have our FLWR_HOME in their environment; Flower starts some in sessions of their own, and some, such as
-        Ray's, overwrite their environment, but share a session with others.
-        """
+        """Ids of our processes that still run, and of all that they started: these have our FLWR_HOME."""
         alive = {process.pid for process in self.running if process.poll() is None}
         if not Path("/proc/self/environ").is_file():
             ps = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False)
             return alive | {int(line.split()[0]) for line in ps.stdout.splitlines() if str(self.home) in line}
-        mark, session = f"FLWR_HOME={self.home}".encode(), dict[int, int]()
+        mark = f"FLWR_HOME={self.home}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                if fields[0] == "Z":  # has ended, but its parent has not waited for it
-                    continue
-                session[int(entry.name)] = int(fields[3])
+            with contextlib.suppress(OSError):  # it has just ended, or is of another user; a zombie has none
                 if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
                     alive.add(int(entry.name))
-                    self.sessions.add(int(fields[3]))
-        return alive | {process for process, own in session.items() if own in self.sessions - {os.getsid(0)}}
+        return alive
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process in a new session, so that Ctrl-C in the terminal does not reach it."""
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                self._with_path(command),
+                with_path(command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -111,7 +101,7 @@ class Processes:
 
     def call(self, command: Sequence[str]) -> None:
         """Run a short command and wait for it."""
-        done = subprocess.run(self._with_path(command), capture_output=True, env=self.env, cwd=self.home, check=False)
+        done = subprocess.run(with_path(command), capture_output=True, env=self.env, cwd=self.home, check=False)
         if done.returncode:
             text = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
             raise DeploymentFailed(f"the nodes could not be registered: {' '.join(text)[-300:]}")
@@ -135,11 +125,13 @@ class Processes:
         """The end of a log, as one line."""
         return " ".join(" ".join(self.log(name)[-5:]).split())[-400:] or "its log is empty"
 
-    def _with_path(self, command: Sequence[str]) -> list[str]:
-        program = shutil.which(command[0], path=self.env["PATH"])
-        if program is None:
-            raise ConfigError(f"the program {command[0]} was not found in the folder of {sys.executable} or in PATH")
-        return [program, *command[1:]]
+
+def with_path(command: Sequence[str]) -> list[str]:
+    """A command with the whole path of its program, which is beside this Python or in PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if (program := shutil.which(command[0], path=path)) is None:
+        raise ConfigError(f"the program {command[0]} was not found in the folder of {sys.executable} or in PATH")
+    return [program, *command[1:]]
 
 
 def free_ports(count: int) -> list[int]:

@@ -65,7 +65,9 @@ def check_site(experiment: Experiment, folder: Path) -> dict[str, Any]:
     loaded = time.perf_counter() - began
     site = _Site(Client(experiment.engine, _one_step(job)))
     site.client.federation.try_model()
-    record = _two_rounds(experiment, site)
+    sent = dict(next(iter(_two_rounds(experiment, site).sites_eval.values()), {}))
+    undefined = ", ".join(name for name in job.all_metrics if sent and name not in sent)
+    unit = 1 if sys.platform == "darwin" else 1024
     steps = plan_batches([len(job.task.clients.client(0))], [site.client.federation.key], job.local).rows.shape[1]
     return {
         **_data(job),
@@ -75,8 +77,9 @@ def check_site(experiment: Experiment, folder: Path) -> dict[str, Any]:
         "seconds_per_round": round(site.seconds["train"] * steps, 3),
         **({"seconds_to_evaluate": round(site.seconds["evaluate"], 3)} if "evaluate" in site.seconds else {}),
         "bytes_up": site.bytes_up,
-        "memory_peak": _peak(),
-        **_evaluation(job, record),
+        "memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "evaluation_after_two_steps": sent,
+        **({"metrics_not_defined_here": undefined} if undefined else {}),
         "note": job.task.note,
     }
 
@@ -126,15 +129,3 @@ def _data(job: Job) -> dict[str, Any]:
     named = {visible(name, 40): count for name, count in zip(task.class_names, counts, strict=True)}
     absent = ", ".join(name for name, count in named.items() if not count)
     return {**facts, "examples_by_class": named, "classes_without_examples": absent or "none"}
-
-
-def _evaluation(job: Job, record: RoundRecord) -> dict[str, Any]:
-    """Loss and metrics after two steps: the numbers that a site sends."""
-    sent = dict(next(iter(record.sites_eval.values()), {}))
-    undefined = ", ".join(name for name in job.all_metrics if sent and name not in sent)
-    return {"evaluation_after_two_steps": sent, **({"metrics_not_defined_here": undefined} if undefined else {})}
-
-
-def _peak() -> int:
-    """The largest memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

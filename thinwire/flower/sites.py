@@ -1,13 +1,13 @@
 """Sites and nodes: the roster, what a node says of itself before it is used, and which nodes have which clients.
 
     server to node    run, and with a roster a nonce
-    node to server    schema, version, format, app; and its clients, or with a roster its site and a signature
+    node to server    schema, version, app; and its clients, or with a roster its site and a signature
     server to node    refusal, if it is not used
 
 Without a roster a node says which clients it has, and the first that names a client has it. With a roster a node proves
-which site it is, and the roster says which clients the site has. A node of a site signs its `Claim` with the key of the
-site. The nonce is new for each node and each question, and Flower's node id is that of the node which the server asked,
-so the proof of another node, run or time is worth nothing.
+which site it is, and the roster says which clients the site has. A node of a site signs its `Report` with the key of
+the site. The nonce is new for each node and each question, and Flower's node id is that of the node which the server
+asked, so the proof of another node, run or time is worth nothing.
 
 The roster is a file. Of the sites that are not revoked, names and clients are unique; keys are unique among all, so a
 key that was revoked does not return. A site whose key was lost is revoked and added again with a new key.
@@ -54,26 +54,22 @@ class Software(NamedTuple):
     Args:
         schema: the hash of method, model, initial weights and seed.
         version: the version of thinwire.
-        format: the number of the message format.
         app: the hash of the files of the app; "" where they are not known.
     """
 
     schema: bytes
     version: str
-    format: int
     app: str = ""
 
     def difference(self, node: Software) -> str:
         """Why a node with this software cannot be used by a server with ours; "" if it can.
 
-        >>> Software(b"s", "1.1", 3).difference(Software(b"s", "1.0", 3))
+        >>> Software(b"s", "1.1").difference(Software(b"s", "1.0"))
         'it runs thinwire 1.0, the server 1.1; install the same version on both'
         """
         if node.version != self.version:
             theirs = visible(node.version, 40) or "of an unknown version"
             return f"it runs thinwire {theirs}, the server {self.version}; install the same version on both"
-        if node.format != self.format:
-            return f"its messages have format {node.format}, expected {self.format}; install the same thinwire on both"
         if self.app and node.app != self.app:
             theirs = visible(node.app[:16], 40) or "unknown"
             return f"it runs another app (files {theirs}, ours {self.app[:16]}); start it with the app of the server"
@@ -85,22 +81,6 @@ class Software(NamedTuple):
         return ""
 
 
-class Claim(NamedTuple):
-    """What a node of a site signs."""
-
-    run: str
-    nonce: bytes
-    node: int  # Flower's node id
-    site: str
-    software: Software
-
-    def statement(self) -> bytes:
-        """The bytes that are signed; different claims have different bytes."""
-        own = self.software
-        software = [own.schema.hex(), own.version, own.format, own.app]
-        return json.dumps(["thinwire site", 1, self.run, self.nonce.hex(), self.node, self.site, *software]).encode()
-
-
 class Report(NamedTuple):
     """What a node reports of itself, not trusted."""
 
@@ -108,6 +88,11 @@ class Report(NamedTuple):
     clients: frozenset[int] = frozenset()  # without a roster
     site: str = ""  # with a roster
     signature: bytes = b""
+
+    def statement(self, run: str, nonce: bytes, node: int) -> bytes:
+        """What a node of a site signs; different reports, runs, nonces and nodes of Flower have different bytes."""
+        signed = ["thinwire site", 2, run, nonce, node, self.site, self.software]
+        return json.dumps(signed, default=bytes.hex).encode()
 
 
 @dataclass(frozen=True)
@@ -231,20 +216,20 @@ class Roster:
             raise ConfigError(f"site {name!r} was revoked before")
         return Roster(tuple(replace(site, revoked=True) if site is known else site for site in self.sites))
 
-    def proven(self, claim: Claim, signature: bytes) -> Site:
+    def proven(self, report: Report, statement: bytes) -> Site:
         """The site that a node has proven to be; a WireError if it has not.
 
         Args:
-            claim: what the node must have signed.
-            signature: what it sent.
+            report: what the node sent.
+            statement: what it must have signed.
         """
-        if not claim.site:
+        if not report.site:
             raise WireError("it names no site, and the server has a roster; write --node-config 'site=\"NAME\"'")
-        shown = repr(visible(claim.site, 64))
-        site = self.site(claim.site)
+        shown = repr(visible(report.site, 64))
+        site = self.site(report.site)
         if site is None:
             raise WireError(f"site {shown} is not on the roster; on the server write: thinwire site add NAME KEY.pub")
-        if not is_signed(site.key, claim.statement(), signature):
+        if not is_signed(site.key, statement, report.signature):
             raise WireError(f"its key is not that of site {shown} on the roster")
         if site.revoked:
             raise WireError(f"site {shown} was revoked")
@@ -367,7 +352,7 @@ def introduce(
         return {**fields, "clients": clients_of_node(node_config, clients)}
     if not site:  # the server refuses it with the reason
         return fields
-    statement = Claim(run, nonce, node, site, software).statement()
+    statement = Report(software, site=site).statement(run, nonce, node)
     return {**fields, "site": site, "signature": sign(_key_file(node_config, site), statement)}
 
 
@@ -479,8 +464,7 @@ class Admission:
         who, clients, site = f"node {node}", report.clients, None
         if self.roster is not None:
             try:
-                claim = Claim(run, nonce, node, report.site, report.software)
-                site = self.roster.proven(claim, report.signature)
+                site = self.roster.proven(report, report.statement(run, nonce, node))
             except WireError as error:
                 return self.refuse(node, str(error))
             who, clients = f"site {site.name} (node {node})", frozenset(site.clients)

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +27,7 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.files import read_json
 from thinwire.experiments.lock import PROCESS, writer
 from thinwire.experiments.records import read_totals
-from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed
+from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed, with_path
 
 STOPPING = 50.0  # seconds that a server has to end its round
 LAST_LINES = 3.0  # seconds for the last lines of a server that has ended
@@ -113,12 +111,9 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
 
 
 def _flwr(*command: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start Flower's command line, the one beside this Python or in PATH; signals of the terminal do not reach it."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    if (program := shutil.which("flwr", path=path)) is None:
-        raise ConfigError(f"the program flwr was not found beside {sys.executable} or in PATH")
+    """Start Flower's command line; signals of the terminal do not reach it."""
     options |= {"stdin": subprocess.DEVNULL, "env": {**os.environ, **FLOWER_ENV}, "umask": 0o077}
-    return subprocess.Popen([program, *command], start_new_session=True, **options)
+    return subprocess.Popen(with_path(["flwr", *command]), start_new_session=True, **options)
 
 
 def server_process(run_dir: Path) -> int | None:

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 from thinwire.errors import ConfigError
 from thinwire.protocol.round import Request, Response
 
-
-class Clock(Protocol):
-    """A clock, such as the module `time`."""
-
-    def monotonic(self) -> float:
-        """Seconds since a fixed moment."""
-        ...
-
-    def sleep(self, seconds: float, /) -> None:
-        """Return after that time."""
-        ...
+Log = Callable[[str], None]
 
 
 class Deadline:
@@ -33,7 +23,7 @@ class Deadline:
 
     Args:
         seconds: from now.
-        clock: the clock.
+        clock: the clock: the module `time`, or one with its functions `monotonic` and `sleep`.
 
     >>> end = Deadline(60.0)
     >>> end.at_most(0.0)
@@ -41,14 +31,9 @@ class Deadline:
     0.0
     """
 
-    def __init__(self, seconds: float, clock: Clock = time) -> None:
+    def __init__(self, seconds: float, clock: Any = time) -> None:
         self.clock = clock
         self.end = clock.monotonic() + seconds
-
-    @classmethod
-    def of(cls, seconds: float | Deadline) -> Deadline:
-        """The deadline itself, or one in so many seconds."""
-        return seconds if isinstance(seconds, Deadline) else cls(seconds)
 
     def left(self) -> float:
         """The seconds that are left; 0 when the time is over."""
@@ -157,17 +142,17 @@ class Transport(Protocol):
         """The name of the site of each client; empty without a roster."""
         ...
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
         """The responses that arrive within that time, in the order of arrival; also late ones to earlier requests.
 
         It ends when all of these requests are answered, or the time is over.
 
         Args:
             requests: one for each client.
-            seconds: how long to wait for the last response; a deadline may be brought forward meanwhile.
+            deadline: when to stop waiting for the last response; it may be brought forward meanwhile.
         """
         ...
 
-    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
         """The responses to earlier requests, in the order of arrival, until all are there or the time is over."""
         ...

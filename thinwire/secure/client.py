@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from secrets import token_bytes
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from thinwire.core.key import SecretKey
 from thinwire.errors import CheckpointError, WireError
@@ -87,18 +87,7 @@ class SecureStore(NamedTuple):
             raise CheckpointError(f"what this client stored of secure aggregation cannot be read ({error})") from error
 
 
-class Stored(Protocol):
-    """What a client stores, and replaces: its last upload, and a `SecureStore` as bytes."""
-
-    @property
-    def response(self) -> Response | None: ...  # noqa: D102
-    @property
-    def secure(self) -> bytes: ...  # noqa: D102
-    @property
-    def _replace(self) -> Any: ...
-
-
-Store = TypeVar("Store", bound=Stored)
+Store = Any  # a NamedTuple: `response`, the last upload of a client; `secure`, a `SecureStore` as bytes
 MakeCohort = Callable[[float, int], SecAggCohort]  # loss and number of examples, which are summed, too
 Train = Callable[[int, Request, Store, MakeCohort], tuple[Response, Store]]
 
@@ -119,7 +108,7 @@ class SecureClient:
     cohort: int
     site_keys: SiteKeys | None = None
 
-    def respond(self, client: int, request: Request, store: Store, train: Train[Store]) -> tuple[Response, Store]:
+    def respond(self, client: int, request: Request, store: Store, train: Train) -> tuple[Response, Store]:
         """The response in any phase, and what is stored before it leaves.
 
         Args:
@@ -201,7 +190,7 @@ class SecureClient:
     # -- the upload ------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, client: int, request: Request, reader: Reader, session: Session, store: Store, train: Train[Store]
+        self, client: int, request: Request, reader: Reader, session: Session, store: Store, train: Train
     ) -> tuple[Response, Store]:
         """Train, and upload under the masks of the members; the same upload again, if it was made."""
         kept, start = SecureStore.load(store.secure), reader.at

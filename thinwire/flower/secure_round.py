@@ -18,21 +18,24 @@ where enough others are right.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, ThinwireError, WireError
+from thinwire.flower.collect import Collected, Collector
+from thinwire.flower.transport import Deadline
 from thinwire.protocol.aggregate import Aggregate
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.next_version import next_version
 from thinwire.protocol.round import Request, Response
+from thinwire.protocol.server import full_state_message, split_download
 from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import Upload, decode_upload
+from thinwire.runtime.job import Job, RunState
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
 from thinwire.secure.client import AlreadyAnswered, mask_secret
@@ -66,113 +69,56 @@ class _NeedsState(Exception):
     """A client requested the whole state; the request to send it."""
 
 
-class Collected(Protocol):
-    """What a round has received so far; the server has it."""
-
-    responses: dict[int, Response]
-    uploads: dict[int, Upload]
-    refused: dict[int, str]
-    logged: set[int]  # refused clients that the log has named
-    bytes_up: int
-    bytes_down: int
-    bytes_catchup: int
-    drifted: int
-
-
-class Opened(NamedTuple):
-    """A round that is open, and what exchanges its messages.
-
-    Args:
-        number: of the round.
-        version: that clients train from.
-        contract: the contract at this version.
-        plan: the plan of the round.
-        clients: number of clients of the job.
-        cohort: number of them in a round.
-        run: the name of the run.
-        tries: how often clients are asked, and sessions are begun.
-        needed: the smallest number of uploads.
-        exchange: sends requests, and yields clients and their responses as they arrive.
-        name: what logs call a client.
-        log: receives a line for everything that was refused.
-        full_state: the whole state, for a client that requested it.
-        available: waits for so many of these clients.
-        split: bytes of downloads: ordinary, and catching up.
-    """
-
-    number: int
-    version: int
-    contract: Contract
-    plan: Plan
-    clients: int
-    cohort: int
-    run: str
-    tries: int
-    needed: int
-    exchange: Callable[[Mapping[int, Request]], Iterable[tuple[int, Response]]]
-    name: Callable[[int], str]
-    log: Callable[[str], None]
-    full_state: Callable[[bytes, int], bytes]
-    available: Callable[[Set[int], int], Set[int]]
-    split: Callable[[Mapping[int, bytes]], tuple[int, int]]
-
-
-class Closing(NamedTuple):
-    """A session after its uploads: who is in the sum, and who dropped out."""
-
-    head: Head
-    schema: bytes
-    adverts: Mapping[int, Advert]
-    threshold: int
-    members: tuple[int, ...]
-    survivors: tuple[int, ...]
-
-
-@dataclass
 class SecureRound:
     """A round of secure aggregation.
 
     Args:
-        opened: the round.
-        got: receives uploads whose masks cancel in their sum, counts of bytes, and who was refused.
+        collector: has the contract, the transport, the policy and the log of the server.
+        job: what is trained.
+        state: the state before the round.
+        plan: the plan of the round.
+        got: has the cohort; receives uploads whose masks cancel in their sum, counts of bytes, and who was refused.
     """
 
-    opened: Opened
-    got: Collected
-    answered: set[int] = field(default_factory=set)  # clients that have answered this version in another session
-    _accepted: Mapping[int, int] = field(default_factory=dict)  # the version of each client's last accepted upload
-    _logged: set[tuple[int, str]] = field(default_factory=set)
+    def __init__(self, collector: Collector, job: Job, state: RunState, plan: Plan, got: Collected) -> None:
+        self.collector, self.policy, self.state, self.plan, self.got = collector, collector.policy, state, plan, got
+        self.clients, self.cohort = len(job.task.clients), job.cohort
+        self.contract = collector.contract.at(state.server.public.version)
+        self.answered: set[int] = set()  # clients that have answered this version in another session
+        self._logged: set[tuple[int, str]] = set()
+        self.requests = collector.requests(state, got)
+        got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
 
-    def collect(self, requests: Mapping[int, Request]) -> None:
-        """Exchange all phases with the clients of these requests, and fill `got`."""
-        self._accepted = {client: request.accepted for client, request in requests.items()}
-        for attempt in range(self.opened.tries):
+    def collect(self) -> None:
+        """Exchange all phases with the clients of the cohort, and fill `got`."""
+        for attempt in range(self.policy.tries):
             try:
-                return self._session(requests, attempt)
+                return self._session(attempt)
             except _SessionFailed as failed:
-                self.opened.log(f"round {self.opened.number}: {failed}")
+                self._log(str(failed))
         raise WireError(
-            f"round {self.opened.number}: too few clients took part in secure aggregation; `thinwire resume` "
+            f"round {self.got.number}: too few clients took part in secure aggregation; `thinwire resume` "
             "continues when they are back"
         )
 
-    def _session(self, requests: Mapping[int, Request], attempt: int) -> None:
-        opened = self.opened
-        head = Head(session_name(opened, attempt), opened.version)
-        least = max(frames.threshold(opened.cohort), opened.needed)
-        adverts = self._keys(head, requests.keys(), least)
-        threshold = max(least, frames.threshold(len(adverts)))
-        sealed = self._shares(head, adverts, threshold)
-        uploads = self._uploads(head, requests, sealed, threshold)
-        members = tuple(sorted(sealed)), tuple(sorted(uploads))
+    def _session(self, attempt: int) -> None:
+        version = self.state.server.public.version
+        name = session_name(str(getattr(self.collector.transport, "run", "")), self.contract, version, attempt)
+        self.head = Head(name, version)
+        least = max(frames.threshold(self.cohort), self.policy.needed(len(self.requests)))
+        self.adverts = self._keys(least)
+        self.threshold = max(least, frames.threshold(len(self.adverts)))
+        sealed = self._shares()
+        uploads = self._uploads(sealed)
+        self.members, self.survivors = tuple(sorted(sealed)), tuple(sorted(uploads))
         try:
-            self._finish(Closing(head, opened.contract.schema.digest, adverts, threshold, *members), uploads)
+            self._finish(uploads)
         except (WireError, Diverged) as error:
             raise VersionSpent(str(error)) from error
 
     # -- the phases ------------------------------------------------------------------------------------------------
 
-    def _keys(self, head: Head, cohort: Set[int], least: int) -> dict[int, Advert]:
+    def _keys(self, least: int) -> dict[int, Advert]:
         """The adverts of the clients that are there."""
 
         def read(client: int, reader: Reader) -> Advert:
@@ -181,40 +127,32 @@ class SecureRound:
                 raise WireError(f"it sent the keys of client {advert.client}")
             return advert
 
-        adverts = self._ask_all(head, frames.KEYS, b"", cohort, read, least)
+        adverts = self._ask_all(frames.KEYS, b"", self.requests, read, least)
         if len(adverts) < least <= len(adverts) + len(self.answered):
-            raise VersionSpent(f"{len(self.answered)} clients have answered version {head.version}", False)
-        if len(adverts) < least:
-            raise _SessionFailed(f"{len(adverts)} clients sent keys, {least} are needed")
-        return {client: adverts[client] for client in sorted(adverts)}
+            raise VersionSpent(f"{len(self.answered)} clients have answered version {self.head.version}", False)
+        _need(least, adverts, "sent keys", _SessionFailed)
+        return dict(sorted(adverts.items()))
 
-    def _shares(self, head: Head, adverts: Mapping[int, Advert], threshold: int) -> dict[int, dict[int, bytes]]:
+    def _shares(self) -> dict[int, dict[int, bytes]]:
         """What each client sealed for each other."""
 
         def read(client: int, reader: Reader) -> dict[int, bytes]:
             sealed = frames.read_sealed(reader)
-            if sealed.keys() != adverts.keys() - {client}:
+            if sealed.keys() != self.adverts.keys() - {client}:
                 raise WireError("it sealed shares for other clients than those with keys")
             return sealed
 
-        entries = {client: advert.pack()[4:] for client, advert in adverts.items()}
-        listed = frames.number(threshold) + frames.pack_list(entries)
-        sealed = self._ask_all(head, frames.SHARES, listed, adverts.keys(), read, threshold)
-        if len(sealed) < threshold:
-            raise _SessionFailed(f"{len(sealed)} clients shared their secrets, {threshold} are needed")
+        entries = {client: advert.pack()[4:] for client, advert in self.adverts.items()}
+        listed = frames.number(self.threshold) + frames.pack_list(entries)
+        sealed = self._ask_all(frames.SHARES, listed, self.adverts, read, self.threshold)
+        _need(self.threshold, sealed, "shared their secrets", _SessionFailed)
         return sealed
 
-    def _uploads(
-        self,
-        head: Head,
-        requests: Mapping[int, Request],
-        sealed: Mapping[int, Mapping[int, bytes]],
-        threshold: int,
-    ) -> dict[int, Response]:
+    def _uploads(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, Response]:
         """The masked uploads; a client that lost its state is sent the whole one."""
-        contract = self.opened.contract
+        contract, server = self.contract, self.state.server
         shares = {
-            client: head.pack(frames.UPLOAD)
+            client: self.head.pack(frames.UPLOAD)
             + frames.pack_list({sender: theirs[client] for sender, theirs in sealed.items() if sender != client})
             for client in sealed
         }
@@ -222,29 +160,29 @@ class SecureRound:
         def read(client: int, response: Response) -> Response:
             if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
                 self.got.drifted += 1
-                raise _NeedsState(shares[client] + self.opened.full_state(response.data, client))
+                whole = full_state_message(self.collector.contract, server, response.data, client)
+                raise _NeedsState(shares[client] + whole)
             self._words(client, response)
             return response
 
-        downloads = {client: requests[client].data for client in sealed}
+        downloads = {client: self.requests[client].data for client in sealed}
         frame = {client: shares[client] + downloads[client] for client in sealed}
-        uploads = self._ask(frames.UPLOAD, frame, read, threshold, downloads)
-        if len(uploads) < threshold:
-            why = f"{len(uploads)} clients sent a masked upload, {threshold} are needed"
-            raise VersionSpent(why) if uploads or self.answered else _SessionFailed(why)
+        uploads = self._ask(frames.UPLOAD, frame, read, self.threshold, downloads)
+        spent = VersionSpent if uploads or self.answered else _SessionFailed
+        _need(self.threshold, uploads, "sent a masked upload", spent)
         return uploads
 
-    def _finish(self, closing: Closing, uploads: Mapping[int, Response]) -> None:
+    def _finish(self, uploads: Mapping[int, Response]) -> None:
         """Recover what is needed to remove the masks, and fill `got` with uploads whose sum has none."""
-        revealed = self._unmask(closing, self._confirm(closing))
+        revealed = self._unmask(self._confirm())
         words = {client: self._words(client, response) for client, response in uploads.items()}
         first = min(words)
-        words[first] = words[first] + remaining_masks(closing, revealed, len(words[first]))
+        words[first] = words[first] + self._remaining_masks(revealed, len(words[first]))
         total = sum(words.values(), np.zeros_like(words[first]))
         if int(total[-WORDS - 1]) != len(words):  # each client adds 1
             raise WireError("the sum of the uploads is not valid: a client sent another vector than it should have")
         loss, examples = frames.read_totals(total[-WORDS:])
-        began = len(closing.members), closing.threshold
+        began = len(self.members), self.threshold
         for client, response in sorted(uploads.items()):
             masked = words[client][:-WORDS].astype("<u4").tobytes()
             self.got.uploads[client] = Upload({}, 1.0, {}, {}, {}, masked=masked, began=began)
@@ -252,21 +190,19 @@ class SecureRound:
             self.got.responses[client] = response._replace(loss=loss, examples=max(1, examples // len(words)))
             self.got.refused.pop(client, None)
 
-    def _confirm(self, closing: Closing) -> dict[int, bytes]:
+    def _confirm(self) -> dict[int, bytes]:
         """The signatures of the survivors; none, if keys were not signed."""
-        if not all(advert.signature for advert in closing.adverts.values()):
+        if not all(advert.signature for advert in self.adverts.values()):
             return {}
-        left, least = closing.survivors, closing.threshold
-        listed = frames.pack_clients(left)
-        found = self._ask_all(closing.head, frames.CONFIRM, listed, left, lambda _, reader: reader.short(), least)
-        if len(found) < least:
-            raise WireError(f"{len(found)} clients confirmed the survivors, {least} are needed")
+        listed = frames.pack_clients(self.survivors)
+        found = self._ask_all(frames.CONFIRM, listed, self.survivors, lambda _, reader: reader.short(), self.threshold)
+        _need(self.threshold, found, "confirmed the survivors")
         return found
 
-    def _unmask(self, closing: Closing, signatures: Mapping[int, bytes]) -> Revealed:
+    def _unmask(self, signatures: Mapping[int, bytes]) -> Revealed:
         """The shares that survivors reveal: of the seeds of survivors, and of the mask keys of all other members."""
-        left, least = closing.survivors, closing.threshold
-        kinds = {client: frames.SEED if client in left else frames.MASK_KEY for client in closing.members}
+        left = self.survivors
+        kinds = {client: frames.SEED if client in left else frames.MASK_KEY for client in self.members}
 
         def read(client: int, reader: Reader) -> Mapping[int, tuple[int, int]]:
             shares = frames.read_revealed(reader)
@@ -276,16 +212,34 @@ class SecureRound:
 
         signed = {client: frames.short(signature) for client, signature in signatures.items()}
         listed = frames.pack_clients(left) + frames.pack_list(signed)
-        revealed = self._ask_all(closing.head, frames.UNMASK, listed, left, read, least)
-        if len(revealed) < least:
-            raise WireError(f"{len(revealed)} clients helped to remove masks, {least} are needed")
+        revealed = self._ask_all(frames.UNMASK, listed, left, read, self.threshold)
+        _need(self.threshold, revealed, "helped to remove masks")
         return revealed
+
+    def _remaining_masks(self, revealed: Revealed, count: int) -> np.ndarray:
+        """What must be added to the sum of the survivors' uploads so that no mask remains: (count,) uint32."""
+        version, context = self.head.version, self.contract.schema.digest + self.head.pack(frames.KEYS)
+        total = np.zeros(count, np.uint32)
+        for client in self.members:
+            advert = self.adverts[client]
+            shares = {who + 1: theirs[client][1] for who, theirs in revealed.items()}
+            if client in self.survivors:
+                is_seed = partial(is_committed, context=context, commitment=advert.commitment)
+                total -= self_mask(count, recover(shares, self.threshold, is_seed), version)
+            else:
+                key = recover(shares, self.threshold, partial(is_private_key, public=advert.mask_key))
+
+                def secret(i: int, j: int, own: bytes = key, me: int = client) -> bytes:
+                    return mask_secret(own, self.adverts[j if i == me else i].mask_key, context, i, j)
+
+                total += pair_masks(count, client, self.survivors, version, secret)
+        return total
 
     def _words(self, client: int, response: Response) -> np.ndarray:
         """The masked words of an upload, as uint32."""
-        opened, contract = self.opened, self.opened.contract
-        upload = decode_upload(contract, opened.plan, opened.version, client, response.data)
-        size = contract.method.ups[0].size(contract.upload_fields(opened.plan)[1])
+        contract = self.contract
+        upload = decode_upload(contract, self.plan, self.head.version, client, response.data)
+        size = contract.method.ups[0].size(contract.upload_fields(self.plan)[1])
         assert size is not None, "a summable codec has a constant size"
         expected = hidden_size(size // 4) + 4 * WORDS
         if len(upload.masked) != expected:
@@ -295,25 +249,19 @@ class SecureRound:
     # -- messages of one phase -------------------------------------------------------------------------------------
 
     def _ask_all(
-        self,
-        head: Head,
-        phase: str,
-        content: bytes,
-        clients: Iterable[int],
-        read: Callable[[int, Reader], _Answer],
-        least: int,
+        self, phase: str, content: bytes, clients: Iterable[int], read: Callable[[int, Reader], _Answer], least: int
     ) -> dict[int, _Answer]:
         """The answers to one request to all clients; `read` reads what follows the head of an answer."""
 
         def answer(client: int, response: Response) -> _Answer:
-            found, reader = frames.read_head(response.data, phase, self.opened.clients)
-            if found != head:
+            found, reader = frames.read_head(response.data, phase, self.clients)
+            if found != self.head:
                 raise WireError("it answered in another session")
             content = read(client, reader)
             reader.end()
             return content
 
-        return self._ask(phase, dict.fromkeys(clients, head.pack(phase) + content), answer, least)
+        return self._ask(phase, dict.fromkeys(clients, self.head.pack(phase) + content), answer, least)
 
     def _ask(
         self,
@@ -321,7 +269,7 @@ class SecureRound:
         requests: dict[int, bytes],
         read: Callable[[int, Response], _Answer],
         least: int,
-        downloads: Mapping[int, bytes] | None = None,
+        downloads: Mapping[int, bytes] = {},
     ) -> dict[int, _Answer]:
         """The answers of a phase; clients that did not answer are asked again while there are too few.
 
@@ -333,16 +281,18 @@ class SecureRound:
             downloads: the parts of the requests that are downloads; some of these are catching up.
         """
         answers: dict[int, _Answer] = {}
-        for attempt in range(self.opened.tries):
-            missing = requests.keys() - answers.keys() - self.answered
-            asked = sorted(self.opened.available(missing, least - len(answers))) if missing else []
-            sent = sum(len(requests[client]) for client in asked)
-            more = self.opened.split({client: downloads[client] for client in asked})[1] if downloads else 0
-            more = sent if attempt else more  # a repeated message counts as catching up
+        for attempt in range(self.policy.tries):
+            if not (missing := requests.keys() - answers.keys() - self.answered):
+                break
+            here = self.collector.available(missing, least - len(answers))
+            asked = {client: requests[client] for client in sorted(here)}
+            given = {client: data for client, data in downloads.items() if client in here}
+            sent = sum(map(len, asked.values()))
+            catchup = split_download(self.collector.contract, self.state.server, given)[1]
+            more = sent if attempt else catchup  # a repeated message counts as catching up
             self.got.bytes_down += sent - more
-            self.got.bytes_catchup += more
-            again = self._exchange(phase, {client: requests[client] for client in asked}, read, answers)
-            self.got.bytes_catchup += sum(len(data) for data in again.values())
+            again = self._exchange(phase, asked, read, answers)
+            self.got.bytes_catchup += more + sum(map(len, again.values()))
             self._exchange(phase, again, read, answers)
             if len(answers) >= least:
                 break
@@ -357,8 +307,9 @@ class SecureRound:
     ) -> dict[int, bytes]:
         """Exchange messages once; returns what clients need that requested the whole state."""
         again: dict[int, bytes] = {}
-        sent = {client: Request(data, self._accepted[client], phase) for client, data in requests.items()}
-        for client, response in self.opened.exchange(sent) if sent else ():
+        sent = {client: Request(data, self.requests[client].accepted, phase) for client, data in requests.items()}
+        deadline = Deadline(self.policy.seconds)
+        for client, response in self.collector.transport.exchange(sent, deadline) if sent else ():
             self.got.bytes_up += len(response.data)
             if client not in sent or client in answers or client in again or frames.is_late(response.data, phase):
                 continue
@@ -380,30 +331,17 @@ class SecureRound:
         if (client, why) not in self._logged:
             self._logged.add((client, why))
             self.got.logged.add(client)
-            name = self.opened.name(client)
-            self.opened.log(f"round {self.opened.number}: refused {name} in phase {phase or 'upload'!r}: {why}")
+            name = self.collector.transport.name(client)
+            self._log(f"refused {name} in phase {phase or 'upload'!r}: {why}")
+
+    def _log(self, line: str) -> None:
+        self.collector.log(f"round {self.got.number}: {line}")
 
 
-def remaining_masks(closing: Closing, revealed: Revealed, count: int) -> np.ndarray:
-    """What must be added to the sum of the survivors' uploads so that no mask remains: (count,) uint32."""
-    head, left = closing.head, frozenset(closing.survivors)
-    context = closing.schema + head.pack(frames.KEYS)
-    total = np.zeros(count, np.uint32)
-    for client in closing.members:
-        advert = closing.adverts[client]
-        shares = {who + 1: theirs[client][1] for who, theirs in revealed.items()}
-        if client in left:
-            is_seed = partial(is_committed, context=context, commitment=advert.commitment)
-            total -= self_mask(count, recover(shares, closing.threshold, is_seed), head.version)
-        else:
-            key = recover(shares, closing.threshold, partial(is_private_key, public=advert.mask_key))
-
-            def secret(i: int, j: int, own: bytes = key, me: int = client) -> bytes:
-                other = closing.adverts[j if i == me else i]
-                return mask_secret(own, other.mask_key, context, i, j)
-
-            total += pair_masks(count, client, closing.survivors, head.version, secret)
-    return total
+def _need(least: int, found: Sized, what: str, error: type[ThinwireError] = WireError) -> None:
+    """Raise if fewer clients did something than are needed."""
+    if len(found) < least:
+        raise error(f"{len(found)} clients {what}, {least} are needed")
 
 
 def skip_version(contract: Contract, server: ServerState, plan: Plan) -> ServerState:
@@ -412,10 +350,9 @@ def skip_version(contract: Contract, server: ServerState, plan: Plan) -> ServerS
     return next_version(contract, server, plan, Aggregate(spec.zeros(), {}, {}, {}), 0.0)
 
 
-def session_name(opened: Opened, attempt: int) -> bytes:
+def session_name(run: str, contract: Contract, version: int, attempt: int) -> bytes:
     """The name of a session: the same for the same run, version and attempt, also after the server was restarted."""
-    parts = (opened.run.encode(), opened.contract.schema.digest, frames.number(opened.version), frames.number(attempt))
     digest = hashlib.sha256(b"thinwire secure aggregation: session")
-    for part in parts:
+    for part in (run.encode(), contract.schema.digest, frames.number(version), frames.number(attempt)):
         digest.update(frames.number(len(part)) + part)
     return digest.digest()[: frames.SESSION_BYTES]
