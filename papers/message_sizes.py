@@ -45,7 +45,7 @@ def cost(name: str, measure: bool = True) -> Cost | None:
     experiment = resolve(name, "digits", {"engine.backend": "vmap"})
     facts = check(experiment)
     up, down, trained = facts["bytes_up_per_client"], facts["bytes_down_per_client"], facts["trainable"]
-    if up is not None and down is not None:
+    if not facts["lengths_depend_on_values"]:
         return Cost(trained, up, down, True)
     if not measure:
         return None

@@ -111,7 +111,7 @@ def from_datasets(
     first = train[0][name := inputs[0]]
     if kinds[name] == "image":
         shape = shape_of(first, size, channels)
-        x = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
+        x: list[Any] = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
     else:
         lists = [[one[at][name] for at in part.rows.tolist()] for one, part in pairs]
         x = [inputs_of(one, len(one), f"{where}: the column {name!r}", tokens=np.ndim(first) == 1) for one in lists]
@@ -198,7 +198,8 @@ def download_images(task: str, name: str, columns: tuple[str, str], layout: str,
         found = from_datasets(load_named(name, "", None), features=columns[:1], target=columns[1], where=name)
     except DataError as fault:
         raise no_data(f"{task}: download of {name} failed ({one_line(fault)})", layout) from None
-    parts = [Images(one.pixels, one.targets) for one in (found.train, found.test) if isinstance(one, Images)]
-    if len(parts) < 2 or parts[0].pixels.shape[1:] != shape:
+    train, test = found.train, found.test
+    if not (isinstance(train, Images) and isinstance(test, Images) and train.pixels.shape[1:] == shape):
         raise DataError(f"{name}: expected images of {shape}")
-    return Source(*parts, found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")
+    train, test = (Images(one.pixels, one.targets) for one in (train, test))
+    return Source(train, test, found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")

@@ -91,6 +91,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_up_per_client": stages[0].up_per_client,
         "bytes_down_per_client": stages[0].down_per_client,
         "bytes_per_round": cohort * per_client,
+        "lengths_depend_on_values": any(map(_vary, contract.stages)),
         **({f"stage_{i}": stage._asdict() for i, stage in enumerate(stages, 1)} if len(stages) > 1 else {}),
         "rounds": job.rounds,
         "bytes_up_of_all_rounds": up,

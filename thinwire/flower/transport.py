@@ -37,7 +37,7 @@ class Deadline:
 
     def left(self) -> float:
         """The seconds that are left; 0 when the time is over."""
-        return max(0.0, self.end - self.clock.monotonic())
+        return max(0.0, float(self.end - self.clock.monotonic()))
 
     def at_most(self, seconds: float) -> None:
         """Bring the end forward to at most so many seconds from now."""
