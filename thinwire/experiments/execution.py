@@ -16,8 +16,7 @@ from thinwire.experiments.chance import chance_of
 from thinwire.experiments.loop import Checkpoints, EndedBy, Training
 from thinwire.experiments.plan import Plan
 from thinwire.experiments.records import rounds_in
-from thinwire.experiments.retry import Rescue
-from thinwire.experiments.retry_store import FolderStore, MemoryStore, Retry, Store, read_retries
+from thinwire.experiments.retry import Rescue, Retry, Store
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.samples import make_samples, write_samples
 from thinwire.experiments.selection import Lead, selected_by
@@ -58,7 +57,7 @@ def run_plan(
     simulation = plan.prepare()
     if folder is None:
         best = _best(plan, simulation, None)
-        return _Execution(plan, None, _rescue(plan, simulation, MemoryStore()), best, []).run(
+        return _Execution(plan, None, _rescue(plan, simulation, Store()), best, []).run(
             simulation, simulation.start(), watchers
         )
     with folder.locked():
@@ -66,8 +65,7 @@ def run_plan(
             folder.clear()
         folder.create()
         best = _best(plan, simulation, folder)
-        store = FolderStore(folder, plan.engine.device, best.write if best else lambda: None)
-        rescue = _rescue(plan, simulation, store, str(folder.path))
+        rescue = _rescue(plan, simulation, Store(folder, plan.engine.device), str(folder.path))
         simulation = rescue.runner(simulation)
         state = _first_state(folder, simulation, resume)
         records = folder.rewind(state.round)
@@ -79,8 +77,8 @@ def run_plan(
 def reopen(plan: Plan, folder: RunFolder, summary: Summary) -> Finished:
     """A finished run from the files of its directory; nothing is trained and nothing is written."""
     simulation = plan.prepare()
-    retries = read_retries(folder.path)
-    simulation = _rescue(plan, simulation, MemoryStore(retries)).runner(simulation)
+    store = Store(folder)
+    simulation = _rescue(plan, simulation, store).runner(simulation)
     state = folder.load(plan.engine.device)
     if state is None or state.round != summary["rounds"]:
         raise CheckpointError(
@@ -91,7 +89,7 @@ def reopen(plan: Plan, folder: RunFolder, summary: Summary) -> Finished:
     records, best = folder.history(), _best(plan, simulation, folder)
     if best:
         best.go_back(records)
-    return Finished(simulation, state, records, retries, summary, best)
+    return Finished(simulation, state, records, store.retries, summary, best)
 
 
 def check_blocks(simulation: Runner, state: RunState) -> None:
@@ -202,7 +200,7 @@ class _Execution:
             self.folder.record(record)
         self.records.append(record)
         if self.best:
-            points = (self.rescue.store.good_round,) if self.rescue.active else ()
+            points = (self.rescue.store.round,) if self.rescue.active else ()
             self.best.after(self.records, lambda: _merged(final_model(simulation, state)), points)
         self.done = state
 
@@ -213,12 +211,14 @@ class _Execution:
             self.best.write()
         self.folder.save(state)
         if self.best:
-            self.best.prune(self.records, [*rounds_in(self.folder.checkpoints), *rounds_in(self.folder.path / "good")])
+            self.best.prune(self.records, rounds_in(self.folder.checkpoints))
         self.saved = state.round
 
     def _save_done(self) -> None:
         """Write the last complete round, unless it is on disk or was abandoned."""
         done = self.done
+        if self.rescue.active:  # whose checkpoints are healthy states only
+            return
         if self.folder and done is not None and done.round == len(self.records) != self.saved:
             self._save(done)
 

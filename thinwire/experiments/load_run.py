@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.experiments.result import Run
-from thinwire.experiments.retry_store import read_retries
+from thinwire.experiments.retry import read_retries
 from thinwire.experiments.run_files import Contents, read_results
 from thinwire.experiments.selection import ValidationObjective
 from thinwire.metrics.objective import Objective

@@ -119,8 +119,8 @@ def rounds(
         records: the records of the rounds before `state`.
         checkpoints: how the state is saved; not at all by default. On Ctrl-C, the state before the round is saved.
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
-        on_healthy: is called with every state that an evaluation found healthy; with it, a run that collapses raises
-            `Collapsed`, after its record was yielded.
+        on_healthy: is called with every state that an evaluation found healthy, to save it: only these and the last
+            state are saved. A run that collapses then raises `Collapsed`, after its record was yielded.
         completed: adds to a record what the loop does not know.
     """
     course = Course(chance_of(simulation)).along(record._asdict() for record in records)
@@ -133,7 +133,7 @@ def rounds(
         try:
             state, record = simulation.round(state, on_message)
         except KeyboardInterrupt:
-            if checkpoints:
+            if checkpoints and on_healthy is None:
                 checkpoints.save(state)  # the current round is lost, the rounds before it are not
             raise
         earlier, course = course, course.after(record._asdict())
@@ -150,7 +150,8 @@ def rounds(
         if checkpoints is None:
             continue
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
-        if ended or Training.of(state) != before or state.round % checkpoints.every == 0:
+        due = Training.of(state) != before or state.round % checkpoints.every == 0
+        if ended or (due and on_healthy is None):
             checkpoints.save(state)
 
 

@@ -279,6 +279,12 @@ def checkpoint_file(folder: Path, number: int) -> Path:
     return folder / f"round-{number:06d}.json"
 
 
+def remove_checkpoint(folder: Path, number: int) -> None:
+    """Remove both files of a checkpoint; it exists while its JSON does."""
+    checkpoint_file(folder, number).unlink(missing_ok=True)
+    checkpoint_file(folder, number).with_suffix(".safetensors").unlink(missing_ok=True)
+
+
 def lines_at(folder: Path, number: int) -> str | None:
     """The lines of `metrics.jsonl` that a checkpoint holds; None if it has none, or is damaged."""
     try:

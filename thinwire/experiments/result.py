@@ -14,7 +14,7 @@ from torch import nn
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.experiments.peft_export import no_adapter_of_average, save_adapter
-from thinwire.experiments.retry_store import Retry
+from thinwire.experiments.retry import Retry
 from thinwire.experiments.run_files import Contents, write_run
 from thinwire.experiments.run_text import Facts, as_frame, as_html, as_text
 from thinwire.experiments.selection import Lead

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.records import BEST, ROLLED_BACK, SUMS, checkpoint_file, rounds_in
-from thinwire.experiments.retry_store import FolderStore, Retry
+from thinwire.experiments.records import BEST, ROLLED_BACK, SUMS, rounds_in
+from thinwire.experiments.retry import Retry, Store
 from thinwire.experiments.run_directory import RunFolder
 
 
@@ -39,18 +39,13 @@ def roll_back(path: Path, number: int, left_out: Sequence[int] = ()) -> RolledBa
         _check(folder, number, left_out)
         for name in ("summary.json", SUMS, "model.safetensors", BEST, "diverged.json"):  # no longer finished
             (path / name).unlink(missing_ok=True)
-        store = FolderStore(folder, "cpu")
+        store = Store(folder)
         records = folder.rewind(rounds_in(folder.checkpoints)[-1])
-        lost = [record._asdict() for record in records[number:]]
-        up, down, catchup = (sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup"))
-        version, lr = store.version_of(number) or 0, (lost[0]["lr"] if lost else None) or 0.0
-        facts = (len(records), ROLLED_BACK, "rolled back by hand", number, version, lr, up, down, catchup)
-        retry = Retry(*facts, sum(line["seconds"] for line in lost), lost, sorted(set(left_out)))
-        for old in [one for one in rounds_in(store.good) if one > number]:
-            checkpoint_file(store.good, old).unlink(missing_ok=True)
-            checkpoint_file(store.good, old).with_suffix(".safetensors").unlink(missing_ok=True)
+        lr = (records[number].lr if number < len(records) else None) or 0.0
+        what, back = (len(records), ROLLED_BACK, "rolled back by hand"), (number, store.version(number) or 0, lr)
+        retry = Retry.of(what, back, records, left_out=left_out)
         store.go_back(retry)
-    return RolledBack(number, len(lost), retry.bytes, tuple(retry.left_out))
+    return RolledBack(number, len(retry.records), retry.bytes, tuple(retry.left_out))
 
 
 def _check(folder: RunFolder, number: int, left_out: Sequence[int]) -> None:

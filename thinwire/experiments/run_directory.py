@@ -13,7 +13,6 @@ SHA256SUMS         of these four, when there are totals: `sha256sum --check SHA2
 process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
 best/              the best model as of each checkpoint (`best.py`)
-good/              the last good state, with on_divergence = "retry"
 sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 """
@@ -120,7 +119,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Write the configuration, and remove the temporary files of a killed process."""
-        for folder in (self.path, self.checkpoints, self.path / "good", self.path / "best"):
+        for folder in (self.path, self.checkpoints, self.path / "best"):
             for half in folder.glob(".*.tmp"):
                 half.unlink()
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
@@ -132,7 +131,7 @@ class RunFolder:
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
         for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", SITES, "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.path / "good", self.path / "best"):
+        for folder in (self.checkpoints, self.path / "best"):
             for old in folder.iterdir() if folder.is_dir() else ():
                 old.unlink()
 
@@ -153,10 +152,8 @@ class RunFolder:
         of the checkpoint, with a warning.
         """
         file = self.path / "metrics.jsonl"
-        kept = lines_at(self.checkpoints, rounds) if rounds else ""
-        damaged = kept is not None and not begins_with(file, kept.encode())
-        if kept is None:  # a checkpoint of an earlier version, without lines
-            kept = "".join(_line(record) for record in self.history() if record.round <= rounds)
+        kept = (lines_at(self.checkpoints, rounds) if rounds else "") or ""
+        damaged = not begins_with(file, kept.encode())
         history = records_of(parse_records(kept.encode()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
@@ -191,10 +188,10 @@ class RunFolder:
         self._lines = self._lines[:rounds]
         write_atomically(self.path / "metrics.jsonl", self.lines(rounds).encode())
 
-    def load(self, device: str, folder: Path | None = None, number: int | None = None) -> RunState | None:
-        """The state of a checkpoint of a folder, by default the newest of `checkpoints`; None if there is none."""
+    def load(self, device: str, number: int | None = None) -> RunState | None:
+        """The state of a checkpoint, by default the newest; None if there is none."""
         bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
-        return load_checkpoint(folder or self.checkpoints, self.config, device, bounds, number)
+        return load_checkpoint(self.checkpoints, self.config, device, bounds, number)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""

@@ -12,7 +12,7 @@ from thinwire.experiments.collapse import Verdict, judge, summary_of
 from thinwire.experiments.layers import layers_of
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
-from thinwire.experiments.retry_store import Retry
+from thinwire.experiments.retry import Retry
 from thinwire.experiments.run_directory import Summary
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.sync_counts import SyncCounts
