@@ -25,8 +25,7 @@ def export_peft(
 
     Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
     """
-    from thinwire.experiments.merged_export import merged_of_run
-    from thinwire.experiments.peft_export import adapter_of_run
+    from thinwire.experiments.peft_export import adapter_of_run, merged_of_run
 
     write = merged_of_run if merged else adapter_of_run
     for file in write(run, folder, data_dir):

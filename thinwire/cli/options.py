@@ -131,7 +131,7 @@ def resolve_experiment(
         keep_best: whether the model of the best round is kept.
         **options: those of `candidates.maker`.
     """
-    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.experiments.toml import parse_overrides
     from thinwire.search.candidates import maker
 
     given = parse_overrides(list(overrides or ()))

@@ -23,7 +23,7 @@ def rollback(
     Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
     """
     from thinwire.core.text import human_bytes
-    from thinwire.experiments.rollback import roll_back
+    from thinwire.experiments.retry import roll_back
 
     found = roll_back(run, number, leave_out or [])
     where = f"round {found.round}" if found.round else "the start"

@@ -105,7 +105,7 @@ def compare(
 
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
-    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.experiments.toml import parse_overrides
     from thinwire.reports.report import check_page
     from thinwire.search.compare import compare as run
     from thinwire.search.tune import NothingTrains
@@ -164,7 +164,7 @@ def sweep(
 
     Example: thinwire sweep fedavg --over method.client_opt.momentum=0.0,0.9 --validation-fraction 0.1
     """
-    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.experiments.toml import parse_overrides
     from thinwire.reports.report import check_page
     from thinwire.search.candidates import parse_over
     from thinwire.search.compare import sweep as run

@@ -23,7 +23,7 @@ from thinwire.cli.options import (
     resolve_experiment,
 )
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.catalog import LISTS, catalog
+from thinwire.experiments.presets import LISTS, catalog
 
 
 def check(

@@ -100,7 +100,7 @@ def tune(
 
     Example: thinwire tune fedavg mapo topk+int8 --on digits --bytes 200kB
     """
-    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.experiments.toml import parse_overrides
     from thinwire.search.candidates import parse_over
     from thinwire.search.tune import SEARCH_SEED, NothingTrains, tune as search
 

@@ -5,13 +5,26 @@
 
 A run that is resumed or goes back continues after a checkpoint or the last good state. So before one of these is
 written, the best model until then is: the best model of a run that was killed is that of an uninterrupted run.
+
+Which round of a run is the best so far, and how many evaluations ago: for early stopping and the best model.
+
+    without validation examples   by the objective of the run, on the test set
+    with them                     by the clients' validation accuracy, or by their validation loss if the objective is
+                                  not accuracy: the test set then has no part in the choice
+
+>>> curve = [{"round": i, "accuracy": a, "test_loss": 1.0} for i, a in ((1, 0.3), (2, 0.5), (3, 0.4))]
+>>> lead = Lead(Objective()).along(curve)
+>>> lead.round, lead.value, lead.since
+(2, 0.5, 1)
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
 
@@ -19,9 +32,8 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
 from thinwire.experiments.records import checkpoint_file, rounds_in
-from thinwire.experiments.selection import Lead
 from thinwire.metrics.objective import Objective
-from thinwire.runtime.job import RoundRecord
+from thinwire.runtime.job import Job, RoundRecord
 
 
 class BestModel:
@@ -120,3 +132,66 @@ class BestModel:
                 raise CheckpointError(f"{tensors} is damaged: its SHA-256 is not the one in {file}; run it again")
             return dict(load(data))
         raise CheckpointError(f"{file.parent} lacks the best model, of round {number}; run it again")
+
+
+@dataclass(frozen=True)
+class ValidationObjective(Objective):
+    """The accuracy or the loss of clients on their validation examples, averaged over clients.
+
+    >>> record = {"accuracy": 0.9, "client_accuracy": 0.8, "client_loss": 0.5}
+    >>> ValidationObjective().value(record), ValidationObjective("loss", False).value(record)
+    (0.8, 0.5)
+    """
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and on axes."""
+        return f"validation {self.name}"
+
+    def value(self, record: Mapping[str, Any]) -> float | None:
+        """Its value in a record; None in rounds without evaluation."""
+        own = {"accuracy": record.get("client_accuracy"), "test_loss": record.get("client_loss")}
+        return super().value(own)
+
+
+def selected_by(job: Job) -> Objective:
+    """What the best round of a run is chosen by."""
+    if job.task.client_tests is None:
+        return job.ranked_by
+    return by_validation(job.ranked_by)
+
+
+def by_validation(objective: Objective) -> Objective:
+    """What the best round of a run with validation examples is chosen by."""
+    return ValidationObjective() if objective.name == "accuracy" else ValidationObjective("loss", False)
+
+
+class Lead(NamedTuple):
+    """The best round so far.
+
+    Args:
+        objective: what rounds are compared by.
+        value: the best value; None if there is none yet.
+        round: the first round that has it; 0 if there is none yet.
+        since: the number of evaluations after it.
+    """
+
+    objective: Objective
+    value: float | None = None
+    round: int = 0
+    since: int = 0
+
+    def after(self, record: Mapping[str, Any]) -> Lead:
+        """The best round after one more record; a value that is not finite is no improvement."""
+        value = self.objective.value(record)
+        if self.objective.better(value, self.value):
+            return Lead(self.objective, value, record["round"])
+        evaluated = any(record.get(key) is not None for key in ("test_loss", "client_accuracy", "client_loss"))
+        return self._replace(since=self.since + 1) if evaluated else self
+
+    def along(self, records: Iterable[Mapping[str, Any]]) -> Lead:
+        """The best round after several records."""
+        lead = self
+        for record in records:
+            lead = lead.after(record)
+        return lead

@@ -10,12 +10,10 @@ other records by its annotations, and `unpack` checks each value against them. T
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from thinwire.core.key import Device
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
-from thinwire.experiments.files import read_checked, with_checksum, write_atomically
+from thinwire.experiments.files import INVALID, read_checked, unpack, with_checksum, write_atomically
 from thinwire.experiments.records import KEEP, checkpoint_file, remove_checkpoint, rounds_in
 from thinwire.runtime.job import RunState
 
@@ -99,11 +97,11 @@ def load_checkpoint(
         tensors = {
             name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one for name, one in load(data).items()
         }
-        state: RunState = unpack(RunState, meta["state"], tensors)
+        state = unpack(RunState, meta["state"], tensors)
         if wrong := _out_of_range(state, bounds or Bounds()):
             raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
         return state
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
 
 
@@ -152,37 +150,3 @@ def pack(value: Any, tensors: Tree, path: str = "") -> Any:
     if isinstance(value, tuple):
         return [pack(one, tensors, f"{path}/{i}") for i, one in enumerate(value)]
     return value
-
-
-def unpack(kind: Any, value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value of a type from what `pack` made; raises ValueError, KeyError, TypeError or AttributeError.
-
-    >>> unpack(tuple[int, ...], [1, 2], {}), unpack(dict[str, Tensor], {"w": "/w"}, {"/w": torch.ones(1)})
-    ((1, 2), {'w': tensor([1.])})
-    """
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Tensor:
-        return tensors[value]
-    if bytes in (kind, *args):
-        return bytes(tensors[value].numpy())
-    if origin is None and hasattr(kind, "__annotations__"):
-        return kind(**{name: unpack(hint, value[name], tensors) for name, hint in _hints(kind).items()})
-    if origin is tuple:
-        return tuple(unpack(args[0], one, tensors) for one in value)
-    if origin in (dict, Mapping):
-        return {args[0](key): unpack(args[1], one, tensors) for key, one in value.items()}
-    if type(None) in args:
-        return None if value is None else unpack(args[0], value, tensors)
-    if origin is Literal:
-        sound = value in args
-    else:
-        sound = type(value) is kind and (kind is not int or 0 <= value < 1 << 60)
-        sound = sound and (kind is not float or math.isfinite(value))
-    if not sound:
-        raise ValueError(f"it holds {visible(repr(value), 40)}, expected {getattr(kind, '__name__', kind)}")
-    return value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)

@@ -1,6 +1,6 @@
 """The experiment as one value: everything that decides the results of a run.
 
-`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `resolve.py` builds one from presets,
+`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `config.py` builds one from presets,
 a file and the command line.
 """
 
@@ -113,7 +113,7 @@ class Evaluation:
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
         patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
-            examples it is their accuracy or loss that counts, not the test set's (`selection.py`).
+            examples it is their accuracy or loss that counts, not the test set's (`best.py`).
     """
 
     every: int = 1
@@ -175,7 +175,7 @@ class Experiment:
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
-        fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
+        fingerprint: of a task of one's own, when its run starts (`execute.py`); "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
         speed: how long simulated clients take.
     """
@@ -233,7 +233,7 @@ _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
 def digest(table: Table, script: bool = False) -> str:
     """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
 
-    The fingerprint of own data is checked apart (`task_record.py`), so that a run can be replaced (`--again`).
+    The fingerprint of own data is checked apart (`execute.py`), so that a run can be replaced (`--again`).
 
     Args:
         table: the configuration.

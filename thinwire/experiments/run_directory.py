@@ -15,33 +15,55 @@ checkpoints/       see `checkpoint.py`
 best/              the best model as of each checkpoint (`best.py`)
 sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
+
+Seconds on the clock and seconds of processor time since a point in time, for `environment.json` of a run.
+
+Their quotient shows whether other processes slowed the run down (`reports/timing.py`).
+
+The commit and the time at which a run was made, for its `environment.json` and for archives of runs.
+
+The commit is that of the checkout from which thinwire is imported; code that was copied out of its checkout can name it
+in `THINWIRE_COMMIT`. It ends in `+` if tracked files were changed, and is "" where it is unknown.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
+import re
+import subprocess
+import time
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from thinwire.core.tree import Tree
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkpoint
 from thinwire.experiments.experiment import Experiment, digest, to_table
-from thinwire.experiments.files import append, naming, read_checked, with_checksum, write_atomically
+from thinwire.experiments.files import (
+    INVALID,
+    PROCESS,
+    append,
+    locked,
+    naming,
+    note_process,
+    read_checked,
+    unpack,
+    with_checksum,
+    write_atomically,
+)
 from thinwire.experiments.load import from_table
-from thinwire.experiments.lock import PROCESS, locked, note_process
 from thinwire.experiments.loop import Training as Training
-from thinwire.experiments.machine_time import MachineTime
-from thinwire.experiments.provenance import provenance
 from thinwire.experiments.records import (
     BEST,
     KEEP,
@@ -58,7 +80,6 @@ from thinwire.experiments.site_records import SITES, cut_sites
 from thinwire.experiments.task_files import names_new_code
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.training.inputs import Backend
 
 Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
@@ -81,7 +102,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
         self._facts: dict[str, Any] = {}  # of environment.json
-        self._time: MachineTime | None = None  # since the first round here, without loading of data
+        self._since: tuple[float, float] | None = None  # clock and processor, at the first round here
 
     @property
     def experiment(self) -> Experiment:
@@ -169,7 +190,7 @@ class RunFolder:
 
     def record(self, record: RoundRecord) -> None:
         """Add the line of a round."""
-        self._time = self._time or MachineTime()
+        self._since = self._since or (time.perf_counter(), time.process_time())
         append(self.path / "metrics.jsonl", _line(record).encode())
         self._lines.append(_line(record))
 
@@ -203,17 +224,20 @@ class RunFolder:
         if not file.is_file():
             return None
         hint = "; remove it to choose again, which may change the rounding of every round"
-        kept = read_checked(file, hint)
-        sound = kept.keys() == set(Training._fields) and kept["backend"] in get_args(Backend)
-        sound = sound and isinstance(kept["backend_reason"], str) and kept["onednn"] in (True, False, None)
-        if not sound or type(kept["chunk"]) is not int or kept["chunk"] < 0:
-            raise CheckpointError(f"{file} holds no valid backend{hint}")
-        return Training(**kept)
+        try:
+            found: Training = unpack(Training, read_checked(file, hint))
+            return found
+        except INVALID as error:
+            raise CheckpointError(f"{file} holds no valid backend{hint}") from error
 
     def write_environment(self, facts: dict[str, Any]) -> None:
         """Write the machine, the versions, some facts about this run, and its time so far."""
         self._facts = facts
-        found = {**environment(), **facts, **(self._time.facts() if self._time else {})}
+        found = {**environment(), **facts}
+        if self._since:  # their quotient shows whether other processes slowed the run down; of all threads
+            now = time.perf_counter(), time.process_time()
+            names = ("wall_seconds", "processor_seconds")
+            found |= {key: round(b - a, 3) for key, a, b in zip(names, self._since, now, strict=True)}
         write_atomically(self.path / "environment.json", (json.dumps(found, indent=1) + "\n").encode())
 
     def finish(self, summary: Summary, weights: Tree, best: bytes | None = None) -> None:
@@ -302,3 +326,43 @@ def records_of(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:
         except TypeError:
             break
     return records
+
+
+def provenance() -> dict[str, str]:
+    """The commit, and the time now, in UTC and to the second.
+
+    >>> sorted(provenance())
+    ['commit', 'date']
+    """
+    return {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def commit() -> str:
+    """The commit of the code: `THINWIRE_COMMIT`, or that of the checkout which holds the package."""
+    if given := os.environ.get("THINWIRE_COMMIT", ""):
+        if not is_commit(given):
+            raise ConfigError(f"THINWIRE_COMMIT must be 7 to 40 hexadecimal digits, not {given[:50]!r}")
+        return given[:12]
+    return _of_checkout(Path(__file__).resolve().parents[2])
+
+
+def is_commit(value: Any) -> bool:
+    """Whether a value is written like a commit.
+
+    >>> is_commit("4e48f0d"), is_commit("4e48f0d+"), is_commit("main"), is_commit(None)
+    (True, True, False, False)
+    """
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{7,40}\+?", value) is not None
+
+
+@functools.cache
+def _of_checkout(folder: Path) -> str:
+    """The commit of a checkout, "" if the folder is the top of none: a package may be installed inside another's."""
+    if not (folder / ".git").exists():
+        return ""
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found if is_commit(found) else ""

@@ -7,7 +7,6 @@ abandoned rounds stay: lines that follow have a higher `attempt`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple, get_args
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
-from thinwire.experiments.files import LONGEST_JSON, append, write_atomically
+from thinwire.experiments.files import INVALID, LONGEST_JSON, append, unpack, write_atomically
 from thinwire.runtime.site_record import SiteRecord, Status
 
 SITES = "sites.jsonl"
-_COUNTS = ("round", "client", "bytes_up", "bytes_down", "attempt")
 _NUMBERS = ("norm", "cosine", "loss", "seconds")
 
 
@@ -99,13 +97,7 @@ def _totals(site: str, own: Sequence[SiteRecord]) -> SiteTotals:
 def _parsed(line: bytes) -> SiteRecord | None:
     """The record of a line; None if it is not valid."""
     try:
-        value: Any = json.loads(line)
-        record = SiteRecord(**value)
-    except (ValueError, TypeError, RecursionError):
+        record: SiteRecord = unpack(SiteRecord, json.loads(line))
+    except (*INVALID, RecursionError):
         return None
-    counts = [getattr(record, name) for name in _COUNTS]
-    numbers = [one for name in _NUMBERS if (one := getattr(record, name)) is not None]
-    sound = all(type(one) is int and 0 <= one < 1 << 63 for one in counts)
-    sound = sound and all(type(one) in (int, float) and math.isfinite(one) for one in numbers)
-    sound = sound and record.status in get_args(Status) and isinstance(record.site, str) and isinstance(record.why, str)
-    return record._replace(site=visible(record.site, 100), why=visible(record.why, 300)) if sound else None
+    return record._replace(site=visible(record.site, 100), why=visible(record.why, 300))

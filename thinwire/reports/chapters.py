@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from thinwire.core.text import human_bytes, human_joules, human_seconds, visible
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
 from thinwire.experiments.link_time import JOULES_PER_BYTE, LINKS, energy
-from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.samples import read_samples
 from thinwire.experiments.search_record import SearchRecord, read_search
 from thinwire.experiments.site_records import SiteTotals, read_sites, totals_by_site
+from thinwire.experiments.toml import flat
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.baseline import Costs, headline, untuned

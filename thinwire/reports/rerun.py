@@ -7,9 +7,8 @@ from pathlib import Path
 
 from thinwire.core.reference import from_here
 from thinwire.errors import ThinwireError
-from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
+from thinwire.experiments.config import DEFAULT, digest, from_table, parse_overrides, resolve, to_table
 from thinwire.experiments.presets import presets
-from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.task_files import OWN, names_new_code
 from thinwire.experiments.toml import Table as TomlTable, value_words
 
