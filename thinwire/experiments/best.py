@@ -1,10 +1,7 @@
-"""The model of the best round: in memory, and on disk beside every state that a run may continue from.
+"""The best round of a run, and its model: in memory, in every checkpoint, and at the end in `best.safetensors`.
 
-    best/round-000012.safetensors   the best model as of a checkpoint; best/round-000012.json has its SHA-256
-    best.safetensors                the best model of a finished run, with its round in the header
-
-A run that is resumed or goes back continues after a checkpoint or the last good state. So before one of these is
-written, the best model until then is: the best model of a run that was killed is that of an uninterrupted run.
+A run that is resumed or goes back continues after a checkpoint, which holds the best model until then: the best model
+of a run that was killed is that of an uninterrupted run.
 
 Which round of a run is the best so far, and how many evaluations ago: for early stopping and the best model.
 
@@ -20,18 +17,16 @@ Which round of a run is the best so far, and how many evaluations ago: for early
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
-from thinwire.experiments.files import read_checked, with_checksum, write_atomically
-from thinwire.experiments.records import checkpoint_file, rounds_in
+from thinwire.experiments.checkpoint import load_best
 from thinwire.metrics.objective import Objective
 from thinwire.runtime.job import Job, RoundRecord
 
@@ -41,12 +36,12 @@ class BestModel:
 
     Args:
         objective: what rounds are compared by.
-        path: the run directory; None to keep the model in memory only.
+        checkpoints: the folder of checkpoints; None to keep the model in memory only.
     """
 
-    def __init__(self, objective: Objective, path: Path | None = None) -> None:
+    def __init__(self, objective: Objective, checkpoints: Path | None = None) -> None:
         self.lead = Lead(objective)
-        self.path = path
+        self.checkpoints = checkpoints
         self.kept: dict[int, Tree] = {}  # by round: the best one, and the best one of the last good state
 
     @property
@@ -55,12 +50,14 @@ class BestModel:
         return self.kept.get(self.lead.round)
 
     def go_back(self, records: Sequence[RoundRecord]) -> None:
-        """Continue after these records; models of later rounds are removed, since those rounds may differ this time."""
+        """Continue after these records; models of later rounds are dropped, since those rounds may differ this time."""
         self.lead = Lead(self.lead.objective).along(record._asdict() for record in records)
         self.kept = {number: model for number, model in self.kept.items() if number <= len(records)}
-        self._remove(number for number in self._on_disk() if number > len(records))
         if self.lead.round and self.lead.round not in self.kept:
-            self.kept[self.lead.round] = self._read(self.lead.round)
+            found = load_best(self.checkpoints, len(records)) if self.checkpoints else None
+            if not found:
+                raise CheckpointError(f"the best model, of round {self.lead.round}, was not kept; run it again")
+            self.kept[self.lead.round] = found
 
     def after(self, records: Sequence[RoundRecord], weights: Callable[[], Tree], points: Iterable[int] = ()) -> None:
         """Add the last record; its model is kept if it is the best so far.
@@ -77,26 +74,6 @@ class BestModel:
             self.kept = {number: model for number, model in self.kept.items() if number in needed}
             self.kept[last.round] = weights()
 
-    def write(self) -> None:
-        """Write the best model of an unfinished run, unless it is on disk."""
-        if self.path is None or self.weights is None or (file := self._file(self.lead.round)).is_file():
-            return
-        data = self.as_bytes()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file.with_suffix(".safetensors"), data)
-        note = {"round": self.lead.round, "sha256": hashlib.sha256(data).hexdigest()}
-        write_atomically(file, with_checksum(note))
-
-    def prune(self, records: Sequence[RoundRecord], points: Iterable[int]) -> None:
-        """Remove the models that no state on disk needs.
-
-        Args:
-            records: the records so far.
-            points: the rounds after which the run may continue.
-        """
-        needed = {self.lead.round, *self._needed(records, points)}
-        self._remove(number for number in self._on_disk() if number not in needed)
-
     def _needed(self, records: Sequence[RoundRecord], points: Iterable[int]) -> set[int]:
         """The best round as of each of these rounds."""
         start = Lead(self.lead.objective)
@@ -107,31 +84,6 @@ class BestModel:
         blocks = {name: block.detach().cpu().contiguous().clone() for name, block in (self.weights or {}).items()}
         # one key: the order of several is random, and the bytes with it
         return bytes(save(blocks, metadata={"round": str(self.lead.round)}))
-
-    def _on_disk(self) -> list[int]:
-        return [] if self.path is None else rounds_in(self.path / "best")
-
-    def _remove(self, rounds: Iterable[int]) -> None:
-        for number in rounds:
-            self._file(number).unlink(missing_ok=True)
-            self._file(number).with_suffix(".safetensors").unlink(missing_ok=True)
-
-    def _file(self, number: int) -> Path:
-        assert self.path is not None
-        return checkpoint_file(self.path / "best", number)
-
-    def _read(self, number: int) -> Tree:
-        """The model of an earlier round from disk."""
-        if self.path is None:
-            raise CheckpointError(f"the best model, of round {number}, was not kept")
-        file = self._file(number)
-        if file.is_file():
-            sha256, tensors = read_checked(file)["sha256"], file.with_suffix(".safetensors")
-            data = tensors.read_bytes() if tensors.is_file() else b""
-            if hashlib.sha256(data).hexdigest() != sha256:
-                raise CheckpointError(f"{tensors} is damaged: its SHA-256 is not the one in {file}; run it again")
-            return dict(load(data))
-        raise CheckpointError(f"{file.parent} lacks the best model, of round {number}; run it again")
 
 
 @dataclass(frozen=True)

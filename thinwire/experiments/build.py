@@ -60,7 +60,8 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
         source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
     if isinstance(source, Task):
         return chosen_of(choice, source, key)
-    clients = _partitioned(choice, source, key)
+    # by default one client per user, or 10 with near-equal parts
+    clients = assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
     validation = None
@@ -102,11 +103,6 @@ def chosen_of(choice: TaskChoice, task: Task, key: Key) -> Task:
     if choice.validation_fraction and validation is None:
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     return replace(task, clients=clients, client_tests=validation)
-
-
-def _partitioned(choice: TaskChoice, source: Source, key: Key) -> Assignment:
-    """The examples of each client; by default one client per user, or 10 with near-equal parts."""
-    return assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
 
 
 def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:

@@ -41,7 +41,13 @@ class Bounds(NamedTuple):
 
 
 def save_checkpoint(
-    folder: Path, state: RunState, config: str, metrics: str = "", retries: int = 0, keep: int = KEEP
+    folder: Path,
+    state: RunState,
+    config: str,
+    metrics: str = "",
+    retries: int = 0,
+    keep: int = KEEP,
+    best: Tree | None = None,
 ) -> None:
     """Write the state after a round.
 
@@ -52,14 +58,15 @@ def save_checkpoint(
         metrics: the lines of `metrics.jsonl` up to that round.
         retries: how often the run went back before (`retry.py`).
         keep: number of checkpoints in the folder that are kept.
+        best: the best model so far, if it is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
-    packed = pack(state, tensors)
+    packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
     data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     write_atomically(file.with_suffix(".safetensors"), data)
     sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    meta = {"format": FORMAT, "config": config, "state": packed, **sizes, "metrics": metrics, "retries": retries}
+    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics, "retries": retries}
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
         remove_checkpoint(folder, old)
@@ -88,14 +95,9 @@ def load_checkpoint(
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
         if meta["config"] != config:
             raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
-        weights = path.with_suffix(".safetensors")
-        if (size := weights.stat().st_size) != meta["bytes"]:
-            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
-        data = weights.read_bytes()
-        if hashlib.sha256(data).hexdigest() != meta["sha256"]:
-            raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = {
-            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one for name, one in load(data).items()
+            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one
+            for name, one in _tensors(path, meta, older).items()
         }
         state = unpack(RunState, meta["state"], tensors)
         if wrong := _out_of_range(state, bounds or Bounds()):
@@ -103,6 +105,25 @@ def load_checkpoint(
         return state
     except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
+
+
+def load_best(folder: Path, number: int) -> Tree:
+    """The best model as of the checkpoint of a round; empty if it was not kept."""
+    path = checkpoint_file(folder, number)
+    meta = read_checked(path)
+    tensors = _tensors(path, meta) if meta["best"] else {}
+    return {name: tensors[key] for name, key in meta["best"].items()}
+
+
+def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
+    """The tensors of a checkpoint, whose SHA-256 must match."""
+    weights = path.with_suffix(".safetensors")
+    if (size := weights.stat().st_size) != meta["bytes"]:
+        raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
+    data = weights.read_bytes()
+    if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+        raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
+    return dict(load(data))
 
 
 def _out_of_range(state: RunState, bounds: Bounds) -> str:

@@ -17,6 +17,7 @@ run is used again, only if model and data have the fingerprint (`data/fingerprin
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ from thinwire.experiments.loop import (
     Training,
     Watchers,
 )
-from thinwire.experiments.records import ROLLED_BACK, Accounting, byte_totals, rounds_in
+from thinwire.experiments.records import ROLLED_BACK, Accounting, byte_totals
 from thinwire.experiments.retry import Rescue, Retry, Store, check_retry
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.samples import make_samples, write_samples
@@ -155,30 +156,27 @@ def run_plan(
         again: delete the results in the directory first.
     """
     simulation = plan.prepare()
-    if folder is None:
-        best = _best(plan, simulation, None)
-        return _Execution(plan, None, _rescue(plan, simulation, Store()), best, []).run(
-            simulation, simulation.start(), watchers
-        )
-    with folder.locked():
-        if again:
-            folder.clear()
-        folder.create()
-        best = _best(plan, simulation, folder)
-        rescue = _rescue(plan, simulation, Store(folder, plan.engine.device), str(folder.path))
+    with folder.locked() if folder else nullcontext():
+        if folder:
+            if again:
+                folder.clear()
+            folder.create()
+        rescue = _rescue(plan, simulation, folder)
         simulation = rescue.runner(simulation)
-        state = _first_state(folder, simulation, resume)
-        records = folder.rewind(state.round)
-        if best:
-            best.go_back(records)
+        state = folder.load(plan.engine.device) if folder and resume else None
+        if state is not None:
+            check_blocks(simulation, state)
+        state = state or simulation.start()
+        records = folder.rewind(state.round) if folder else []
+        best = _best(plan, simulation, folder, records)
         return _Execution(plan, folder, rescue, best, records).run(simulation, state, watchers)
 
 
 def reopen(plan: Plan, folder: RunFolder, summary: Summary) -> Finished:
     """A finished run from the files of its directory; nothing is trained and nothing is written."""
     simulation = plan.prepare()
-    store = Store(folder)
-    simulation = _rescue(plan, simulation, store).runner(simulation)
+    rescue = _rescue(plan, simulation, folder)
+    simulation = rescue.runner(simulation)
     state = folder.load(plan.engine.device)
     if state is None or state.round != summary["rounds"]:
         raise CheckpointError(
@@ -186,10 +184,9 @@ def reopen(plan: Plan, folder: RunFolder, summary: Summary) -> Finished:
             f"tw.load_run({str(folder.path)!r}) reads its results"
         )
     check_blocks(simulation, state)
-    records, best = folder.history(), _best(plan, simulation, folder)
-    if best:
-        best.go_back(records)
-    return Finished(simulation, state, records, store.retries, summary, best)
+    records = folder.history()
+    best = _best(plan, simulation, folder, records)
+    return Finished(simulation, state, records, rescue.store.retries, summary, best)
 
 
 def check_blocks(simulation: Runner, state: RunState) -> None:
@@ -210,23 +207,17 @@ def final_model(simulation: Runner, state: RunState) -> tuple[Tree, Tree]:
     return tuple({name: one.detach().cpu() for name, one in tree.items()} for tree in (weights, buffers))  # type: ignore[return-value]
 
 
-def _best(plan: Plan, simulation: Runner, folder: RunFolder | None) -> BestModel | None:
+def _best(plan: Plan, simulation: Runner, folder: RunFolder | None, records: list[RoundRecord]) -> BestModel | None:
     if not plan.checkpoint.best:
         return None
-    return BestModel(selected_by(simulation.job), folder.path if folder else None)
+    best = BestModel(selected_by(simulation.job), folder.checkpoints if folder else None)
+    best.go_back(records)
+    return best
 
 
-def _rescue(plan: Plan, simulation: Runner, store: Store, name: str = "") -> Rescue:
+def _rescue(plan: Plan, simulation: Runner, folder: RunFolder | None) -> Rescue:
+    store, name = Store(folder, plan.engine.device), str(folder.path) if folder else ""
     return Rescue(plan.engine.prepare, simulation.job, store, plan.checkpoint.every, name, plan.retries)
-
-
-def _first_state(folder: RunFolder, simulation: Runner, resume: bool) -> RunState:
-    """The state of the newest checkpoint when resuming, otherwise the state before round 1."""
-    state = folder.load(simulation.federation.engine.device) if resume else None
-    if state is None:
-        return simulation.start()
-    check_blocks(simulation, state)
-    return state
 
 
 @dataclass(eq=False)
@@ -305,13 +296,9 @@ class _Execution:
         self.done = state
 
     def _save(self, state: RunState) -> None:
-        """Write a checkpoint, and before it the best model until then."""
+        """Write a checkpoint, with the best model until then."""
         assert self.folder is not None
-        if self.best:
-            self.best.write()
-        self.folder.save(state)
-        if self.best:
-            self.best.prune(self.records, rounds_in(self.folder.checkpoints))
+        self.folder.save(state, self.best.weights if self.best else None)
         self.saved = state.round
 
     def _save_done(self) -> None:

@@ -146,6 +146,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_lines(file: Path) -> list[bytes]:
+    """The complete lines of a file; the last one may still be written. Empty if there is no file."""
+    try:
+        if (size := file.stat().st_size) > LONGEST_JSON:
+            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
+        return file.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
 def why_unreadable(error: BaseException) -> str:
     """The reason why a text could not be parsed, in a few words.
 

@@ -12,7 +12,6 @@ samples.json       of a language model: answers before and after training (`samp
 SHA256SUMS         of these four, when there are totals: `sha256sum --check SHA256SUMS`
 process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
-best/              the best model as of each checkpoint (`best.py`)
 sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 
@@ -140,7 +139,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Write the configuration, and remove the temporary files of a killed process."""
-        for folder in (self.path, self.checkpoints, self.path / "best"):
+        for folder in (self.path, self.checkpoints):
             for half in folder.glob(".*.tmp"):
                 half.unlink()
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
@@ -152,9 +151,8 @@ class RunFolder:
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
         for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", SITES, "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.path / "best"):
-            for old in folder.iterdir() if folder.is_dir() else ():
-                old.unlink()
+        for old in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+            old.unlink()
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the directory against other processes; the system releases the lock when the process ends."""
@@ -175,7 +173,7 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         kept = (lines_at(self.checkpoints, rounds) if rounds else "") or ""
         damaged = not begins_with(file, kept.encode())
-        history = records_of(parse_records(kept.encode()))
+        history = records_of(parse_records(kept.encode().splitlines()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
@@ -194,11 +192,12 @@ class RunFolder:
         append(self.path / "metrics.jsonl", _line(record).encode())
         self._lines.append(_line(record))
 
-    def save(self, state: RunState) -> None:
-        """Write a checkpoint, after the metrics of its rounds are on disk."""
+    def save(self, state: RunState, best: Tree | None = None) -> None:
+        """Write a checkpoint, with the best model if it is kept, after the metrics of its rounds are on disk."""
         with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        save_checkpoint(self.checkpoints, state, self.config, self.lines(state.round), self.retries, self.keep)
+        lines = self.lines(state.round)
+        save_checkpoint(self.checkpoints, state, self.config, lines, self.retries, self.keep, best)
 
     def lines(self, rounds: int) -> str:
         """The lines of the first rounds."""

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple, get_args
 
 from thinwire.core.text import visible
-from thinwire.errors import CheckpointError
-from thinwire.experiments.files import INVALID, LONGEST_JSON, append, unpack, write_atomically
+from thinwire.experiments.files import INVALID, append, read_lines, unpack, write_atomically
 from thinwire.runtime.site_record import SiteRecord, Status
 
 SITES = "sites.jsonl"
@@ -43,15 +42,8 @@ def append_sites(path: Path, records: Iterable[SiteRecord]) -> None:
 
 def read_sites(path: Path) -> list[SiteRecord]:
     """The lines of a run directory up to the first that is incomplete or not valid; empty if it has none."""
-    file = path / SITES
-    try:
-        if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
-        lines = file.read_bytes().split(b"\n")[:-1]  # the last one is empty, or incomplete
-    except FileNotFoundError:
-        return []
     records = []
-    for line in lines:
+    for line in read_lines(path / SITES):
         if (record := _parsed(line)) is None:
             break
         records.append(record)
