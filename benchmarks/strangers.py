@@ -44,7 +44,7 @@ import thinwire as tw
 from benchmarks.stranger_tasks import TASKS
 from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.chance import chance_among
+from thinwire.experiments.collapse import chance_among
 from thinwire.experiments.simulate import Settings
 from thinwire.runtime.job import RoundRecord
 

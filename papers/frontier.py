@@ -31,11 +31,10 @@ from papers.tables import read
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import BROKEN
+from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.records import Recorded, honest_bytes
-from thinwire.experiments.resolve import resolve
-from thinwire.experiments.toml import Table
+from thinwire.experiments.toml import Table, parse_overrides
 from thinwire.reports.seed_groups import MeanInterval, without_seed
 from thinwire.search.candidates import rate_key, setting
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION

@@ -31,8 +31,8 @@ from thinwire.core.text import human_bytes
 from thinwire.errors import Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
+from thinwire.experiments.config import resolve
 from thinwire.experiments.files import write_all
-from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 

@@ -26,8 +26,7 @@ from papers.markdown import markdown, mean_std_text, selection_set, widened
 from papers.page import update_page
 from papers.tables import FOLDER
 from thinwire.core.registry import lookup
-from thinwire.experiments.chance import chance_among
-from thinwire.experiments.collapse import FAILED_RUNS, Chance, judge
+from thinwire.experiments.collapse import FAILED_RUNS, Chance, chance_among, judge
 
 TASKS = ("digits", "mnist", "fashion-mnist", "cifar10", "text-classification", "shakespeare")
 Runs = dict[str, dict[str, Any]]

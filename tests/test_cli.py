@@ -16,7 +16,7 @@ from typer.main import get_command
 from thinwire.cli.app import app
 from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError
-from thinwire.experiments.catalog import LISTS
+from thinwire.experiments.presets import LISTS
 
 FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
 

@@ -31,7 +31,7 @@ _SUBMODULES = (
 _COMMON = {
     "thinwire.experiments.simulate": ("Run", "simulate"),
     "thinwire.experiments.run_task": ("run_task",),
-    "thinwire.experiments.load_run": ("load_run",),
+    "thinwire.experiments.result": ("load_run",),
     "thinwire.experiments.config": ("Experiment", "resolve"),
     "thinwire.reports.report": ("report",),
     "thinwire.search.compare": ("compare", "sweep"),
@@ -141,8 +141,8 @@ if TYPE_CHECKING:
         WireError as WireError,
     )
     from thinwire.experiments.config import Experiment as Experiment, resolve as resolve
-    from thinwire.experiments.load_run import load_run as load_run
     from thinwire.experiments.plugins import load_plugins as load_plugins
+    from thinwire.experiments.result import load_run as load_run
     from thinwire.experiments.run_task import run_task as run_task
     from thinwire.experiments.simulate import Run as Run, simulate as simulate
     from thinwire.masks import (

@@ -11,8 +11,17 @@ from torch import nn
 import thinwire as tw
 from thinwire.errors import Diverged
 from thinwire.experiments.build import build_job
-from thinwire.experiments.chance import chance_among, chance_of
-from thinwire.experiments.collapse import Chance, Course, judge, known_chance, known_verdict, news, summary_of
+from thinwire.experiments.collapse import (
+    Chance,
+    Course,
+    chance_among,
+    chance_of,
+    judge,
+    known_chance,
+    known_verdict,
+    news,
+    summary_of,
+)
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.records import read_run

@@ -11,7 +11,7 @@ import torch
 import thinwire as tw
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
-from thinwire.experiments import combine
+from thinwire.experiments import config
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import execute
@@ -75,10 +75,10 @@ def test_conflict_names_the_slot_and_both_methods():
 
 def test_first_client_optimizer_wins():
     slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = combine.named("mapo-paper")
-    assert combine.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
-    assert combine.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
-    assert combine.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
+    (mapo,) = config.named("mapo-paper")
+    assert config.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
+    assert config.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
+    assert config.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
 
 
 def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refused():
@@ -89,11 +89,11 @@ def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refus
 
 
 def test_different_local_settings_are_refused():
-    (fedsgd,) = combine.named("fedsgd")
+    (fedsgd,) = config.named("fedsgd")
     other = Preset("other", "", "", {"local": {"steps": 5}})
     with pytest.raises(IncompatibleParts, match=r"'fedsgd' and 'other' both fill local\.steps"):
-        combine.join([fedsgd, other])
-    assert combine.join([fedsgd, Preset("same", "", "", {"local": {"steps": 1}})])["local"]["steps"] == 1
+        config.join([fedsgd, other])
+    assert config.join([fedsgd, Preset("same", "", "", {"local": {"steps": 1}})])["local"]["steps"] == 1
 
 
 def test_misspelled_name_gets_the_most_similar_one():

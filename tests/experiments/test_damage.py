@@ -201,13 +201,6 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path, two_runs, more):
     assert metrics(path) == metrics(two_runs / "0")
 
 
-def test_a_checkpoint_without_lines_uses_the_metrics_file(tmp_path, two_runs):
-    path = killed_after(2, tmp_path / "cut", **{"checkpoint.every": 2})
-    change(path, lambda meta: [meta.pop("metrics"), meta.pop("bytes")])
-    execute(quick(), path, resume=True)
-    assert metrics(path) == metrics(two_runs / "0")
-
-
 def change(path, change_meta):
     """Change the JSON of the newest checkpoint, with a valid checksum."""
     file = max((path / "checkpoints").glob("*.json"))
@@ -233,28 +226,31 @@ def a_gigabyte_more():
 
 
 FORGED = [
-    (lambda meta: meta.update(round=10**9), "the round 1000000000, expected 0 to 4"),
-    (lambda meta: meta.update(round=-1), "the round -1"),
-    (lambda meta: meta.update(round=True), "the round True"),
-    (lambda meta: meta.update(version=10**12), "the version 1000000000000"),
-    (lambda meta: meta["clients"].update({"1000000": 1}), "the client 1000000"),
-    (lambda meta: meta["clients"].update({"0": 99}), "the version of a client or an entry 99"),
-    (lambda meta: meta.update(cohort=[0, 20]), "the client 20, expected 0 to 19"),
-    (lambda meta: meta.update(chunk=10**9), "the number of clients trained together 1000000000"),
-    (lambda meta: meta.update(chunk=-1), "the number of clients trained together -1"),
-    (lambda meta: meta["ledger"].update(opened=7), "the version of a client or an entry 7"),
-    (lambda meta: meta["ledger"].update(lengths=[10**15]), "the length 1000000000000000"),
-    (lambda meta: meta["ledger"].update(lengths=[-1]), "the length -1"),
-    (lambda meta: meta["ledger"].update(lengths=[10**9]), "its ledger has"),
-    (lambda meta: meta["ledger"].update(past=[[0, 10**9]]), "the version of a client or an entry 1000000000"),
-    (lambda meta: meta["sync_counts"]["syncs"].update(x=10**9), "the number of synchronizations 1000000000"),
+    (lambda meta: meta["state"].update(round=10**9), "the round 1000000000, expected 0 to 4"),
+    (lambda meta: meta["state"].update(round=-1), "it holds -1, expected int"),
+    (lambda meta: meta["state"].update(round=True), "it holds True, expected int"),
+    (lambda meta: meta["state"].update(round=10**30), "expected int"),
+    (lambda meta: meta["state"].update(clock="soon"), "it holds 'soon', expected float"),
+    (lambda meta: meta["state"].update(recent={"medians": {"loss": [float("nan")]}, "far": []}), "it holds nan"),
+    (lambda meta: meta["state"].update(recent={"medians": {}, "far": [20]}), "the client 20"),
+    (lambda meta: meta["state"]["server"]["public"].update(version=10**12), "the version 1000000000000"),
+    (lambda meta: meta["state"]["clients"].update({"1000000": client(1)}), "the client 1000000"),
+    (lambda meta: meta["state"]["clients"].update({"0": client(99)}), "the version of a client or an entry 99"),
+    (lambda meta: meta["state"].update(cohort=[0, 20]), "the client 20, expected 0 to 19"),
+    (lambda meta: meta["state"].update(chunk=10**9), "the number of clients trained together 1000000000"),
+    (lambda meta: meta["state"]["server"]["ledger"].update(opened=7), "the version of a client or an entry 7"),
+    (lambda meta: meta["state"]["server"]["ledger"].update(entries=["nothing"]), "nothing"),
+    (lambda meta: meta["state"]["sync_counts"]["syncs"].update(x=10**9), "the number of synchronizations 1000000000"),
     (lambda meta: meta.update(bytes=10**14), "bytes, not 100,000,000,000,000"),
-    (lambda meta: meta.update(backend="magic"), "its backend is 'magic'"),
-    (lambda meta: meta.update(names=["nothing"]), "nothing"),
-    (lambda meta: meta.update(ledger=[]), "cannot be read"),
-    (lambda meta: meta.update(clients={"x": 1}), "cannot be read"),
-    (lambda meta: meta.pop("cohort"), "cannot be read"),
+    (lambda meta: meta["state"].update(backend="magic"), "it holds 'magic', expected"),
+    (lambda meta: meta["state"].update(server=[]), "cannot be read"),
+    (lambda meta: meta["state"].update(clients={"x": client(1)}), "cannot be read"),
+    (lambda meta: meta["state"].pop("cohort"), "cannot be read"),
 ]
+
+
+def client(version):
+    return {"version": version, "unsent": {}, "correction": {}, "codec": {}, "opt": {}}
 
 
 @pytest.mark.parametrize(("forge", "message"), FORGED, ids=[message for _, message in FORGED])
@@ -269,7 +265,7 @@ def test_a_checkpoint_with_impossible_counts_is_refused_before_memory_is_allocat
 
 def test_a_checkpoint_of_another_model_is_refused(copies):
     (copies / "0/summary.json").unlink()
-    change(copies / "0", lambda meta: meta["names"].remove("public/coords/head.bias"))
+    change(copies / "0", lambda meta: meta["state"]["server"]["public"]["coords"].pop("head.bias"))
     with pytest.raises(CheckpointError, match="other blocks than this model"):
         execute(quick(), copies / "0", resume=True)
 

@@ -9,10 +9,9 @@ import torch
 
 import thinwire as tw
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.config import resolve, under
 from thinwire.experiments.experiment import to_table
 from thinwire.experiments.presets import preset, presets
-from thinwire.experiments.recipe import under
-from thinwire.experiments.resolve import resolve
 from thinwire.experiments.simulate import Settings
 from thinwire.experiments.toml import dumps
 from thinwire.optimizers import SGD, Adam, ConstantLR, CosineLR

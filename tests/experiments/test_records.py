@@ -7,9 +7,8 @@ import json
 import pytest
 
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.provenance import provenance
 from thinwire.experiments.records import find_runs, read_records, read_run, totals
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.experiments.run_directory import RunFolder, provenance
 
 
 def test_read_run_and_run_folder_agree(real_runs):

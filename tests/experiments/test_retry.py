@@ -19,8 +19,7 @@ from thinwire.experiments.collapse import Course, judge, news
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.experiments.records import read_run
-from thinwire.experiments.retry import check_retry, halved
-from thinwire.experiments.retry_store import FolderStore, read_retries
+from thinwire.experiments.retry import Store, check_retry, halved, read_retries
 from thinwire.experiments.watch import standing
 from thinwire.flower.apps import deployable
 
@@ -174,7 +173,7 @@ KILL = """
 import os, signal, sys
 from pathlib import Path
 from thinwire.experiments.execute import execute
-from thinwire.experiments.retry_store import read_retries
+from thinwire.experiments.retry import read_retries
 from thinwire.experiments.run_directory import RunFolder
 path = Path(sys.argv[1])
 def kill(record):
@@ -206,14 +205,14 @@ def test_a_run_killed_in_the_retried_part_goes_on_with_the_same_bits(rescued, tm
 
 def test_a_crash_right_after_the_retry_was_written_is_repaired(rescued, tmp_path, monkeypatch):
     """Then checkpoints and records of abandoned rounds are still there."""
-    path, original = tmp_path / "run", FolderStore._settle
+    path, original = tmp_path / "run", Store._settle
 
     def crash(self):
         if len(self.retries) == len(rescued[1]["retries"]):
             raise RuntimeError("killed")
         return original(self)
 
-    monkeypatch.setattr(FolderStore, "_settle", crash)
+    monkeypatch.setattr(Store, "_settle", crash)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="killed"):

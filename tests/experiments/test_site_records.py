@@ -10,7 +10,6 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.site_records import SITES, append_sites, cut_sites, read_sites
-from thinwire.protocol.recent import Recent
 from thinwire.runtime.site_record import SiteRecord
 
 LINES = [SiteRecord(i, "north", 0, "accepted", 1.0, 0.5, 0.25, 1.5, 10, 20) for i in (1, 2, 3)]
@@ -56,23 +55,6 @@ def test_text_of_a_damaged_file_is_printable_and_short(tmp_path):
     assert found.site.isprintable()
     assert len(found.site) < 600
     assert len(found.why) < 1300
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"medians": {"loss": [-1.0]}, "far": []},
-        {"medians": {"loss": [float("nan")]}, "far": []},
-        {"medians": {"loss": [1]}, "far": []},
-        {"medians": {"loss": [1.0] * 11}, "far": []},
-        {"medians": {}, "far": [4]},
-        {"medians": {}, "far": [True]},
-    ],
-    ids=str,
-)
-def test_medians_of_a_damaged_checkpoint_are_refused(value):
-    with pytest.raises(ValueError, match=r"of its latest rounds|it remembers|it names"):
-        Recent.from_json(value, clients=4)
 
 
 def test_the_number_of_checkpoints_does_not_make_another_run(tmp_path):

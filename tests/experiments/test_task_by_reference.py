@@ -305,7 +305,7 @@ def test_files_of_data_are_datasets_with_an_option(tmp_path, monkeypatch):
     registry._TABLE["dataset"].pop("arrays", None)
     register("dataset", "arrays", doc="Arrays.", preset={"task": {"model": "mlp"}})(read)
     np.savez("points.npz", x=np.ones((40, 3), np.float32))
-    monkeypatch.setattr("thinwire.experiments.task_settings.preset", _no_preset)
+    monkeypatch.setattr("thinwire.experiments.config.preset", _no_preset)
     experiment = resolve("fedavg", "points.npz", {**QUICK, "task.factor": 2})
     assert experiment.task.label == "points.npz"
     assert dict(experiment.task.options) == {"file": f"{Path.cwd()}/points.npz", "factor": 2.0}

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from thinwire.experiments.lock import PROCESS, note_process, writer
+from thinwire.experiments.files import PROCESS, note_process, writer
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.watch import follow, how_to_resume, standing, status_line
 

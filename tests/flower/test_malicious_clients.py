@@ -16,8 +16,7 @@ from thinwire.core.registry import entries
 from thinwire.core.state import state_is_finite
 from thinwire.core.tree import Tree, all_finite, tmap
 from thinwire.errors import IncompatibleParts, WireError
-from thinwire.experiments.combine import join, named
-from thinwire.experiments.config import method_from
+from thinwire.experiments.config import join, method_from, named
 from thinwire.experiments.parts import build
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer

@@ -125,7 +125,7 @@ def test_states_of_a_run_that_trains_are_kept(tmp_path):
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from thinwire.experiments.lock import locked, note_process
+from thinwire.experiments.files import locked, note_process
 with locked(Path(sys.argv[1])):
     note_process(Path(sys.argv[1]))
     print("locked", flush=True)

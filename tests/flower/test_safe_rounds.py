@@ -14,8 +14,7 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.experiments.records import read_run, rounds_in
-from thinwire.experiments.retry_store import read_retries
-from thinwire.experiments.rollback import roll_back
+from thinwire.experiments.retry import read_retries, roll_back
 from thinwire.experiments.site_records import append_sites, read_sites
 from thinwire.flower.apps import deployable
 from thinwire.flower.client import Client, InMemory

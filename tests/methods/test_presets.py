@@ -9,9 +9,8 @@ import thinwire as tw
 from thinwire.cli.app import app
 from thinwire.core import registry
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.catalog import catalog
 from thinwire.experiments.config import method_from, resolve, to_table
-from thinwire.experiments.presets import filled, preset, presets
+from thinwire.experiments.presets import catalog, filled, preset, presets
 from thinwire.experiments.toml import dumps, loads
 from thinwire.methods.fedavg import arguments_on_tasks, on
 

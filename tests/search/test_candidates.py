@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
-from thinwire.experiments.overrides import flat, put
+from thinwire.experiments.toml import flat, put
 from thinwire.search.candidates import changes, knobs_of, parse_over, points, start_of
 
 

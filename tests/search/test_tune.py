@@ -10,8 +10,7 @@ import thinwire as tw
 from thinwire.cli.app import app
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
-from thinwire.experiments.chance import validation_chance
-from thinwire.experiments.collapse import Chance
+from thinwire.experiments.collapse import Chance, validation_chance
 from thinwire.experiments.config import resolve
 from thinwire.experiments.records import read_run
 from thinwire.experiments.search_record import SearchRecord, read_search, write_search

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -16,7 +15,7 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkpoint
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
-from thinwire.experiments.files import with_checksum
+from thinwire.experiments.files import read_checked, with_checksum
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.protocol.upload import decode_upload
 from thinwire.runtime.job import RunState
@@ -134,23 +133,15 @@ def two_rounds():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"clock": "soon"},
-        {"clock": float("inf")},
-        {"flights": [[0, 1, 2.0]]},
-        {"flights": [[0, 1, 2.0, 0.5], [0, 1, 2.0, 0.5]]},
-        {"flights": [[99, 1, 2.0, 0.5]]},
-        {"flights": [[0, 9, 2.0, 0.5]]},
-        {"flights": [[0, 1, None, 0.5]]},
-    ],
+    "change", [{"client": 99}, {"client": 1.5}, {"version": 9}, {"arrives": None}, {"loss": float("inf")}, None]
 )
 def test_damaged_counts_of_clients_that_train_are_refused(change, two_rounds, tmp_path):
     save_checkpoint(tmp_path, two_rounds, "x")
     assert load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10)).flights
     file = tmp_path / "round-000002.json"
-    meta = json.loads(file.read_text())
-    meta = {key: value for key, value in meta.items() if key != "checksum"} | change
+    meta = read_checked(file)
+    flights = meta["state"]["flights"]
+    meta["state"]["flights"] = [{**flights[0], **change}] if change else [flights[0], flights[0]]
     file.write_bytes(with_checksum(meta))
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10))

@@ -18,8 +18,7 @@ from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
-from thinwire.experiments.merged_export import merged_of_run, save_merged
-from thinwire.experiments.peft_export import adapter_of_run
+from thinwire.experiments.peft_export import adapter_of_run, merged_of_run, save_merged
 from thinwire.experiments.samples import read_samples
 from thinwire.metrics import metrics_by_name
 from thinwire.models import CausalLM, build

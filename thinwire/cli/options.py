@@ -128,7 +128,7 @@ def settings_of(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
         given: the `locals()` of the verb when it begins; an argument that is None is left out.
         *more: names of further arguments.
     """
-    from thinwire.experiments.overrides import parse_overrides
+    from thinwire.experiments.toml import parse_overrides
     from thinwire.search.candidates import OPTIONS
 
     names = (*OPTIONS, "recipe", "metrics", *more)

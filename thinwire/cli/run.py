@@ -199,7 +199,7 @@ def rollback(
 
     Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
     """
-    from thinwire.experiments.rollback import roll_back
+    from thinwire.experiments.retry import roll_back
 
     found = roll_back(run, number, leave_out or [])
     where = f"round {found.round}" if found.round else "the start"
@@ -249,8 +249,7 @@ def export_peft(
 
     Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
     """
-    from thinwire.experiments.merged_export import merged_of_run
-    from thinwire.experiments.peft_export import adapter_of_run
+    from thinwire.experiments.peft_export import adapter_of_run, merged_of_run
 
     write = merged_of_run if merged else adapter_of_run
     for file in write(run, folder, data_dir):

@@ -33,7 +33,7 @@ from thinwire.cli.terminal import (
 )
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.catalog import LISTS, catalog
+from thinwire.experiments.presets import LISTS, catalog
 
 if TYPE_CHECKING:
     from thinwire.data.describe_partition import PartitionDescription

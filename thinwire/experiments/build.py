@@ -13,7 +13,6 @@ from thinwire.core.reference import failure, is_reference, short_name, source_fi
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.losses import loss_by_name
-from thinwire.data.partition import Assignment
 from thinwire.data.scaling import image_values, standardized
 from thinwire.data.task import Task, assign_clients, client_names, validation_fraction
 from thinwire.errors import ConfigError
@@ -60,7 +59,8 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
         source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
     if isinstance(source, Task):
         return chosen_of(choice, source, key)
-    clients = _partitioned(choice, source, key)
+    # by default one client per user, or 10 with near-equal parts
+    clients = assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
     validation = None
@@ -101,11 +101,6 @@ def chosen_of(choice: TaskChoice, task: Task, key: Key) -> Task:
     if choice.validation_fraction and validation is None:
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     return replace(task, clients=clients, client_tests=validation)
-
-
-def _partitioned(choice: TaskChoice, source: Source, key: Key) -> Assignment:
-    """The examples of each client; by default one client per user, or 10 with near-equal parts."""
-    return assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
 
 
 def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:

@@ -2,42 +2,35 @@
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
 SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
-newest are kept: two, or `checkpoint.keep`. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to
-its round, to restore that file if it is damaged. Before tensors are read, all counts are checked against the limits
-of the experiment.
+newest are kept: two, or `checkpoint.keep`. Nothing is pickled. `pack` writes any record of tensors, bytes, numbers and
+other records by its annotations, and `unpack` checks each value against them. The JSON also holds the lines of
+`metrics.jsonl` up to its round, to restore that file if it is damaged.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import io
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from thinwire.core.key import Device
-from thinwire.core.state import State
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
-from thinwire.experiments.files import read_checked, with_checksum, write_atomically
-from thinwire.experiments.records import KEEP, checkpoint_file, rounds_in
-from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.recent import Recent
-from thinwire.protocol.state import ClientState, PublicState, ServerState
-from thinwire.protocol.sync_counts import SyncCounts
-from thinwire.runtime.job import Flight, RunState
-from thinwire.training.inputs import Backend
+from thinwire.experiments.files import INVALID, read_checked, unpack, with_checksum, write_atomically
+from thinwire.experiments.records import KEEP, checkpoint_file, remove_checkpoint, rounds_in
+from thinwire.runtime.job import RunState
 
-FORMAT = 2
-_PUBLIC = ("base", "coords", "shared", "buffers")
-_SERVER = ("correction", "schedule", "codec")
-_CLIENT = ("unsent", "correction", "codec")
+FORMAT = 3
+ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
 
 
 class Bounds(NamedTuple):
@@ -48,7 +41,13 @@ class Bounds(NamedTuple):
 
 
 def save_checkpoint(
-    folder: Path, state: RunState, config: str, metrics: str | None = None, retries: int = 0, keep: int = KEEP
+    folder: Path,
+    state: RunState,
+    config: str,
+    metrics: str = "",
+    retries: int = 0,
+    keep: int = KEEP,
+    best: Tree | None = None,
 ) -> None:
     """Write the state after a round.
 
@@ -59,46 +58,18 @@ def save_checkpoint(
         metrics: the lines of `metrics.jsonl` up to that round.
         retries: how often the run went back before (`retry.py`).
         keep: number of checkpoints in the folder that are kept.
+        best: the best model so far, if it is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = checkpoint_file(folder, state.round)
-    tensors = _tensors(state)
+    file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
+    packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
     data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     write_atomically(file.with_suffix(".safetensors"), data)
-    ledger = state.server.ledger
-    meta: dict[str, Any] = {
-        "format": FORMAT,
-        "config": config,
-        "round": state.round,
-        "version": state.server.public.version,
-        "names": list(tensors),
-        "cohort": list(state.cohort),
-        "backend": state.backend,
-        "backend_reason": state.backend_reason,
-        "chunk": state.chunk,
-        "onednn": state.onednn,
-        "sync_counts": {"syncs": dict(state.sync_counts.syncs), "bytes_up": state.sync_counts.bytes_up},
-        "ledger": {
-            "version": ledger.version,
-            "opened": ledger.opened,
-            "lengths": [len(entry) for entry in ledger.entries],
-            "past": [[w.since, w.until, *(len(part) for part in (*w.entries, w.end))] for w in ledger.past],
-            "synced": dict(ledger.synced),
-            "adds_since": ledger.adds_since,
-        },
-        "clients": {str(i): client.version for i, client in state.clients.items()},
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "metrics": metrics,
-        **({"retries": retries} if retries else {}),
-        **({"clock": state.clock} if state.clock else {}),
-        **({"flights": [[one.client, *one[1:3], one.loss] for one in state.flights]} if state.flights else {}),
-        **({"recent": recent} if (recent := state.recent.as_json()) else {}),
-    }
+    sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics, "retries": retries}
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
-        checkpoint_file(folder, old).unlink(missing_ok=True)
-        checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
+        remove_checkpoint(folder, old)
 
 
 def load_checkpoint(
@@ -124,140 +95,79 @@ def load_checkpoint(
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
         if meta["config"] != config:
             raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
-        if wrong := _out_of_range(meta, bounds or Bounds()):
+        tensors = {
+            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one
+            for name, one in _tensors(path, meta, older).items()
+        }
+        state = unpack(RunState, meta["state"], tensors)
+        if wrong := _out_of_range(state, bounds or Bounds()):
             raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
-        weights = path.with_suffix(".safetensors")
-        if "bytes" in meta and (size := weights.stat().st_size) != meta["bytes"]:
-            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
-        data = weights.read_bytes()
-        if hashlib.sha256(data).hexdigest() != meta["sha256"]:
-            raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
-        tensors = load(data)
-        # the order of blocks is part of the contract, and safetensors does not preserve it
-        on_device = ("public/", "average/")
-        places = {name: device or "cpu" if name.startswith(on_device) else "cpu" for name in meta["names"]}
-        state = _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
-        return state._replace(recent=Recent.from_json(meta.get("recent"), (bounds or Bounds()).clients))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        return state
+    except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
 
 
-def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
-    """Describe the first count of a checkpoint that is out of range; "" if there is none. Allocates nothing."""
-    ledger = meta["ledger"]
-    version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
-    lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
-    seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
-    seen += [ledger.get("adds_since", 0), *(edge for window in ledger["past"] for edge in window[:2])]
-    syncs = [*meta["sync_counts"]["syncs"].values()]
-    flights = meta.get("flights", [])
-    if any(len(one) != 4 for one in flights) or len({str(one[0]) for one in flights}) < len(flights):
-        return "a client that trains is in it twice, or without its version"
-    clients, seen = [*clients, *(one[0] for one in flights)], [*seen, *(one[1] for one in flights)]
-    ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
-        ("round", [meta["round"]], bounds.rounds),
-        ("version", [version], meta["round"]),
+def load_best(folder: Path, number: int) -> Tree:
+    """The best model as of the checkpoint of a round; empty if it was not kept."""
+    path = checkpoint_file(folder, number)
+    meta = read_checked(path)
+    tensors = _tensors(path, meta) if meta["best"] else {}
+    return {name: tensors[key] for name, key in meta["best"].items()}
+
+
+def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
+    """The tensors of a checkpoint, whose SHA-256 must match."""
+    weights = path.with_suffix(".safetensors")
+    if (size := weights.stat().st_size) != meta["bytes"]:
+        raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
+    data = weights.read_bytes()
+    if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+        raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
+    return dict(load(data))
+
+
+def _out_of_range(state: RunState, bounds: Bounds) -> str:
+    """Describe the first count of a state that is out of range; "" if there is none."""
+    ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
+    clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
+    seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
+    seen += [one.version for one in (*state.clients.values(), *flights)]
+    seen += [edge for window in ledger.past for edge in window[:2]]
+    if len({one.client for one in flights}) < len(flights):
+        return "a client that trains is in it twice"
+    ranges: tuple[tuple[str, Iterable[int], int], ...] = (
+        ("round", [state.round], bounds.rounds),
+        ("version", [version], state.round),
         ("version of a client or an entry", seen, version),
         ("client", clients, bounds.clients - 1),
-        ("number of clients trained together", [meta.get("chunk", 0)], bounds.clients),
-        ("number of synchronizations", syncs, meta["round"]),
-        ("length", [*lengths, meta.get("bytes", 0)], 1 << 48),
+        ("number of clients trained together", [state.chunk], bounds.clients),
+        ("number of synchronizations", state.sync_counts.syncs.values(), state.round),
     )
     for what, values, most in ranges:
         for value in values:
-            if type(value) is not int or not 0 <= value <= most:
-                return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
-    for value in (meta.get("clock", 0.0), *(number for one in flights for number in one[2:])):
-        if type(value) is not float or not math.isfinite(value):
-            return f"it holds the number {visible(repr(value), 40)}, expected a finite one"
-    if meta["backend"] not in get_args(Backend) or meta.get("onednn") not in (True, False, None):
-        return f"its backend is {visible(repr(meta['backend']), 40)}"
+            if value > most:
+                return f"it holds the {what} {value}, expected 0 to {most:,}"
     return ""
 
 
-def _tensors(state: RunState) -> Tree:
-    """All tensors of a state by path, such as `client/3/unsent/fc.weight`."""
-    out: Tree = {}
-    for part in _PUBLIC:
-        out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
-    out |= {f"average/{name}": block for name, block in state.average.items()}
-    clients = ((f"client/{i}", _CLIENT, own) for i, own in state.clients.items())
-    flights = ((f"flight/{one.client}", _CLIENT, one.state) for one in state.flights)
-    owners: list[tuple[str, tuple[str, ...], Any]] = [("server", _SERVER, state.server), *clients, *flights]
-    for owner, parts, one in owners:
-        trees = {part: getattr(one, part) for part in parts}
-        trees |= {f"opt/{slot}": tree for slot, tree in one.opt.items()}
-        out |= {f"{owner}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
-    out |= {f"upload/{f.client}": torch.frombuffer(bytearray(f.message), dtype=torch.uint8) for f in state.flights}
-    ledger = state.server.ledger
-    data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
-    if data:
-        out["ledger"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return out
+def pack(value: Any, tensors: Tree, path: str = "") -> Any:
+    """A record as a value of JSON; its tensors and bytes are added to `tensors`, by path.
 
-
-def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
-    """The inverse of `_tensors`, with the values of the JSON."""
-
-    def tree(prefix: str) -> Tree:
-        return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
-
-    public = PublicState(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
-    data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
-    lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
-    if sum(lengths) != len(data):
-        raise ValueError(f"its ledger has {len(data)} bytes, not {sum(lengths)}")
-    ledger = _ledger(meta["ledger"], io.BytesIO(data))
-    own = {part: tree(f"server/{part}/") for part in _SERVER}
-    server = ServerState(public, opt=_slots(tree("server/opt/")), ledger=ledger, **own)
-    kept = _kept(tensors)
-    clients = {int(i): _client_state(version, kept.get(("client", i), {})) for i, version in meta["clients"].items()}
-    flights = tuple(
-        Flight(i, version, arrives, message, _client_state(version, kept.get(("flight", str(i)), {})), loss)
-        for i, version, arrives, loss in meta.get("flights", ())
-        for message in [bytes(tensors[f"upload/{i}"].numpy())]
-    )
-    sync_counts = SyncCounts(**meta["sync_counts"])
-    backend = meta["backend"], meta["backend_reason"]
-    limits = meta.get("chunk", 0), meta.get("onednn")
-    cohort, average = tuple(meta["cohort"]), tree("average/")
-    waiting = {"clock": meta.get("clock", 0.0), "flights": flights}
-    return RunState(meta["round"], server, clients, cohort, *backend, sync_counts, *limits, average, **waiting)
-
-
-def _kept(tensors: Tree) -> dict[tuple[str, str], Tree]:
-    """What clients keep, by `client` or `flight` and the number of the client."""
-    found: dict[tuple[str, str], Tree] = {}
-    for name, block in tensors.items():
-        if name.startswith(("client/", "flight/")):
-            owner, i, rest = name.split("/", 2)
-            found.setdefault((owner, i), {})[rest] = block
-    return found
-
-
-def _client_state(version: int, mine: Tree) -> ClientState:
-    """What a client keeps, from its tensors."""
-    given = {
-        p: {n.removeprefix(f"{p}/"): b for n, b in mine.items() if n.startswith(f"{p}/")} for p in (*_CLIENT, "opt")
-    }
-    return ClientState(version, opt=_slots(given.pop("opt")), **given)
-
-
-def _slots(tree: Tree) -> State:
-    """The state of an optimizer from names such as `momentum/fc.weight`."""
-    state: State = {}
-    for path, block in tree.items():
-        slot, _, name = path.partition("/")
-        state.setdefault(slot, {})[name] = block
-    return state
-
-
-def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
-    """A ledger from its JSON and the concatenated bytes of its entries and ends."""
-    entries = tuple(data.read(length) for length in meta["lengths"])
-    past = []
-    for since, until, *lengths in meta["past"]:
-        *window, end = (data.read(length) for length in lengths)
-        past.append(Window(since, until, tuple(window), end))
-    adds_since = meta.get("adds_since", meta["version"])  # older checkpoints do not have it
-    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"], adds_since)
+    >>> found = {}
+    >>> pack({"w": torch.ones(1), "n": (1, 2)}, found), found
+    ({'w': '/w', 'n': [1, 2]}, {'/w': tensor([1.])})
+    """
+    if isinstance(value, bytes | memoryview):
+        value = torch.from_numpy(np.array(memoryview(value), dtype=np.uint8))
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return path
+    if dataclasses.is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): pack(one, tensors, f"{path}/{key}") for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [pack(one, tensors, f"{path}/{i}") for i, one in enumerate(value)]
+    return value

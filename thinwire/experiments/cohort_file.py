@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.experiments.files import append, write_atomically
+from thinwire.experiments.files import INVALID, append, unpack, write_atomically
 
 COHORTS = "cohorts.jsonl"
 
@@ -112,18 +112,11 @@ class CohortLog:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """The values of a line; None if it is incomplete or not valid."""
     try:
-        value = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
+        value: Any = json.loads(line) if line.endswith(b"\n") else None
+        number = unpack(int, value["round"])
+        lists = unpack(dict[str, tuple[int, ...]], {key: one for key, one in value.items() if key != "round"})
+        accepted, based = (lists.get(name, ()) for name in ("accepted", "based"))
+    except (*INVALID, RecursionError):
         return None
-    if not isinstance(value, dict) or not _count(value.get("round")):
-        return None
-    names: tuple[str, ...] = ("available", "cohort") if "cohort" in value else ("accepted", "late")
-    names += ("based",) if "based" in value else ()
-    lists = [value.get(name) for name in names]
-    if not all(isinstance(one, list) and all(map(_count, one)) for one in lists):
-        return None
-    return value if len(value.get("based", ())) in (0, len(value.get("accepted", ()))) else None
-
-
-def _count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 40
+    known = {"available", "cohort"} <= lists.keys() or {"accepted", "late"} <= lists.keys()
+    return {"round": number, **lists} if known and len(based) in (0, len(accepted)) else None

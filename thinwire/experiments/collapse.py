@@ -18,15 +18,26 @@ and warm-ups do not do that, a single bad cohort does it for one round only. A f
 >>> curve = [{"round": i, "accuracy": a} for i, a in ((10, 0.3), (20, 0.5), (30, 0.1), (40, 0.1))]
 >>> judge(curve, Chance(share=0.1, examples=10_000, classes=10))[:2]
 ('collapsed', 30)
+
+Chance accuracy on the test set of a run: the frequency of its most frequent class; for a regression, R2 = 0.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thinwire.core.text import percent
+from thinwire.experiments.files import INVALID, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinwire.runtime.runner import Runner
+
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
@@ -245,11 +256,12 @@ def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]
 
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
     """The verdict of a summary; None if it has none. The values may come from a damaged file."""
-    status, number, why = ((summary or {}).get(key) for key in ("status", "status_round", "status_why"))
-    for known in (*BROKEN, "finished"):
-        if status == known:
-            return Verdict(known, number if isinstance(number, int) else None, why if isinstance(why, str) else "")
-    return None
+    keys = {"status": "status", "round": "status_round", "why": "status_why"}
+    try:
+        found: Verdict = unpack(Verdict, {name: (summary or {})[key] for name, key in keys.items()})
+        return found
+    except INVALID:
+        return None
 
 
 def known_chance(value: Any) -> Chance | None:
@@ -259,16 +271,12 @@ def known_chance(value: Any) -> Chance | None:
     Chance(share=0.1, examples=100, classes=10, metric='accuracy')
     >>> known_chance({"share": "a", "examples": 0, "classes": 10})
     """
-    if not isinstance(value, dict):
+    try:
+        found: Chance = unpack(Chance, value)
+    except INVALID:
         return None
-    share, examples, classes, metric = (value.get(key) for key in Chance._fields)
-    if metric == "r2" and share == classes == 0 and type(examples) is int and examples > 0:
-        return Chance(0.0, examples, 0, metric)
-    if not isinstance(share, float) or not 0 < share < 1 or metric not in ("accuracy", "client_accuracy"):
-        return None
-    if type(examples) is not int or type(classes) is not int or examples < 1 or classes < 2:
-        return None
-    return Chance(share, examples, classes, metric)
+    sound = found.examples > 0 and (found.share == 0 if found.is_r2 else 0 < found.share < 1 < found.classes)
+    return found if sound and found.metric in ("r2", "accuracy", "client_accuracy") else None
 
 
 def is_broken(summary: Mapping[str, Any]) -> bool:
@@ -289,3 +297,74 @@ def count_broken(statuses: Iterable[str | None]) -> str:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+FEWEST = 100  # examples for a meaningful accuracy
+
+
+def chance_of(simulation: Runner) -> Chance | None:
+    """The chance accuracy of a run; None without a test set of class labels, or with fewer than 100 examples.
+
+    Of a regression it is the R2 of predicting the mean, which is 0.
+
+    If clients keep a part of the model private, the public model alone is not used. Then it is the mean over clients of
+    the chance accuracy on each client's validation examples, and None without those.
+    """
+    from thinwire.data.losses import is_regression  # late: it imports torch
+
+    task = simulation.job.task
+    if _private(simulation):
+        found = validation_chance(simulation)
+    elif task.test is not None and is_regression(task.loss):
+        found = Chance(0.0, len(task.test), 0, "r2")
+    else:
+        found = None if task.test is None else chance_among(task.test.targets)
+    return found if found is not None and found.examples >= FEWEST else None
+
+
+def chance_among(labels: Tensor) -> Chance | None:
+    """The chance accuracy for some labels; None if they are no classes, or all equal. Negative labels are ignored.
+
+    >>> import torch
+    >>> chance_among(torch.tensor([0, 1, 1, -100]))
+    Chance(share=0.6666666666666666, examples=3, classes=2, metric='accuracy')
+    """
+    found = chance_over_clients([labels])
+    return found and found._replace(metric="accuracy")
+
+
+def validation_chance(simulation: Runner) -> Chance | None:
+    """The chance accuracy on the validation examples of clients: the best constant prediction, averaged over clients.
+
+    If clients keep a part of the model private, each client has a constant prediction of its own. None without
+    validation examples, or if their targets are no classes.
+    """
+    task = simulation.job.task
+    if (own := task.client_tests) is None:
+        return None
+    labels = [task.train.targets[own.client(i)] for i in range(len(own))]
+    return chance_over_clients(labels, _private(simulation))
+
+
+def _private(simulation: Runner) -> bool:
+    return any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages)
+
+
+def chance_over_clients(labels: list[Tensor], each: bool = False) -> Chance | None:
+    """The mean over clients of the accuracy of one constant prediction, or of one for each; without negative labels.
+
+    >>> import torch
+    >>> chance_over_clients([torch.tensor([0, 1]), torch.tensor([1, 1, 2, 2])])
+    Chance(share=0.5, examples=6, classes=3, metric='client_accuracy')
+    """
+    if not labels or labels[0].is_floating_point() or labels[0].is_complex():
+        return None
+    counts = [own for one in labels if (own := Counter(one[one >= 0].flatten().tolist()))]
+    classes = set().union(*counts)
+    if len(classes) < 2:
+        return None
+    if each:
+        share = statistics.fmean(max(own.values()) / own.total() for own in counts)
+    else:
+        share = max(statistics.fmean(own[one] / own.total() for own in counts) for one in classes)
+    return Chance(share, sum(own.total() for own in counts), len(classes), "client_accuracy") if share < 1 else None

@@ -1,6 +1,6 @@
 """The experiment as one value: everything that decides the results of a run.
 
-`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `resolve.py` builds one from presets,
+`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `config.py` builds one from presets,
 a file and the command line.
 """
 
@@ -19,7 +19,7 @@ from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.records import KEEP, Accounting
 from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
-from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
+from thinwire.protocol.method import Method
 from thinwire.runtime.attacks import Attack
 from thinwire.runtime.speed import Speed
 from thinwire.simulation.engine import LocalEngine
@@ -112,7 +112,7 @@ class Evaluation:
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
         patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
-            examples it is their accuracy or loss that counts, not the test set's (`selection.py`).
+            examples it is their accuracy or loss that counts, not the test set's (`best.py`).
     """
 
     every: int = 1
@@ -174,7 +174,7 @@ class Experiment:
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
-        fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
+        fingerprint: of a task of one's own, when its run starts (`execute.py`); "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
         speed: how long simulated clients take.
     """
@@ -229,10 +229,17 @@ TOP = ("name", "seed", "rounds", "accounting")
 _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
 
 
+# fields of a method that are written where they differ from its defaults, so that older digests stay the same
+_RARE = (
+    *("budget", "secure_aggregation", "next_stage", "norm_bound", "evaluate", "opt_lifetime", "opt_owner"),
+    *("asynchronous", "ema_decay"),
+)
+
+
 def digest(table: Table, script: bool = False) -> str:
     """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
 
-    The fingerprint of own data is checked apart (`task_record.py`), so that a run can be replaced (`--again`).
+    The fingerprint of own data is checked apart (`execute.py`), so that a run can be replaced (`--again`).
 
     Args:
         table: the configuration.
@@ -293,13 +300,11 @@ def method_table(method: Method, strict: bool = True) -> Table:
     slots = {slot: part_table(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
     if not method.mask.active:
         del slots["mask"]  # rarely set; without it, digests of older experiments stay the same
-    rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
-    rare |= {"secure_aggregation": True} if method.secure_aggregation else {}
-    rare |= {"next_stage": plain(method.next_stage)} if method.next_stage else {}
-    rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
-    rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
-    rare |= {"opt_lifetime": method.opt_lifetime} if method.opt_lifetime != "window" else {}
-    rare |= {"opt_owner": method.opt_owner} if method.opt_owner != "client" else {}
-    rare |= {"asynchronous": plain(method.asynchronous)} if method.asynchronous.active else {}
-    rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
+    shown = {"budget": bool(method.budget.tiers), "asynchronous": method.asynchronous.active}
+    rare = {
+        name: plain(value)
+        for name in _RARE
+        for value in [getattr(method, name)]
+        if shown.get(name, value != getattr(Method, name))
+    }
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

@@ -1,23 +1,34 @@
 """Atomic writes, and reading of JSON that may be damaged: a crash at any moment leaves the old file or the new one.
 
 Errors of the system (no space, no permission, a name that is too long) contain the path that was given.
+
+Who writes to a run directory: one process at a time, and whether that process is still there.
+
+The directory itself is locked, since its files are replaced; the system releases the lock when the process ends, also
+after `kill -9`. `process.json` has the machine and the process that wrote last; it is removed when the run is finished.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import functools
 import hashlib
 import json
+import math
 import os
+import platform
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 
+INVALID = (ValueError, KeyError, TypeError, AttributeError)  # of values that `unpack` refuses
 LONGEST_JSON = 1 << 30  # bytes; a checkpoint of a million clients has a tenth of it
 
 
@@ -135,6 +146,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_lines(file: Path) -> list[bytes]:
+    """The complete lines of a file; the last one may still be written. Empty if there is no file."""
+    try:
+        if (size := file.stat().st_size) > LONGEST_JSON:
+            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
+        return file.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
 def why_unreadable(error: BaseException) -> str:
     """The reason why a text could not be parsed, in a few words.
 
@@ -150,6 +171,43 @@ def why_unreadable(error: BaseException) -> str:
     if "integer string conversion" in str(error):
         return "it holds a number of thousands of digits"
     return visible(str(error), 200)
+
+
+def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
+    """A value of JSON as a type, field by field; raises one of `INVALID`.
+
+    Counts must be 0 or more, and numbers finite. A tensor, or bytes, is named by its key in `tensors`.
+
+    >>> unpack(tuple[int, ...], [1, 2]), unpack(dict[str, float | None], {"a": None, "b": 0.5})
+    ((1, 2), {'a': None, 'b': 0.5})
+    >>> unpack(int, -1)
+    Traceback (most recent call last):
+    ValueError: it holds -1, expected int
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if (origin is None and hasattr(kind, "_fields")) or dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: unpack(hints[name], one, tensors) for name, one in value.items()})
+    if origin is tuple:
+        return tuple(unpack(args[0], one, tensors) for one in value)
+    if origin in (dict, Mapping):
+        return {args[0](key): unpack(args[1], one, tensors) for key, one in value.items()}
+    if bytes in args:
+        return bytes((tensors or {})[value].numpy())
+    if type(None) in args:
+        return None if value is None else unpack(args[0], value, tensors)
+    if kind not in (int, float, bool, str) and origin is not Literal:
+        return (tensors or {})[value]
+    sound = value in args if origin is Literal else type(value) in ((int, float) if kind is float else (kind,))
+    sound = sound and (kind is not int or 0 <= value < 1 << 60) and (kind is not float or math.isfinite(value))
+    if not sound:
+        raise ValueError(f"it holds {visible(repr(value), 40)}, expected {getattr(kind, '__name__', kind)}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def with_checksum(value: dict[str, Any]) -> bytes:
@@ -178,3 +236,70 @@ def read_checked(file: Path, hint: str = "") -> dict[str, Any]:
 
 def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+PROCESS = "process.json"
+TRIES = 5  # `writer` holds the lock for a moment
+PAUSE = 0.02  # seconds between two tries
+
+Writer = Literal["running", "gone", "unknown"]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a directory, which is made if needed, against other processes; one that stays empty is removed again."""
+    try:
+        import fcntl
+    except ImportError:  # this system has no such lock
+        yield
+        return
+    made = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if attempt == TRIES - 1:
+                    message = f"another process is writing to {path}; wait for it or stop it"
+                    raise CheckpointError(message) from error
+                time.sleep(PAUSE)
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):  # it holds something
+                path.rmdir()
+        raise
+    finally:
+        os.close(handle)
+
+
+def note_process(path: Path) -> None:
+    """Write the machine and the process that write to a directory."""
+    note = {"host": platform.node(), "pid": os.getpid()}
+    write_atomically(path / PROCESS, (json.dumps(note) + "\n").encode())
+
+
+def writer(path: Path) -> Writer:
+    """Whether the process that wrote to a directory last still does; unknown if it ran on another machine."""
+    try:
+        note = read_json(path / PROCESS)
+    except CheckpointError:
+        return "unknown"
+    if note.get("host") != platform.node():
+        return "unknown"
+    try:
+        import fcntl
+
+        handle = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):
+        return "unknown"
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return "gone"
+    except OSError:
+        return "running"
+    finally:
+        os.close(handle)

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.experiments.collapse import Chance, Verdict, judge, known_chance, known_verdict
-from thinwire.experiments.files import LONGEST_JSON, read_checked, read_json
+from thinwire.experiments.files import read_checked, read_json, read_lines
 from thinwire.experiments.task_files import task_label
 from thinwire.experiments.toml import Table, read_toml
 
@@ -113,18 +113,13 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 def read_records(file: Path) -> list[Record]:
     """The lines of a metrics file up to the first that is incomplete or not valid."""
-    try:
-        if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
-        return parse_records(file.read_bytes())
-    except FileNotFoundError:
-        return []
+    return parse_records(read_lines(file))
 
 
-def parse_records(data: bytes) -> list[Record]:
-    """The lines of the contents of a metrics file, as `read_records`."""
+def parse_records(lines: Iterable[bytes]) -> list[Record]:
+    """The records of some lines, as `read_records`."""
     records: list[Record] = []
-    for line in data.split(b"\n")[:-1]:  # after the last end of line the run is still writing
+    for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -159,14 +154,9 @@ def totals(
         **_final("metrics", records),
         **_final("clients_eval", records),
         **byte_totals(up, down, catchup, accounting, abandoned),
-        **({"clock": clock} if (clock := _clock(records)) is not None else {}),
+        **({"clock": records[-1]["clock"]} if records and records[-1].get("clock") is not None else {}),
         "seconds": round(sum(record["seconds"] for record in records), 3),
     }
-
-
-def _clock(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """The simulated seconds of a run; None where no speed is set."""
-    return records[-1].get("clock") if records else None
 
 
 def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -277,6 +267,12 @@ def rounds_in(folder: Path) -> list[int]:
 def checkpoint_file(folder: Path, number: int) -> Path:
     """The JSON of the checkpoint of a round."""
     return folder / f"round-{number:06d}.json"
+
+
+def remove_checkpoint(folder: Path, number: int) -> None:
+    """Remove both files of a checkpoint; it exists while its JSON does."""
+    checkpoint_file(folder, number).unlink(missing_ok=True)
+    checkpoint_file(folder, number).with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def lines_at(folder: Path, number: int) -> str | None:

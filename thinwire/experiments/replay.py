@@ -17,11 +17,10 @@ from safetensors.torch import load_file
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import COHORTS, CohortLog
-from thinwire.experiments.execution import final_model
+from thinwire.experiments.cohort_file import COHORTS, CohortLog, RecordedRound
+from thinwire.experiments.execute import final_model, settled
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.task_record import settled
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.runtime.runner import Runner
 
@@ -61,11 +60,12 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     if folder.summary() is None:
         raise CheckpointError(f"{path} is not finished; replay it when it is")
     folder.verify()
-    cohorts = _accepted(path, len(records))
+    known = _recorded(path, len(records))
+    cohorts = {number: one.accepted or () for number, one in known.items()}
     job = _job(experiment, data_dir)
     simulation = experiment.engine.prepare(job)
     if job.method.asynchronous.active:
-        simulation.federation.arrivals = _arrivals(path, cohorts)
+        simulation.federation.arrivals = _arrivals(path, known)
     else:
         simulation.federation.recorded = cohorts
     weights, replayed = _simulated(simulation, len(records))
@@ -77,24 +77,23 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     return Replay(len(records), sum(map(len, cohorts.values())), differ, largest, first)
 
 
-def _accepted(path: Path, rounds: int) -> dict[int, tuple[int, ...]]:
-    """The accepted clients of each round."""
+def _recorded(path: Path, rounds: int) -> dict[int, RecordedRound]:
+    """The rounds of a deployment, each with its accepted clients."""
     if not (path / COHORTS).is_file():
-        raise CheckpointError(f"{path} has no {COHORTS}: it was simulated, or deployed by an earlier version")
+        raise CheckpointError(f"{path} has no {COHORTS}: it was simulated")
     known = CohortLog(path).rounds
     for number in range(1, rounds + 1):
         if number not in known or not known[number].accepted:
             raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
-    return {number: known[number].accepted or () for number in range(1, rounds + 1)}
+    return {number: known[number] for number in range(1, rounds + 1)}
 
 
-def _arrivals(path: Path, accepted: Mapping[int, tuple[int, ...]]) -> dict[int, dict[int, int]]:
+def _arrivals(path: Path, known: Mapping[int, RecordedRound]) -> dict[int, dict[int, int]]:
     """The accepted clients of each asynchronous round, and the version that each of them had trained."""
-    known = CohortLog(path).rounds
-    for number, clients in accepted.items():
-        if len(known[number].based) != len(clients) or not all(base < number for base in known[number].based):
+    for number, one in known.items():
+        if len(one.based) != len(one.accepted or ()) or not all(base < number for base in one.based):
             raise CheckpointError(f"{path / COHORTS} lacks the versions of the accepted clients of round {number}")
-    return {number: dict(zip(clients, known[number].based, strict=True)) for number, clients in accepted.items()}
+    return {number: dict(zip(one.accepted or (), one.based, strict=True)) for number, one in known.items()}
 
 
 def _job(experiment: Experiment, data_dir: Path | None) -> Job:

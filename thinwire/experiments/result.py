@@ -1,4 +1,8 @@
-"""The result of `tw.simulate`, `tw.run_task` and `tw.load_run`: records, bytes, weights, and the trained model."""
+"""The result of `tw.simulate`, `tw.run_task` and `tw.load_run`: records, bytes, weights, and the trained model.
+
+For readers a run is four lines, a table of HTML in notebooks, and a pandas frame. `run.save` writes one that was kept
+in memory as a run directory.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save
 from torch import nn
 
+from thinwire.core.frames import data_frame
+from thinwire.core.text import html_text, human_bytes, visible
 from thinwire.core.tree import Tree
-from thinwire.errors import ConfigError
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.best import Lead, by_validation
 from thinwire.experiments.peft_export import no_adapter_of_average, save_adapter
-from thinwire.experiments.retry_store import Retry
-from thinwire.experiments.run_files import Contents, write_run
-from thinwire.experiments.run_text import Facts, as_frame, as_html, as_text
-from thinwire.experiments.selection import Lead
+from thinwire.experiments.records import BEST, read_run, verify
+from thinwire.experiments.retry import Retry, read_retries
+from thinwire.experiments.run_directory import RunFolder, records_of
+from thinwire.experiments.toml import Table
+from thinwire.experiments.watch import how_to_resume
 from thinwire.metrics.objective import Objective
 from thinwire.runtime.job import RoundRecord
 from thinwire.spaces.base import Full, Space
@@ -55,7 +64,8 @@ class Run:
     path: Path | None = None
     coords: Tree = field(default_factory=dict)
     retries: list[Retry] = field(default_factory=list)
-    _contents: Contents = Contents()
+    _table: Table = field(default_factory=dict)
+    _environment: dict[str, Any] = field(default_factory=dict)
     _start: nn.Module | None = None
     _best: Tree | None = None
     _space: Space | None = None
@@ -161,8 +171,17 @@ class Run:
         return model
 
     def frame(self) -> Any:
-        """The records as a `pandas.DataFrame`, one row a round; metrics are columns by their name."""
-        return as_frame(self.history)
+        """The records as a `pandas.DataFrame`, one row a round.
+
+        A metric is a column of its name; a value over clients is one of its name after `clients_`.
+        """
+        rows = []
+        for record in self.history:
+            row = record._asdict()
+            metrics, clients = row.pop("metrics"), row.pop("clients_eval")
+            del row["sites_eval"], row["layers"]  # not numbers of the whole round
+            rows.append({**row, **metrics, **{f"clients_{key}": value for key, value in (clients or {}).items()}})
+        return data_frame(rows).set_index("round")
 
     def plot(self) -> Any:
         """The objective against all bytes so far, as a `matplotlib.figure.Figure`."""
@@ -175,8 +194,20 @@ class Run:
 
     def save(self, path: Path | str) -> Path:
         """Write a run directory, for `tw.load_run` and `tw.report`; it must not exist, or be empty."""
-        best = self._best if self.best else None
-        return write_run(Path(path), self._contents, self.history, self.summary, {**self.weights, **self.buffers}, best)
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CheckpointError(f"{path} exists; name a folder that does not, or an empty one")
+        folder, best = RunFolder(path, self._table), None
+        with folder.locked():
+            folder.create()
+            folder.write_environment(self._environment)
+            for record in self.history:
+                folder.record(record)
+            if self.best and self._best is not None:
+                number = str(self.summary.get("best", {}).get("round", ""))
+                best = save({name: one.contiguous() for name, one in self._best.items()}, metadata={"round": number})
+            folder.finish(self.summary, {**self.weights, **self.buffers}, best)
+        return path
 
     def save_adapter(self, folder: Path | str) -> None:
         """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
@@ -186,13 +217,92 @@ class Run:
             raise ConfigError("a loaded run holds no adapter; `thinwire export-peft RUN FOLDER` reads its checkpoint")
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
-    def _facts(self) -> Facts:
-        planned = self._contents.table.get("rounds", len(self.history))
-        best = self.best, self.selected_by
-        return Facts(self.summary, self.history, planned, self.objective, best, self.path)
+    def lines(self) -> list[tuple[str, str]]:
+        """At most four pairs of a name and its value, for readers.
+
+        >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
+        >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience"}
+        >>> for line in Run([record], {}, {}, totals, _table={"rounds": 20}).lines():
+        ...     print(*line)
+        mapo on digits 1 of 20 rounds, ended by patience
+        test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
+        sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
+        """
+        planned, records = self._table.get("rounds", len(self.history)), self.history
+        why = (
+            f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
+        )
+        head = f"{self.name or 'run'} on {self.summary.get('task', 'a task')}"
+        lines = [(head, f"{len(records)} of {planned} rounds, {why}")]
+        if records:
+            lines.append((self.objective.label, f"{self._quality()}; training loss {records[-1].loss:.4f}"))
+        sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
+        if lost := self.summary.get("bytes_abandoned", 0):
+            sizes["abandoned"] = lost
+        parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
+        lines.append(("sent", f"{human_bytes(sum(sizes.values()))}: {parts}"))
+        return [*lines, *([("directory", str(self.path))] if self.path else [])]
+
+    def _quality(self) -> str:
+        """The last value of the objective, and the best round."""
+        values = [self.objective.value(record._asdict()) for record in self.history]
+        final = self.objective.text(next((value for value in reversed(values) if value is not None), None))
+        if (best := self.best) is None:
+            return final
+        value = self.objective.text(self.objective.value(best._asdict()))
+        if self.selected_by != self.objective:
+            return f"{final}; {value} in round {best.round}, the best by {self.selected_by.label}"
+        return f"{final} (best {value} in round {best.round})"
 
     def __repr__(self) -> str:
-        return as_text(self._facts())
+        (head, first), *rest = self.lines()
+        return visible(f"Run {head}: {first}", 300) + "".join(
+            f"\n  {visible(f'{key} {value}', 300)}" for key, value in rest
+        )
 
     def _repr_html_(self) -> str:
-        return as_html(self._facts())
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html_text(key)}</th>"
+            f"<td style='text-align:left'>{html_text(value)}</td></tr>"
+            for key, value in self.lines()
+        )
+        return f"<table>{rows}</table>"
+
+
+def load_run(path: Path | str) -> Run:
+    """Read a finished run, whose files are verified; one that diverged has no weights.
+
+    The architecture is not stored: `run.model(module)` takes a module of yours.
+
+    Args:
+        path: a run directory, written by `out=`, `run.save` or the command line.
+    """
+    path = Path(path)
+    run = read_run(path)
+    if run.summary is None:
+        how = how_to_resume(path, run.table)
+        raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
+    verify(path)
+    records, environment, ranked = records_of(run.records), run.environment, run.summary.get("objective")
+    objective = Objective()
+    if isinstance(ranked, dict) and isinstance(ranked.get("name"), str):
+        objective = Objective(ranked["name"], ranked.get("higher_is_better") is not False)
+    validated = any(record.client_accuracy is not None or record.client_loss is not None for record in records)
+    weights, best = (
+        dict(load_file(file)) if file.is_file() else None for file in (path / "model.safetensors", path / BEST)
+    )
+    return Run(
+        records,
+        weights or {},
+        {},
+        run.summary,
+        objective,
+        by_validation(objective) if validated else objective,
+        str(environment.get("clients_trained_by", "")),
+        str(environment.get("because", "")),
+        path,
+        retries=read_retries(path),
+        _table=run.table,
+        _environment=environment,
+        _best=best,
+    )

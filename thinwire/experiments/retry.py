@@ -1,7 +1,7 @@
-"""Going back when training fails: to the last healthy state, with half the client learning rate.
+"""Going back when training fails: to the last healthy checkpoint, with half the client learning rate.
 
     fails        a value is not finite (`Diverged`), or accuracy or loss collapses (`Course.too_fast`)
-    good state   the newest that an evaluation found healthy, kept every `checkpoint.every` rounds; else the initial one
+    checkpoints  states that an evaluation found healthy, `checkpoint.every` rounds apart; before the first, the start
     then         factor of the learning rate = schedule(t) * 0.5^(number of retries from version t or before)
 
 The rates are a function of the version (`HalvedLR`), a warm-up does not start again, and clients go back to their own
@@ -11,6 +11,12 @@ It is written first: a process that is killed at any moment and resumed goes on 
 
 A deployment goes back otherwise (`Unfit`): to the state before a round in which clients were far off, with the same
 learning rate, and without these clients for some rounds. `retries.json` lists that, too.
+
+Go back to a checkpoint by hand: what `thinwire rollback` does.
+
+Rounds after it are given up: their records move to `retries.json`, and their bytes count as `bytes_abandoned` in the
+record that follows. A finished run is no longer finished. Clients of a deployment that are ahead of the server receive
+the whole state.
 """
 
 from __future__ import annotations
@@ -19,12 +25,15 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from thinwire.errors import ConfigError, Diverged, Unfit
+from thinwire.errors import CheckpointError, ConfigError, Diverged, Unfit
 from thinwire.experiments.collapse import Verdict
+from thinwire.experiments.files import read_checked, with_checksum, write_atomically
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
-from thinwire.experiments.records import ROLLED_BACK
-from thinwire.experiments.retry_store import Retry, Store
+from thinwire.experiments.records import BEST, ROLLED_BACK, SUMS, checkpoint_file, remove_checkpoint, rounds_in
+from thinwire.experiments.run_directory import RunFolder
 from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import EngineSettings
@@ -37,6 +46,142 @@ MOST_ROLLBACKS = 20
 LEFT_OUT_ROUNDS = 10  # without a client that was far off, the first time; each further time twice as many
 
 
+class Retry(NamedTuple):
+    """One time that a run went back."""
+
+    round: int  # the round that failed
+    status: str  # `diverged`, `collapsed` or `at chance`; or `rolled back`: in a deployment, or by hand
+    why: str
+    from_round: int  # rounds done in the state that it went back to
+    from_version: int
+    lr: float  # the client learning rate from there on
+    bytes_up: int  # of the abandoned rounds, with what the failed one sent
+    bytes_down: int
+    bytes_catchup: int
+    seconds: float
+    records: list[dict[str, Any]]  # of the abandoned rounds
+    left_out: Sequence[int] = ()  # clients of a deployment that are left out of the next cohorts
+
+    @classmethod
+    def of(
+        cls,
+        verdict: tuple[int, str, str],
+        back: tuple[int, int, float],
+        records: Sequence[RoundRecord],
+        sent: Sequence[int] = (0, 0, 0),
+        left_out: Iterable[int] = (),
+    ) -> Retry:
+        """Go back from the end of these records.
+
+        Args:
+            verdict: round, status and why.
+            back: the round and the version that it goes back to, and the learning rate from there on.
+            records: all records so far.
+            sent: the bytes that the failed round sent, by way.
+            left_out: clients that are left out.
+        """
+        lost = [record._asdict() for record in records[back[0] :]]
+        ways = zip(("up", "down", "catchup"), sent, strict=True)
+        sizes = (last + sum(line[f"bytes_{way}"] for line in lost) for way, last in ways)
+        return cls(*verdict, *back, *sizes, sum(line["seconds"] for line in lost), lost, sorted(set(left_out)))
+
+    @property
+    def halves(self) -> bool:
+        """Whether the learning rate is halved from there on."""
+        return self.status != ROLLED_BACK
+
+    @property
+    def bytes(self) -> int:
+        """All bytes of the abandoned rounds."""
+        return self.bytes_up + self.bytes_down + self.bytes_catchup
+
+    @property
+    def line(self) -> str:
+        """What happened, in one line."""
+        back = f"round {self.from_round}" if self.from_round else "the start"
+        if self.halves:
+            return f"round {self.round} {self.status}: {self.why}; back to {back} with learning rate {self.lr:.4g}"
+        without = f" without clients {', '.join(map(str, self.left_out))}" if self.left_out else ""
+        return f"{self.why}; back to {back}{without}"
+
+    def as_summary(self) -> dict[str, Any]:
+        """The keys of a summary."""
+        hidden = ("records", "seconds", *(() if self.left_out else ("left_out",)))
+        kept = {key: value for key, value in self._asdict().items() if key not in hidden}
+        return {**kept, "bytes_abandoned": self.bytes}
+
+
+class Store:
+    """The retries of a run, and the states that it can go back to: its checkpoints, or one in memory.
+
+    Args:
+        folder: the run directory; None for a run without one.
+        device: the device of a state that is loaded.
+    """
+
+    def __init__(self, folder: RunFolder | None = None, device: str = "cpu") -> None:
+        self.folder, self.device = folder, device
+        self.state: RunState | None = None  # the last good one, without a directory; states never change
+        self.retries = read_retries(folder.path) if folder else []
+        self._settle()
+
+    @property
+    def round(self) -> int:
+        """The round of the newest state; 0 if it is the initial one."""
+        if self.folder:
+            return max(rounds_in(self.folder.checkpoints), default=0)
+        return self.state.round if self.state else 0
+
+    def version(self, number: int) -> int | None:
+        """The version of the state after a round, if it is stored; None if it is not."""
+        if not number:
+            return 0
+        if self.folder is None:
+            return self.state.server.public.version if self.state and self.state.round == number else None
+        file = checkpoint_file(self.folder.checkpoints, number)
+        return int(read_checked(file)["state"]["server"]["public"]["version"]) if file.is_file() else None
+
+    def go_back(self, retry: Retry) -> RunState | None:
+        """Add a retry, remove newer checkpoints and records; the state that it goes back to, None for the initial."""
+        self.retries.append(retry)
+        if self.folder is None:
+            return self.state if retry.from_round else None
+        # first: what follows is done again by a resumed run
+        found = {"retries": [one._asdict() for one in self.retries]}
+        write_atomically(self.folder.path / "retries.json", with_checksum(found))
+        self._settle()
+        self.folder.forget(retry.from_round)
+        return self.folder.load(self.device, retry.from_round) if retry.from_round else None
+
+    def _settle(self) -> None:
+        """Remove checkpoints of abandoned rounds."""
+        if self.folder is None or not self.retries:
+            return
+        self.folder.retries = len(self.retries)
+        for number in reversed(rounds_in(self.folder.checkpoints)):
+            if number > self.retries[-1].from_round and self._retries_before(number) < len(self.retries):
+                remove_checkpoint(self.folder.checkpoints, number)
+
+    def _retries_before(self, number: int) -> float:
+        """How often the run had gone back at a checkpoint; a damaged one stays, and is found when it is loaded."""
+        assert self.folder is not None
+        try:
+            return int(read_checked(checkpoint_file(self.folder.checkpoints, number)).get("retries", 0))
+        except CheckpointError:
+            return float("inf")
+
+
+def read_retries(path: Path) -> list[Retry]:
+    """The retries of a run directory; empty if it never went back."""
+    file = path / "retries.json"
+    if not file.is_file():
+        return []
+    try:
+        return [Retry(**one) for one in read_checked(file)["retries"]]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} holds no retries; `--again` runs from the start") from error
+
+
 @dataclass
 class Rescue:
     """Trains the rounds of a run, and goes back where training fails.
@@ -44,7 +189,7 @@ class Rescue:
     Args:
         prepare: makes the runner of a job.
         job: the job, with the learning rates of the first try.
-        store: the last good state and the retries so far.
+        store: the retries so far, and the states to go back to.
         every: rounds between two good states.
         name: of the run, in the line about a retry.
         active: whether to go back; if not, an error ends the run, as it does after five retries.
@@ -62,10 +207,7 @@ class Rescue:
     def runner(self, first: Runner) -> Runner:
         """The runner with the learning rates after the retries so far."""
         self._leave_out(first)
-        halving = [retry for retry in self.store.retries if retry.halves]
-        if not halving:
-            return first
-        return self._prepared([retry.from_version for retry in halving])
+        return self._prepared() if any(retry.halves for retry in self.store.retries) else first
 
     def _leave_out(self, runner: Runner) -> None:
         """Tell the server of a deployment which clients are left out."""
@@ -73,9 +215,11 @@ class Rescue:
             times = [(retry.from_round, retry.left_out) for retry in self.store.retries]
             runner.leave_out(left_out_until(times), len(self.store.retries))
 
-    def _prepared(self, at: Sequence[int]) -> Runner:
-        """The runner with learning rates that are halved at these versions."""
-        return self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at)))
+    def _prepared(self, *more: int) -> Runner:
+        """The runner with learning rates that are halved at the versions of the retries so far, and at `more`."""
+        halving = [retry for retry in self.store.retries if retry.halves]
+        method = halved(self.job.method, (*(retry.from_version for retry in halving), *more))
+        return self.prepare(dataclasses.replace(self.job, method=method))
 
     def rounds(
         self,
@@ -96,7 +240,15 @@ class Rescue:
             checkpoints: how the state is saved; not at all by default.
             on_message: is called with every message.
         """
-        on_healthy = self._keep if self.active else None
+
+        def keep(good: RunState) -> None:
+            if good.round - self.store.round < self.every:
+                return
+            if checkpoints:
+                checkpoints.save(good)
+            else:
+                self.store.state = good
+
         while True:
             try:
                 state = self.begin(simulation, state)
@@ -107,7 +259,7 @@ class Rescue:
                     records=records,
                     checkpoints=checkpoints,
                     on_message=on_message,
-                    on_healthy=on_healthy,
+                    on_healthy=keep if self.active else None,
                     completed=self._with_abandoned,
                 )
                 for state, record in loop:
@@ -120,10 +272,6 @@ class Rescue:
                     raise self._last(error) from error
                 simulation, state = self._back(state, error, records)
 
-    def _keep(self, state: RunState) -> None:
-        if state.round - self.store.good_round >= self.every:
-            self.store.keep(state)
-
     def _with_abandoned(self, record: RoundRecord) -> RoundRecord:
         lost = sum(retry.bytes for retry in self.store.retries if retry.from_round == record.round - 1)
         return record._replace(bytes_abandoned=lost) if lost else record
@@ -132,24 +280,18 @@ class Rescue:
         """The error that ends the run."""
         if not self.active or not self.store.retries:
             return error
-        verdict = verdict_of(error, 0)
-        what = f"{verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
+        what = f"{error.verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
         count, rate = len(self.store.retries), f"{self.store.retries[-1].lr:.4g}"
         return Diverged(f"{what}; also after {count} retries, with learning rate {rate}", error.sent)
 
     def _roll_back(self, runner: Runner, state: RunState, error: Unfit, records: list[RoundRecord]) -> RunState:
         """The state that a deployment goes back to, without the clients that were far off; raises if it cannot."""
         done = state.round if error.back_to is None else error.back_to
-        version = self.store.version_of(done)
+        version = self.store.version(done)
         if version is None or sum(not retry.halves for retry in self.store.retries) >= MOST_ROLLBACKS:
             raise error
-        lost = [record._asdict() for record in records[done:]]
-        sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
-        up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
-        lr = runner.contract.at(version).client_opt(version).lr
-        facts = (state.round + 1, ROLLED_BACK, str(error), done, version, lr)
-        seconds = sum(line["seconds"] for line in lost)
-        retry = Retry(*facts, up, down, catchup, seconds, lost, sorted(error.far))
+        what, back = (state.round + 1, ROLLED_BACK, str(error)), (done, version, _rate(runner, version))
+        retry = Retry.of(what, back, records, error.sent, error.far)
         del records[done:]
         found = self.store.go_back(retry)
         self._leave_out(runner)
@@ -157,29 +299,25 @@ class Rescue:
 
     def _back(self, state: RunState, error: Diverged, records: list[RoundRecord]) -> tuple[Runner, RunState]:
         """The runner with half the rate, and the state that it continues from."""
-        verdict, good, version = verdict_of(error, state.round), self.store.good_round, self.store.good_version
-        lost = [record._asdict() for record in records[good:]]
-        sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
-        up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
-        at = (*(retry.from_version for retry in self.store.retries), version)
-        simulation = self._prepared(at)
-        lr = simulation.contract.at(version).client_opt(version).lr
-        facts = (verdict.round or 0, verdict.status, verdict.why, good, version, lr)
-        seconds = sum(line["seconds"] for line in lost)
-        retry = Retry(*facts, up, down, catchup, seconds, lost)
-        count = f"(retry {len(at)} of {MOST_RETRIES})"
-        warnings.warn(f"{self.name}: {retry.line} {count}" if self.name else f"{retry.line} {count}", stacklevel=2)
+        good = self.store.round
+        version = self.store.version(good) or 0
+        simulation = self._prepared(version)
+        if isinstance(error, Collapsed):
+            verdict = error.verdict._replace(round=state.round)
+        else:
+            number = state.round + 1
+            verdict = Verdict("diverged", number, str(error).removeprefix(f"round {number}: "))
+        what = verdict.round or 0, verdict.status, verdict.why
+        retry = Retry.of(what, (good, version, _rate(simulation, version)), records, error.sent)
         del records[good:]
         found = self.store.go_back(retry)
+        line = f"{retry.line} (retry {len(self.store.retries)} of {MOST_RETRIES})"
+        warnings.warn(f"{self.name}: {line}" if self.name else line, stacklevel=2)
         return simulation, found or simulation.start()
 
 
-def verdict_of(error: Diverged, done: int) -> Verdict:
-    """The verdict of an error after this number of rounds."""
-    if isinstance(error, Collapsed):
-        return error.verdict._replace(round=done)
-    why = str(error).removeprefix(f"round {done + 1}: ")
-    return Verdict("diverged", done + 1, why)
+def _rate(runner: Runner, version: int) -> float:
+    return runner.contract.at(version).client_opt(version).lr
 
 
 def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
@@ -223,3 +361,56 @@ def check_retry(method: Method, engine: EngineSettings) -> None:
         raise ConfigError(
             f"{asked} changes the learning rate, which a CUDA graph with a penalty cannot; write backend = 'vmap'"
         )
+
+
+class RolledBack(NamedTuple):
+    """What going back did: the round that the run is at, rounds and bytes that were given up, clients left out."""
+
+    round: int
+    abandoned: int
+    bytes: int
+    left_out: tuple[int, ...]
+
+
+def roll_back(path: Path, number: int, left_out: Sequence[int] = ()) -> RolledBack:
+    """Go back to the checkpoint of a round; nothing is changed if there is none.
+
+    Args:
+        path: the run directory.
+        number: the round; 0 for the start.
+        left_out: clients of a deployment that are left out of the next cohorts.
+    """
+    folder = RunFolder.open(path)
+    with folder.locked():
+        _check(folder, number, left_out)
+        for name in ("summary.json", SUMS, "model.safetensors", BEST, "diverged.json"):  # no longer finished
+            (path / name).unlink(missing_ok=True)
+        store = Store(folder)
+        records = folder.rewind(rounds_in(folder.checkpoints)[-1])
+        lr = (records[number].lr if number < len(records) else None) or 0.0
+        what, back = (len(records), ROLLED_BACK, "rolled back by hand"), (number, store.version(number) or 0, lr)
+        retry = Retry.of(what, back, records, left_out=left_out)
+        store.go_back(retry)
+    return RolledBack(number, len(retry.records), retry.bytes, tuple(retry.left_out))
+
+
+def _check(folder: RunFolder, number: int, left_out: Sequence[int]) -> None:
+    """Raise an error for a round without a checkpoint, and for clients that cannot be left out."""
+    rounds = rounds_in(folder.checkpoints)
+    if not rounds:
+        raise CheckpointError(f"{folder.path} has no checkpoint to go back to")
+    if number != 0 and number not in rounds:
+        listed = ", ".join(map(str, rounds[:10]))
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint of round {number}; it has {listed}: name one of them, and keep more of "
+            "them with --set checkpoint.keep=20"
+        )
+    if number == rounds[-1] and not left_out:
+        raise CheckpointError(f"{folder.path} is at round {number}, there is nothing to go back from")
+    if folder.table.get("method", {}).get("privacy", {}).get("kind", "none") != "none":
+        raise ConfigError(f"{folder.path} has differential privacy, which rounds that are given up spend, too")
+    clients = folder.table.get("task", {}).get("clients", 0)
+    if left_out and not (folder.path / "deployment.json").is_file():
+        raise ConfigError(f"{folder.path} was not deployed: clients of a simulation cannot be left out")
+    if wrong := [one for one in left_out if not 0 <= one < clients]:
+        raise ConfigError(f"there is no client {wrong[0]} to leave out; clients are 0 to {clients - 1}")

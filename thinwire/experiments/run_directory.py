@@ -12,37 +12,57 @@ samples.json       of a language model: answers before and after training (`samp
 SHA256SUMS         of these four, when there are totals: `sha256sum --check SHA256SUMS`
 process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
-best/              the best model as of each checkpoint (`best.py`)
-good/              the last good state, with on_divergence = "retry"
 sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
+
+Seconds on the clock and seconds of processor time since a point in time, for `environment.json` of a run.
+
+Their quotient shows whether other processes slowed the run down (`reports/timing.py`).
+
+The commit and the time at which a run was made, for its `environment.json` and for archives of runs.
+
+The commit is that of the checkout from which thinwire is imported; code that was copied out of its checkout can name it
+in `THINWIRE_COMMIT`. It ends in `+` if tracked files were changed, and is "" where it is unknown.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
+import re
+import subprocess
+import time
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from thinwire.core.tree import Tree
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkpoint
 from thinwire.experiments.experiment import Experiment, digest, to_table
-from thinwire.experiments.files import append, naming, read_checked, with_checksum, write_atomically
+from thinwire.experiments.files import (
+    INVALID,
+    PROCESS,
+    append,
+    locked,
+    naming,
+    note_process,
+    read_checked,
+    unpack,
+    with_checksum,
+    write_atomically,
+)
 from thinwire.experiments.load import from_table
-from thinwire.experiments.lock import PROCESS, locked, note_process
 from thinwire.experiments.loop import Training as Training
-from thinwire.experiments.machine_time import MachineTime
-from thinwire.experiments.provenance import provenance
 from thinwire.experiments.records import (
     BEST,
     KEEP,
@@ -59,7 +79,6 @@ from thinwire.experiments.site_records import SITES, cut_sites
 from thinwire.experiments.task_files import names_new_code
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.training.inputs import Backend
 
 Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
@@ -82,7 +101,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
         self._facts: dict[str, Any] = {}  # of environment.json
-        self._time: MachineTime | None = None  # since the first round here, without loading of data
+        self._since: tuple[float, float] | None = None  # clock and processor, at the first round here
 
     @property
     def experiment(self) -> Experiment:
@@ -120,7 +139,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Write the configuration, and remove the temporary files of a killed process."""
-        for folder in (self.path, self.checkpoints, self.path / "good", self.path / "best"):
+        for folder in (self.path, self.checkpoints):
             for half in folder.glob(".*.tmp"):
                 half.unlink()
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
@@ -132,9 +151,8 @@ class RunFolder:
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
         for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", SITES, "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.path / "good", self.path / "best"):
-            for old in folder.iterdir() if folder.is_dir() else ():
-                old.unlink()
+        for old in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+            old.unlink()
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the directory against other processes; the system releases the lock when the process ends."""
@@ -153,11 +171,9 @@ class RunFolder:
         of the checkpoint, with a warning.
         """
         file = self.path / "metrics.jsonl"
-        kept = lines_at(self.checkpoints, rounds) if rounds else ""
-        damaged = kept is not None and not begins_with(file, kept.encode())
-        if kept is None:  # a checkpoint of an earlier version, without lines
-            kept = "".join(_line(record) for record in self.history() if record.round <= rounds)
-        history = records_of(parse_records(kept.encode()))
+        kept = (lines_at(self.checkpoints, rounds) if rounds else "") or ""
+        damaged = not begins_with(file, kept.encode())
+        history = records_of(parse_records(kept.encode().splitlines()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
@@ -172,15 +188,16 @@ class RunFolder:
 
     def record(self, record: RoundRecord) -> None:
         """Add the line of a round."""
-        self._time = self._time or MachineTime()
+        self._since = self._since or (time.perf_counter(), time.process_time())
         append(self.path / "metrics.jsonl", _line(record).encode())
         self._lines.append(_line(record))
 
-    def save(self, state: RunState) -> None:
-        """Write a checkpoint, after the metrics of its rounds are on disk."""
+    def save(self, state: RunState, best: Tree | None = None) -> None:
+        """Write a checkpoint, with the best model if it is kept, after the metrics of its rounds are on disk."""
         with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        save_checkpoint(self.checkpoints, state, self.config, self.lines(state.round), self.retries, self.keep)
+        lines = self.lines(state.round)
+        save_checkpoint(self.checkpoints, state, self.config, lines, self.retries, self.keep, best)
 
     def lines(self, rounds: int) -> str:
         """The lines of the first rounds."""
@@ -191,10 +208,10 @@ class RunFolder:
         self._lines = self._lines[:rounds]
         write_atomically(self.path / "metrics.jsonl", self.lines(rounds).encode())
 
-    def load(self, device: str, folder: Path | None = None, number: int | None = None) -> RunState | None:
-        """The state of a checkpoint of a folder, by default the newest of `checkpoints`; None if there is none."""
+    def load(self, device: str, number: int | None = None) -> RunState | None:
+        """The state of a checkpoint, by default the newest; None if there is none."""
         bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
-        return load_checkpoint(folder or self.checkpoints, self.config, device, bounds, number)
+        return load_checkpoint(self.checkpoints, self.config, device, bounds, number)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""
@@ -206,17 +223,20 @@ class RunFolder:
         if not file.is_file():
             return None
         hint = "; remove it to choose again, which may change the rounding of every round"
-        kept = read_checked(file, hint)
-        sound = kept.keys() == set(Training._fields) and kept["backend"] in get_args(Backend)
-        sound = sound and isinstance(kept["backend_reason"], str) and kept["onednn"] in (True, False, None)
-        if not sound or type(kept["chunk"]) is not int or kept["chunk"] < 0:
-            raise CheckpointError(f"{file} holds no valid backend{hint}")
-        return Training(**kept)
+        try:
+            found: Training = unpack(Training, read_checked(file, hint))
+            return found
+        except INVALID as error:
+            raise CheckpointError(f"{file} holds no valid backend{hint}") from error
 
     def write_environment(self, facts: dict[str, Any]) -> None:
         """Write the machine, the versions, some facts about this run, and its time so far."""
         self._facts = facts
-        found = {**environment(), **facts, **(self._time.facts() if self._time else {})}
+        found = {**environment(), **facts}
+        if self._since:  # their quotient shows whether other processes slowed the run down; of all threads
+            now = time.perf_counter(), time.process_time()
+            names = ("wall_seconds", "processor_seconds")
+            found |= {key: round(b - a, 3) for key, a, b in zip(names, self._since, now, strict=True)}
         write_atomically(self.path / "environment.json", (json.dumps(found, indent=1) + "\n").encode())
 
     def finish(self, summary: Summary, weights: Tree, best: bytes | None = None) -> None:
@@ -305,3 +325,43 @@ def records_of(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:
         except TypeError:
             break
     return records
+
+
+def provenance() -> dict[str, str]:
+    """The commit, and the time now, in UTC and to the second.
+
+    >>> sorted(provenance())
+    ['commit', 'date']
+    """
+    return {"commit": commit(), "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def commit() -> str:
+    """The commit of the code: `THINWIRE_COMMIT`, or that of the checkout which holds the package."""
+    if given := os.environ.get("THINWIRE_COMMIT", ""):
+        if not is_commit(given):
+            raise ConfigError(f"THINWIRE_COMMIT must be 7 to 40 hexadecimal digits, not {given[:50]!r}")
+        return given[:12]
+    return _of_checkout(Path(__file__).resolve().parents[2])
+
+
+def is_commit(value: Any) -> bool:
+    """Whether a value is written like a commit.
+
+    >>> is_commit("4e48f0d"), is_commit("4e48f0d+"), is_commit("main"), is_commit(None)
+    (True, True, False, False)
+    """
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{7,40}\+?", value) is not None
+
+
+@functools.cache
+def _of_checkout(folder: Path) -> str:
+    """The commit of a checkout, "" if the folder is the top of none: a package may be installed inside another's."""
+    if not (folder / ".git").exists():
+        return ""
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found if is_commit(found) else ""

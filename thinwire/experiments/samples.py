@@ -1,7 +1,7 @@
 """`samples.json` of a run directory: answers to a few test questions, before and after training.
 
-Written when a run of a language model ends whose test records are questions: for each of a few, spread over the groups,
-the prompt, the right answer, and the greedy answers of the initial and of the final model.
+Written when a run of a language model ends whose test records are questions: for each of the first few, the
+prompt, the right answer, and the greedy answers of the initial and of the final model.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from thinwire.core.tree import Tree
-from thinwire.experiments.files import LONGEST_JSON, write_atomically
+from thinwire.experiments.files import INVALID, unpack, write_atomically
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import RunState
 
@@ -37,8 +35,7 @@ def make_samples(federation: Federation, state: RunState) -> list[Sample]:
     questions: Any = getattr(federation.test, "questions", None)
     if questions is None or not hasattr(federation.model.module, "generate"):
         return []
-    chosen = spread(len(questions), None if questions.groups is None else questions.groups.cpu().numpy())
-    prompts = [questions.prompts[i] for i in chosen]
+    prompts = questions.prompts[:FEW]
 
     def answers(weights: Tree, buffers: Tree) -> list[str]:
         made = federation.model.run(weights, buffers, partial(_generated, prompts=prompts, most=questions.new_tokens))
@@ -48,22 +45,8 @@ def make_samples(federation: Federation, state: RunState) -> list[Sample]:
     before = answers(federation.weights(first), dict(first.buffers))
     after = answers(*federation.final(state))
     texts = [str(questions.tokenizer.decode(prompt, skip_special_tokens=True)).strip() for prompt in prompts]
-    rows = zip(texts, [questions.answers[i] for i in chosen], before, after, strict=True)
+    rows = zip(texts, questions.answers[:FEW], before, after, strict=True)
     return [Sample(*(text[:LONGEST] for text in row)) for row in rows]
-
-
-def spread(count: int, groups: np.ndarray | None, few: int = FEW) -> list[int]:
-    """A few of so many questions: of each group in turn, its first ones.
-
-    >>> spread(6, np.array([0, 0, 0, 1, 1, 2]), few=4)
-    [0, 1, 3, 5]
-    >>> spread(2, None)
-    [0, 1]
-    """
-    if groups is None:
-        return list(range(min(few, count)))
-    turn = np.array([np.sum(groups[:i] == group) for i, group in enumerate(groups)])
-    return sorted(np.lexsort((np.arange(count), turn))[:few].tolist())
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> None:
@@ -75,15 +58,11 @@ def write_samples(folder: Path, samples: list[Sample]) -> None:
 
 def read_samples(folder: Path) -> list[Sample]:
     """The samples of a run directory; empty if it has none, or a file in another form."""
-    file = folder / SAMPLES
     try:
-        if file.stat().st_size > LONGEST_JSON:
-            return []
-        rows = json.loads(file.read_bytes())
-        found = [Sample(*(row[name] for name in Sample._fields)) for row in rows]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        found: tuple[Sample, ...] = unpack(tuple[Sample, ...], json.loads((folder / SAMPLES).read_bytes()))
+        return [*found]
+    except (OSError, RecursionError, *INVALID):
         return []
-    return [one for one in found if all(isinstance(text, str) for text in one)]
 
 
 def _generated(module: Any, prompts: list[Any], most: int) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import CheckpointError
-from thinwire.experiments.files import read_json, write_atomically
+from thinwire.experiments.files import INVALID, read_json, unpack, write_atomically
 
 FILE = "search.json"
 
@@ -55,12 +55,7 @@ def read_search(run: Path) -> SearchRecord | None:
     if not (run / FILE).is_file():
         return None
     try:
-        found = SearchRecord(**read_json(run / FILE))
-        numbers = (found.value, *found.tried, found.seed, found.rounds, found.bytes)
-        rungs = tuple((int(count), int(rounds)) for count, rounds in found.rungs)
-        usable = found.tried and all(type(one) in (int, float) and 0 <= one < 1e308 for one in numbers)
-    except (CheckpointError, TypeError, ValueError, OverflowError):
+        found: SearchRecord = unpack(SearchRecord, read_json(run / FILE))
+    except (CheckpointError, *INVALID):
         return None
-    if not usable or not isinstance(found.setting, str) or not isinstance(found.chosen_by, str):
-        return None
-    return found._replace(tried=tuple(found.tried), rungs=rungs)
+    return found if found.tried else None

@@ -5,13 +5,15 @@
 >>> run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
 >>> len(run.history), run.bytes_total == sum(r.bytes_up + r.bytes_down + r.bytes_catchup for r in run.history)
 (2, True)
+
+The settings of a simulation of one's own model and data: those of a method, of a file, or the defaults.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +24,24 @@ from thinwire.data.fingerprint import fingerprint
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.task import Task, as_examples, pool_clients, validation_fraction
 from thinwire.errors import ConfigError
-from thinwire.experiments.experiment import Cohort, OnDivergence, method_table
+from thinwire.experiments.config import stated_settings
+from thinwire.experiments.execute import Plan
+from thinwire.experiments.experiment import Checkpointing, Cohort, Evaluation, OnDivergence, method_table
+from thinwire.experiments.load import values_from
+from thinwire.experiments.loop import Watchers
 from thinwire.experiments.parts import describe, plain
-from thinwire.experiments.plan import Plan
 from thinwire.experiments.result import Run as Run
-from thinwire.experiments.settings import Settings as Settings
-from thinwire.experiments.start import Destination, start
+from thinwire.experiments.run_task import Destination, start
 from thinwire.experiments.toml import Table
-from thinwire.experiments.watchers import Watchers
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.protocol.method import Method
+from thinwire.runtime.attacks import Attack
 from thinwire.runtime.engine import Mode
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.runtime.runner import Runner
 from thinwire.runtime.speed import Speed
+from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 from thinwire.training.precision import Precision
 
@@ -135,18 +140,21 @@ def simulate(
     destination = Destination.of(out, resume, overwrite, progress)
     chosen = settings.eval.metrics if metrics is None else metrics
     known = chosen if isinstance(chosen, Mapping) else metrics_by_name(chosen)
-    early = {"patience": patience, "target_accuracy": target_accuracy}
-    settings = settings.changed("eval", every=eval_every, objective=objective, metrics=tuple(known), **early)
+    given = {"every": eval_every, "patience": patience, "target_accuracy": target_accuracy, "objective": objective}
+    settings = settings.changed("eval", metrics=tuple(known), **given)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss or cross_entropy
     task = _task(model, clients, test, criterion, validation_fraction, settings.seed)
     _check_early(settings, task)
-    job = _job(task, settings, known)
+    size = settings.cohort.size if settings.cohort else len(task.clients)
+    early = settings.eval.every, known, settings.eval.objective, settings.attack, settings.speed
+    job = Job(task, settings.method, settings.rounds, size, settings.local, settings.seed, *early)
     label = name or settings.name or (Path(out).name if out else "fedavg")
     simulation: Runner = settings.engine.prepare(job)
     table = _described(label, simulation, settings, validation_fraction)
     if out is not None:
         table = {"fingerprint": fingerprint(task), **table}
-    return start(_plan(label, settings, simulation, table), destination, watchers)
+    parts = settings.method, settings.engine, settings.eval, settings.checkpoint, settings.rounds
+    return start(Plan(label, OWN_TASK, table, *parts, lambda: simulation), destination, watchers)
 
 
 def _task(model: nn.Module, clients: Sequence[Any], test: Any, loss: Loss, fraction: float, seed: int) -> Task:
@@ -170,27 +178,6 @@ def _check_early(settings: Settings, task: Task) -> None:
             f"target_accuracy = {settings.eval.target_accuracy} is an accuracy on the test set, but there is none; "
             "give test=(inputs, targets)"
         )
-
-
-def _job(task: Task, settings: Settings, metrics: Mapping[str, Metric]) -> Job:
-    """The job of a task and the settings."""
-    cohort = settings.cohort.size if settings.cohort else len(task.clients)
-    early = settings.eval.every, metrics, settings.eval.objective, settings.attack, settings.speed
-    return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, *early)
-
-
-def _plan(label: str, settings: Settings, simulation: Runner, table: Table) -> Plan:
-    return Plan(
-        label,
-        OWN_TASK,
-        table,
-        settings.method,
-        settings.engine,
-        settings.eval,
-        settings.checkpoint,
-        settings.rounds,
-        lambda: simulation,
-    )
 
 
 def _described(name: str, simulation: Runner, settings: Settings, fraction: float) -> Table:
@@ -217,3 +204,57 @@ def _described(name: str, simulation: Runner, settings: Settings, fraction: floa
         **({"attack": describe("attack", job.attack)} if job.attack else {}),
         "method": method_table(job.method, strict=False),
     }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a simulation, without model and data: those of a method, of a file, or the defaults."""
+
+    name: str | None = None
+    method: Method = Method()
+    local: Local = Local()
+    cohort: Cohort | None = None
+    engine: LocalEngine = LocalEngine()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpointing = Checkpointing()
+    seed: int = 0
+    rounds: int = 10
+    attack: Attack | None = None
+    speed: Speed = Speed()
+
+    @classmethod
+    def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:
+        """The settings of a Method, of methods by name, or of an experiment file; names and files have a recipe.
+
+        >>> Settings.of("mapo+int8").method.up.bits
+        8
+        """
+        if method is None or isinstance(method, Method):
+            if recipe is not None:
+                raise ConfigError(
+                    f"recipe = {recipe!r} is for methods by name and files; a Method is used as it is: set lr_schedule "
+                    "and client_opt in it, or write the method's name"
+                )
+            return cls(method=method or Method())
+        if not isinstance(method, str):
+            raise ConfigError(
+                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
+                "write for example 'fedavg'"
+            )
+        name, table = stated_settings(method, recipe)
+        given = values_from(table)
+        known = {key: value for key, value in given.items() if key in cls.__dataclass_fields__}
+        return cls(**{**known, "name": name})
+
+    def changed(self, part: str = "", **given: Any) -> Settings:
+        """A copy with other values; None leaves a value unchanged.
+
+        Args:
+            part: the field whose values are meant, such as `engine`; "" for the settings themselves.
+            **given: the values.
+
+        >>> Settings().changed("eval", every=5, patience=None).eval.every
+        5
+        """
+        known = {key: value for key, value in given.items() if value is not None}
+        return replace(self, **({part: replace(getattr(self, part), **known)} if part else known))

@@ -7,18 +7,14 @@ abandoned rounds stay: lines that follow have a higher `attempt`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
 
 from thinwire.core.text import visible
-from thinwire.errors import CheckpointError
-from thinwire.experiments.files import LONGEST_JSON, append, write_atomically
-from thinwire.runtime.site_record import SiteRecord, Status
+from thinwire.experiments.files import INVALID, append, read_lines, unpack, write_atomically
+from thinwire.runtime.site_record import SiteRecord
 
 SITES = "sites.jsonl"
-_COUNTS = ("round", "client", "bytes_up", "bytes_down", "attempt")
 _NUMBERS = ("norm", "cosine", "loss", "seconds")
 
 
@@ -30,15 +26,8 @@ def append_sites(path: Path, records: Iterable[SiteRecord]) -> None:
 
 def read_sites(path: Path) -> list[SiteRecord]:
     """The lines of a run directory up to the first that is incomplete or not valid; empty if it has none."""
-    file = path / SITES
-    try:
-        if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
-        lines = file.read_bytes().split(b"\n")[:-1]  # the last one is empty, or incomplete
-    except FileNotFoundError:
-        return []
     records = []
-    for line in lines:
+    for line in read_lines(path / SITES):
         if (record := _parsed(line)) is None:
             break
         records.append(record)
@@ -56,13 +45,7 @@ def cut_sites(path: Path, rounds: int, attempt: int) -> None:
 def _parsed(line: bytes) -> SiteRecord | None:
     """The record of a line; None if it is not valid."""
     try:
-        value: Any = json.loads(line)
-        record = SiteRecord(**value)
-    except (ValueError, TypeError, RecursionError):
+        record: SiteRecord = unpack(SiteRecord, json.loads(line))
+    except (*INVALID, RecursionError):
         return None
-    counts = [getattr(record, name) for name in _COUNTS]
-    numbers = [one for name in _NUMBERS if (one := getattr(record, name)) is not None]
-    sound = all(type(one) is int and 0 <= one < 1 << 63 for one in counts)
-    sound = sound and all(type(one) in (int, float) and math.isfinite(one) for one in numbers)
-    sound = sound and record.status in get_args(Status) and isinstance(record.site, str) and isinstance(record.why, str)
-    return record._replace(site=visible(record.site, 100), why=visible(record.why, 300)) if sound else None
+    return record._replace(site=visible(record.site, 100), why=visible(record.why, 300))

@@ -1,18 +1,22 @@
-"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer."""
+"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer.
+
+How often each layer was synchronized, and its bytes: a table for summaries (`layer_chart.py` draws it).
+
+Bytes are known where the upload codec encodes block by block, and None where it encodes all blocks together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from thinwire.core.spec import Spec
+from thinwire.core.spec import Block, Spec, layer_of
 from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
-from thinwire.experiments.chance import chance_of
-from thinwire.experiments.collapse import Verdict, judge, summary_of
-from thinwire.experiments.layers import layers_of
+from thinwire.experiments.collapse import Verdict, chance_of, judge, summary_of
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
-from thinwire.experiments.retry_store import Retry
+from thinwire.experiments.retry import Retry
 from thinwire.experiments.run_directory import Summary
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.sync_counts import SyncCounts
@@ -30,29 +34,15 @@ def summarize_run(
     records: Sequence[RoundRecord],
     retries: Sequence[Retry],
 ) -> Summary:
-    """The totals of a run after some rounds, with what is left of its adapters; see `summarize`."""
-    totalled = summarize(name, task, simulation, records, state.sync_counts, accounting, retries)
-    return {**totalled, **_adapters(simulation, state)}
-
-
-def summarize(
-    name: str,
-    task: str,
-    simulation: Runner,
-    records: Sequence[RoundRecord],
-    sync_counts: SyncCounts,
-    accounting: Accounting = "honest",
-    retries: Sequence[Retry] = (),
-) -> Summary:
     """The totals of a run.
 
     Args:
         name: the label of its method.
         task: the label of its task.
-        simulation: the job on its device.
-        records: one record a round.
-        sync_counts: how often each block was synchronized.
         accounting: which bytes count in the total.
+        simulation: the job on its device.
+        state: the state after the rounds.
+        records: one record a round.
         retries: how often it went back; the bytes of the abandoned rounds are counted.
     """
     lines = [record._asdict() for record in records]
@@ -74,7 +64,8 @@ def summarize(
         **again,
         **_privacy(simulation, len(records)),
         "seconds_by_link": seconds_by_link(all_lines),
-        "layers": layers_of(Spec(tuple(sent.values())), sync_counts),
+        "layers": layers_of(Spec(tuple(sent.values())), state.sync_counts),
+        **_adapters(simulation, state),
     }
 
 
@@ -109,3 +100,35 @@ def _privacy(simulation: Runner, rounds: int) -> Summary:
     epsilon, why = spent
     delta = getattr(simulation.job.method.privacy, "delta", None)
     return {"epsilon": epsilon, "delta": delta, **({"epsilon_unknown": why} if why else {})}
+
+
+Layers = list[dict[str, Any]]
+
+
+def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
+    """One row for each layer in the order of the model; blocks of a layer with different counts have one row each.
+
+    >>> import torch
+    >>> spec = Spec.of({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)})
+    >>> layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 3}, {"fc.weight": 48, "fc.bias": 24}))
+    [{'layer': 'fc', 'numbers': 6, 'syncs': 3, 'bytes_up': 72}]
+    >>> [row["layer"] for row in layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 9}, None))]
+    ['fc.weight', 'fc.bias']
+    """
+    modules: dict[str, list[Block]] = {}
+    for block in coords:
+        modules.setdefault(layer_of(block.name), []).append(block)
+    rows = []
+    for module, blocks in modules.items():
+        equal = len({sync_counts.syncs.get(block.name, 0) for block in blocks}) == 1
+        for name, own in [(module, blocks)] if equal else [(block.name, [block]) for block in blocks]:
+            known = sync_counts.bytes_up
+            rows.append(
+                {
+                    "layer": name,
+                    "numbers": sum(block.numel for block in own),
+                    "syncs": sync_counts.syncs.get(own[0].name, 0),
+                    "bytes_up": None if known is None else sum(known.get(block.name, 0) for block in own),
+                }
+            )
+    return rows

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from thinwire.core.text import human_bytes, human_seconds, percent, visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.files import read_json
-from thinwire.experiments.lock import writer
+from thinwire.experiments.files import read_json, writer
 from thinwire.experiments.records import honest_bytes, read_run
 from thinwire.experiments.toml import Table
 
+WAYS = ("up", "down", "catchup", "total", "abandoned")
 RECENT = 20  # rounds for bytes and seconds per round
 
 
@@ -80,18 +80,13 @@ def standing(path: Path, now: float | None = None) -> Standing:
         rounds=run.rounds,
         loss=total["final_loss"],
         accuracy=total["final_accuracy"],
-        best_accuracy=total["best_accuracy"],
-        bytes_up=total["bytes_up"],
-        bytes_down=total["bytes_down"],
-        bytes_catchup=total["bytes_catchup"],
-        bytes_total=total["bytes_total"],
+        **{key: total[key] for key in ("best_accuracy", *(f"bytes_{way}" for way in WAYS))},
         bytes_per_round=each,
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
         idle_seconds=None if silent is None else round(silent, 1),
         status=run.verdict.status,
         status_why=run.verdict.why,
-        bytes_abandoned=total["bytes_abandoned"],
         resume="" if finished else how_to_resume(path, run.table),
     )
 

@@ -29,13 +29,12 @@ from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireErr
 from thinwire.experiments.build import build_job
 from thinwire.experiments.cohort_file import CohortLog
 from thinwire.experiments.config import Checkpointing, Experiment, from_table
-from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.execute import default_folder, execute, settled
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.progress import RunningTotals
 from thinwire.experiments.records import rounds_in
 from thinwire.experiments.site_records import append_sites
 from thinwire.experiments.task_files import OWN, anchored
-from thinwire.experiments.task_record import settled
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client, ClientStore, client_file, private

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
-from thinwire.experiments.execute import OnRound, refuse_diverged
+from thinwire.experiments.execute import OnRound, refuse_diverged, refuse_other_task, settled
 from thinwire.experiments.run_directory import RunFolder, Summary
-from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable

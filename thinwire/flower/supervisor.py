@@ -24,8 +24,7 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.files import read_json
-from thinwire.experiments.lock import PROCESS, writer
+from thinwire.experiments.files import PROCESS, read_json, writer
 from thinwire.experiments.records import read_totals
 from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed, with_path
 

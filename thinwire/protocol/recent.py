@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROUNDS = 10  # that are remembered
 ENOUGH = 3  # rounds without which nothing is compared
@@ -62,29 +62,3 @@ class Recent(NamedTuple):
         """
         known = self.medians.get("loss", ())
         return len(known) >= ENOUGH and loss > UNFIT * max(self.of("loss"), *known[-ENOUGH:]) > 0
-
-    def as_json(self) -> dict[str, Any]:
-        """As values of JSON; empty if nothing is remembered."""
-        if not self.medians and not self.far:
-            return {}
-        return {"medians": {part: list(values) for part, values in self.medians.items()}, "far": list(self.far)}
-
-    @classmethod
-    def from_json(cls, value: Any, clients: int) -> Recent:
-        """From values of JSON, which are checked; raises ValueError.
-
-        Args:
-            value: the values.
-            clients: number of clients.
-        """
-        if not value:
-            return cls()
-        medians, far = value["medians"], value["far"]
-        numbers = [one for values in medians.values() for one in values]
-        if not all(type(one) is float and math.isfinite(one) and one >= 0 for one in numbers):
-            raise ValueError("a median of its latest rounds is not a number of 0 or more")
-        if any(len(values) > ROUNDS for values in medians.values()):
-            raise ValueError(f"it remembers more than {ROUNDS} rounds")
-        if not all(type(one) is int and 0 <= one < clients for one in far):
-            raise ValueError("it names clients that the experiment does not have")
-        return cls({str(part): tuple(values) for part, values in medians.items()}, tuple(far))

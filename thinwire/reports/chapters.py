@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.experiments.collapse import FAILED_RUNS, count_broken
-from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.search_record import SearchRecord, read_search
+from thinwire.experiments.toml import flat
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.baseline import Costs, headline, untuned

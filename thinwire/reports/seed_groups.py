@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from thinwire.core.text import human_bytes, visible
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.link_time import link, seconds
-from thinwire.experiments.overrides import flat
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
-from thinwire.experiments.toml import Table as TomlTable, dumps
+from thinwire.experiments.toml import Table as TomlTable, dumps, flat
 from thinwire.metrics.objective import Objective
 
 DIRECTIONS = ("up", "down", "catchup")

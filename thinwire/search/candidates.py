@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
+from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
-from thinwire.experiments.overrides import flat, put
-from thinwire.experiments.resolve import resolve
-from thinwire.experiments.toml import Table, parse_value
+from thinwire.experiments.toml import Table, flat, parse_value, put
 from thinwire.protocol.method import Method
 from thinwire.reports.chapters import setting_text
 

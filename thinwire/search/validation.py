@@ -25,8 +25,7 @@ from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
-from thinwire.experiments.chance import validation_chance
-from thinwire.experiments.collapse import BROKEN, Chance, judge
+from thinwire.experiments.collapse import BROKEN, Chance, judge, validation_chance
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
@@ -171,7 +170,7 @@ def held_out(experiment: Experiment, fraction: float) -> Experiment:
 def over(experiment: Experiment, rounds: int) -> Experiment:
     """The experiment over another number of rounds; counts of rounds in it keep their fraction of the run.
 
-    >>> from thinwire.experiments.resolve import resolve
+    >>> from thinwire.experiments.config import resolve
     >>> over(resolve("slora", overrides={"rounds": 80, "method.next_stage.at": 20}), 8).method.next_stage.at
     2
     """
