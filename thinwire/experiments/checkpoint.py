@@ -99,7 +99,7 @@ def load_checkpoint(
             name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one
             for name, one in _tensors(path, meta, older).items()
         }
-        state = unpack(RunState, meta["state"], tensors)
+        state: RunState = unpack(RunState, meta["state"], tensors)
         if wrong := _out_of_range(state, bounds or Bounds()):
             raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
         return state
@@ -131,7 +131,7 @@ def _out_of_range(state: RunState, bounds: Bounds) -> str:
     ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
     clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
     seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
-    seen += [one.version for one in (*state.clients.values(), *flights)]
+    seen += [*(one.version for one in state.clients.values()), *(one.version for one in flights)]
     seen += [edge for window in ledger.past for edge in window[:2]]
     if len({one.client for one in flights}) < len(flights):
         return "a client that trains is in it twice"

@@ -256,12 +256,11 @@ def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]
 
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
     """The verdict of a summary; None if it has none. The values may come from a damaged file."""
-    keys = {"status": "status", "round": "status_round", "why": "status_why"}
-    try:
-        found: Verdict = unpack(Verdict, {name: (summary or {})[key] for name, key in keys.items()})
-        return found
-    except INVALID:
-        return None
+    status, number, why = ((summary or {}).get(key) for key in ("status", "status_round", "status_why"))
+    for known in (*BROKEN, "finished"):
+        if status == known:
+            return Verdict(known, number if isinstance(number, int) else None, why if isinstance(why, str) else "")
+    return None
 
 
 def known_chance(value: Any) -> Chance | None:

@@ -82,8 +82,10 @@ class Retry(NamedTuple):
         """
         lost = [record._asdict() for record in records[back[0] :]]
         ways = zip(("up", "down", "catchup"), sent, strict=True)
-        sizes = (last + sum(line[f"bytes_{way}"] for line in lost) for way, last in ways)
-        return cls(*verdict, *back, *sizes, sum(line["seconds"] for line in lost), lost, sorted(set(left_out)))
+        up, down, catchup = (last + sum(line[f"bytes_{way}"] for line in lost) for way, last in ways)
+        return cls(
+            *verdict, *back, up, down, catchup, sum(line["seconds"] for line in lost), lost, sorted(set(left_out))
+        )
 
     @property
     def halves(self) -> bool:
