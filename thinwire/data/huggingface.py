@@ -109,6 +109,7 @@ def from_datasets(
         return from_columns(rows, others, code, client=client, features=inputs, note=note)
     pairs = ((train, rows), (data, others))
     first = train[0][name := inputs[0]]
+    x: list[Any]
     if kinds[name] == "image":
         shape = shape_of(first, size, channels)
         x = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
@@ -201,4 +202,4 @@ def download_images(task: str, name: str, columns: tuple[str, str], layout: str,
     parts = [Images(one.pixels, one.targets) for one in (found.train, found.test) if isinstance(one, Images)]
     if len(parts) < 2 or parts[0].pixels.shape[1:] != shape:
         raise DataError(f"{name}: expected images of {shape}")
-    return Source(*parts, found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")
+    return Source(parts[0], parts[1], found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")
