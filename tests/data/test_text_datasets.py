@@ -154,8 +154,8 @@ def test_whole_messages_have_headers_signatures_and_quotations(tmp_path) -> None
     assert [split.texts[0] for split in whole.read()] == [("Subject: group.00\n\nWord0 caf\xe9\n",)] * 2
     assert all((a.labels == b.labels).all() for a, b in zip(stripped.read(), whole.read(), strict=True))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="the copy on the hub has no headers; put 20news-bydate"):
-        READERS["20newsgroups-headers"](tmp_path / "empty")
+    with pytest.raises(DataError, match="no data found; put 20newsgroups/20news-bydate"):
+        READERS["20newsgroups-headers"](tmp_path / "empty").read()
 
 
 def without(prefix: str) -> dict[str, bytes]:

@@ -109,9 +109,10 @@ def from_datasets(
         return from_columns(rows, others, code, client=client, features=inputs, note=note)
     pairs = ((train, rows), (data, others))
     first = train[0][name := inputs[0]]
+    x: list[Any]
     if kinds[name] == "image":
         shape = shape_of(first, size, channels)
-        x: list[Any] = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
+        x = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
     else:
         lists = [[one[at][name] for at in part.rows.tolist()] for one, part in pairs]
         x = [inputs_of(one, len(one), f"{where}: the column {name!r}", tokens=np.ndim(first) == 1) for one in lists]

@@ -68,6 +68,11 @@ def _word_source(name: str, texts: TextDataset, length: int) -> Source:
     return Source(parts[0], parts[1], texts.classes, note=texts.note)
 
 
+def _absent(task: str, layout: str) -> list[LabeledTexts]:
+    """Raised when texts are read, because token ids in the folder `tokens` need none."""
+    raise no_data(task, layout)
+
+
 # -- 20 Newsgroups ---------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +91,9 @@ def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDa
     """The messages; `whole`: with headers, signatures and quotations, as FLASC's authors have them."""
     folder = find(data_dir, "20newsgroups", "20news-bydate")
     if folder is None:
-        raise no_data("20newsgroups", "20newsgroups/20news-bydate.tar.gz")
+        return TextDataset(
+            (), partial(_absent, "20newsgroups", "20newsgroups/20news-bydate.tar.gz"), _GROUPS, _STRIPPED
+        )
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
     read = partial(_read_archive, path, str if whole else strip_message)
     return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
@@ -186,7 +193,7 @@ def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     layout = _LAYOUTS[task]
     folder = find(data_dir, f"glue/{layout.folder}", layout.folder)
     if folder is None:
-        raise no_data(task, f"glue/{layout.folder}/train.tsv and dev.tsv")
+        return TextDataset((), partial(_absent, task, f"glue/{layout.folder}/train.tsv and dev.tsv"), 2, _DEV)
     files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
     return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
 
