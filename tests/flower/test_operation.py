@@ -143,7 +143,7 @@ def holder(folder: Path, parent: int) -> subprocess.Popen:
 
 
 def test_a_stale_server_is_killed_and_another_one_stopped_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinwire.flower.supervisor.shutil.which", lambda *_, **__: "true")
+    monkeypatch.setattr("thinwire.flower.processes.shutil.which", lambda *_, **__: "true")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     lines: list[str] = []

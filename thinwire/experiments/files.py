@@ -192,7 +192,7 @@ def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> A
         return tuple(unpack(args[0], one, tensors) for one in value)
     if origin in (dict, Mapping):
         return {args[0](key): unpack(args[1], one, tensors) for key, one in value.items()}
-    if bytes in args:
+    if kind is bytes or bytes in args:
         return bytes((tensors or {})[value].numpy())
     if type(None) in args:
         return None if value is None else unpack(args[0], value, tensors)

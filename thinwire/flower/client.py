@@ -16,7 +16,7 @@ valid; the other is dropped. Each upload counts exactly once on both sides, or o
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import math
 import os
 import re
@@ -26,14 +26,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from thinwire.core.tree import same
+from thinwire.core.tree import Tree, same
 from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
-from thinwire.experiments.files import write_atomically
+from thinwire.experiments.checkpoint import pack
+from thinwire.experiments.files import INVALID, unpack, write_atomically
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
     Group,
@@ -52,7 +53,6 @@ from thinwire.runtime.job import Job
 from thinwire.secure.client import MakeCohort, SecureClient
 from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer
-from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
 
 KEEP_RUNS = 10  # past runs whose states a node keeps
@@ -80,20 +80,18 @@ class ClientStore(NamedTuple):
     secure: bytes = b""
 
     def dump(self, first: PublicState) -> bytes:
-        """As bytes: a SHA-256, then what `torch.save` writes. A base equal to that of version 0 is left out.
+        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
 
         Args:
             first: the public state of version 0.
         """
-        positions = []
-        for public, state in self.positions:
-            kept = public._replace(base={}) if same(public.base, first.base) else public
-            positions.append((_on(tuple(kept), "cpu"), _on(vars(state), "cpu")))
-        response = self.response and self.response._replace(evaluation=None)
-        evaluation = self.response and self.response.evaluation
-        parts = positions, response and tuple(response), evaluation and tuple(evaluation), self.secure or None
-        torch.save(parts, file := io.BytesIO())
-        data = file.getvalue()
+        positions = tuple(
+            at._replace(public=at.public._replace(base={})) if same(at.public.base, first.base) else at
+            for at in self.positions
+        )
+        tensors: Tree = {}
+        meta = {"thinwire": json.dumps(pack(self._replace(positions=positions), tensors))}
+        data = save({name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}, meta)
         return hashlib.sha256(data).digest() + data
 
     @classmethod
@@ -108,25 +106,16 @@ class ClientStore(NamedTuple):
         if hashlib.sha256(body).digest() != data[:32]:
             raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
         try:
-            found, response, evaluation, secure = torch.load(io.BytesIO(body), weights_only=True)  # runs no code
-            positions = []
-            for public, state in found:
-                known = PublicState(*_on(public, first.device))
-                positions.append(Position(known._replace(base=known.base or first.base), ClientState(**state)))
-            if response:
-                response = Response(*response)._replace(evaluation=evaluation and Evaluation(*evaluation))
-            return cls(tuple(positions), response, secure or b"")
-        except (ValueError, TypeError, RuntimeError, UnpicklingError) as error:
+            header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+            store: ClientStore = unpack(cls, json.loads(header["__metadata__"]["thinwire"]), load(body))
+        except (*INVALID, SafetensorError) as error:
             raise CheckpointError(f"what this client stored cannot be read ({type(error).__name__})") from error
-
-
-def _on(value: Any, device: Any) -> Any:
-    """A copy of nested dictionaries and tuples whose tensors are on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device, copy=True)
-    if isinstance(value, Mapping):
-        return {name: _on(one, device) for name, one in value.items()}
-    return tuple(_on(one, device) for one in value) if isinstance(value, tuple) else value
+        positions = []
+        for public, state in store.positions:
+            trees = ({name: one.to(first.device) for name, one in tree.items()} for tree in public[1:])
+            known = PublicState(public.version, *trees)
+            positions.append(Position(known._replace(base=known.base or first.base), state))
+        return store._replace(positions=tuple(positions))
 
 
 class Client:

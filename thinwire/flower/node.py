@@ -14,7 +14,7 @@ twentieth of Flower's wait, since each poll costs bytes; at least ten times as l
 Flower's wait, since on a busy machine polls delay the work; and at most Flower's wait.
 
 This needs names of Flower that are not part of its documented API. With a version other than those of `KNOWN`, a node
-says so and ends, and the server checks replies after they were loaded.
+says so and runs `flower-supernode`, and the server checks replies after they were loaded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -150,7 +151,13 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     if (option := "--auth-supernode-private-key") in words[:-1]:
         os.environ[KEY_VARIABLE] = str(Path(words[words.index(option) + 1]).expanduser().resolve())
     if why := why_not():
-        raise ConfigError(f"{why}; install one of these versions, or use flower-supernode with the same options")
+        if app is not None:
+            raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
+        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
+        beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        if (program := shutil.which("flower-supernode", path=beside)) is None:
+            raise ConfigError(f"the program flower-supernode was not found beside {sys.executable} or in PATH")
+        os.execv(program, [program, *options])
     import flwr.clientapp
     import flwr.supernode.runtime.run_clientapp  # noqa: F401 - forked processes have it
     import torch._dynamo  # noqa: F401 - torch.func imports it when it is first used: a second or more

@@ -33,11 +33,11 @@ class Deadline:
 
     def __init__(self, seconds: float, clock: Any = time) -> None:
         self.clock = clock
-        self.end = clock.monotonic() + seconds
+        self.end: float = clock.monotonic() + seconds
 
     def left(self) -> float:
         """The seconds that are left; 0 when the time is over."""
-        return max(0.0, float(self.end - self.clock.monotonic()))
+        return max(0.0, self.end - float(self.clock.monotonic()))
 
     def at_most(self, seconds: float) -> None:
         """Bring the end forward to at most so many seconds from now."""
