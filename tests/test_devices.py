@@ -258,31 +258,6 @@ def test_max_pooling_and_its_gradient_equal_torch(kind):
 
 
 @triton_only
-@pytest.mark.parametrize("coded", [True, False])
-@pytest.mark.parametrize(("layers", "hidden", "n"), [(2, 256, 3000), (3, 48, 130), (1, 32, 5)])
-def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded):
-    torch.manual_seed(0)
-    model = models.NextCharacter(30, hidden=hidden, layers=layers, biases=2).cuda()
-    with torch.no_grad():
-        for block in model.parameters():
-            block *= 2.0  # gates that are not all near one half
-    codes, targets = torch.randint(0, 30, (n, 40), device="cuda"), torch.randint(0, 30, (n,), device="cuda")
-
-    def outputs(model):
-        return model(codes) if coded else model.head(model.lstm(model.embedding(codes)))
-
-    with torch.no_grad(), compute_with(torch.device("cuda"), "tf32"):
-        assert lstm.has_last_state(model.embedding.weight, hidden)
-        found, again = outputs(model), outputs(model)
-        wanted = outputs(model.double())
-    assert found.dtype == torch.float32
-    assert torch.equal(found, again)
-    assert float((found.argmax(1) == wanted.argmax(1)).double().mean()) >= (0.99 if n > 100 else 0.8)
-    losses = [float(F.cross_entropy(logits.double(), targets)) for logits in (found, wanted)]
-    assert abs(losses[0] - losses[1]) < 1e-3 * losses[1]
-
-
-@triton_only
 @pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.5)], ids=repr)
 @pytest.mark.parametrize(("channels", "hidden"), [(1, 0), (1, 12), (3, 12)])
 def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(channels, hidden, optimizer):

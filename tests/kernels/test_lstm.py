@@ -34,24 +34,3 @@ def test_states_and_gradients_of_the_kernels_equal_those_of_torch(examples, monk
     assert torch.allclose(value, expected, rtol=1e-5)
     for a, b in zip(found, wanted, strict=True):
         assert float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
-
-
-@pytest.mark.parametrize(
-    ("inputs", "hidden", "layers", "coded"), [(8, 32, 2, True), (20, 48, 3, False), (5, 16, 1, True)]
-)
-def test_the_last_state_without_gradients_is_that_of_nn_lstm_up_to_16_bits(inputs, hidden, layers, coded, monkeypatch):
-    module = interpreted("thinwire.kernels.lstm_states_triton")
-    monkeypatch.setattr(module, "ROWS", 32)
-    torch.manual_seed(0)
-    exact = torch.nn.LSTM(inputs, hidden, layers, batch_first=True).double()
-    n, steps = 40, 6
-    values, codes = torch.randn(11, inputs), torch.randint(0, 11, (n, steps))
-    x = values[codes] if coded else torch.randn(n, steps, inputs)
-    with torch.no_grad():
-        wanted = exact(x.double())[0][:, -1]
-        parts = [[getattr(exact, f"{name}_l{at}").float() for name in NAMES] for at in range(layers)]
-        blocks = [(inner, own, first + second) for inner, own, first, second in parts]
-        found = module.last_state(*((values, codes) if coded else (x, None)), blocks)
-    assert found.shape == (n, hidden)
-    assert found.dtype == torch.float32
-    assert float((found - wanted).abs().max()) < 1e-3

@@ -1,8 +1,5 @@
 """The recurrence of an LSTM layer, with gradients under autograd and vmap: on a GPU in Triton (`lstm_triton.py`).
 
-Without gradients, in evaluation on a GPU, `last_state` computes all layers at once with factors of 16 bits
-(`lstm_states_triton.py`).
-
     i, f, g, o = inputs_t + W h_{t-1};   c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g),   h_t = sigmoid(o) tanh(c_t)
 
 >>> recurrence(torch.zeros(5, 3, 64), torch.zeros(64, 16)).shape      # 5 steps, 3 examples, 16 hidden units
@@ -11,16 +8,14 @@ torch.Size([5, 3, 16])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.support import batch_dim_first, dot_precision, has_triton
+from thinwire.kernels.support import batch_dim_first, has_triton
 
 LEAST = 16  # hidden units: a multiple of it
-MOST = 126  # inputs of `last_state`
 
 
 def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -55,35 +50,6 @@ def _kernels() -> Any:
     from thinwire.kernels import lstm_triton
 
     return lstm_triton
-
-
-def has_last_state(x: Tensor, hidden: int) -> bool:
-    """Whether `last_state` can be used: on a GPU with Triton, and where products may be less precise than float32.
-
-    >>> has_last_state(torch.zeros(3, 5, 8), 16)
-    False
-    """
-    rough = x.dtype == torch.float32 and dot_precision(x.dtype) == "tf32"
-    return rough and hidden % LEAST == 0 and x.shape[-1] <= MOST and has_triton(x.device)
-
-
-def last_state(x: Tensor, codes: Tensor | None, layers: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """The hidden state (n, hidden) of the last layer after the last step, from zero states, without gradients.
-
-    Products have float16 factors and float32 sums; cells are float32. Only where `has_last_state`.
-
-    Args:
-        x: (n, steps, inputs), or with codes the inputs of each code (values, inputs).
-        codes: (n, steps) int64, or None.
-        layers: the matrices (4 hidden, inputs) and (4 hidden, hidden) and the bias (4 hidden) of each layer.
-    """
-    return _state_kernels().last_state(x, codes, layers)  # type: ignore[no-any-return]
-
-
-def _state_kernels() -> Any:
-    from thinwire.kernels import lstm_states_triton
-
-    return lstm_states_triton
 
 
 class _Recurrence(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.kernels.lstm import has_last_state, last_state, recurrence
+from thinwire.kernels.lstm import recurrence
 from thinwire.models.checks import at_least
 
 
@@ -31,8 +31,7 @@ class LSTM(nn.Module):
     `biases=2` its state dict can be loaded; with `biases=1` a layer has only `bias_hh`.
 
     The input products of all steps of a layer are one matrix product before the recurrence (`kernels/lstm.py`). Without
-    gradients, in evaluation, the kernels of `nn.LSTM` are used, or on a GPU, unless its precision is float32, those of
-    `kernels/lstm_states_triton.py`; they differ by rounding.
+    gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
     With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
 
@@ -72,16 +71,9 @@ class LSTM(nn.Module):
             rows, fan = getattr(self, f"weight_{part}").shape  # a constant, since sums differ between machines
             self.register_parameter(f"g_{part}", nn.Parameter(torch.full((rows,), math.sqrt(fan / (3 * hidden)))))
 
-    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:  # (n, steps, inputs) -> (n, hidden)
-        """The hidden state of the last layer after the last step.
-
-        With codes (n, steps), x has the inputs of each code, (values, inputs).
-        """
-        evaluates = not torch.is_grad_enabled()  # fused kernels take a fraction of the time
-        if evaluates and has_last_state(x, self.hidden):
-            return last_state(x, codes, [self._layer(layer) for layer in range(self.layers)])
-        x = x if codes is None else F.embedding(codes, x)
-        if evaluates:
+    def forward(self, x: Tensor) -> Tensor:  # (n, steps, inputs) -> (n, hidden)
+        """The hidden state of the last layer after the last step."""
+        if not torch.is_grad_enabled():  # fused kernels take a fraction of the time
             return self._fused(x)
         states = x.transpose(0, 1)
         for layer in range(self.layers):
@@ -154,12 +146,7 @@ class NextCharacter(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:  # (n, steps) int64 -> (n, classes)
         """Logits of the character after each sequence."""
-        if torch.is_grad_enabled():
-            states = self.lstm(self.embedding(codes))
-        else:
-            values = torch.arange(self.embedding.num_embeddings, device=codes.device)
-            states = self.lstm(self.embedding(values), codes)
-        out: Tensor = self.head(states)
+        out: Tensor = self.head(self.lstm(self.embedding(codes)))
         return out
 
 
