@@ -239,25 +239,6 @@ def test_an_lstm_is_evaluated_as_on_the_cpu(precision):
 
 
 @triton_only
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_max_pooling_and_its_gradient_equal_torch(kind):
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, 16, 12, 8, device="cuda").relu().to(kind)
-    factor = torch.randn(3, 4, 16, 6, 4, device="cuda").to(kind)
-
-    def loss(x, factor):
-        return (F.max_pool2d(x, 2) * factor).float().sum()
-
-    def fused(x, factor):
-        with convolve.by_products():
-            return loss(x, factor)
-
-    found, wanted = (vmap(grad_and_value(each))(x, factor) for each in (fused, loss))
-    assert torch.equal(found[0], wanted[0])
-    assert torch.allclose(found[1], wanted[1], rtol=1e-4)  # sums in another order
-
-
-@triton_only
 @pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.5)], ids=repr)
 @pytest.mark.parametrize(("channels", "hidden"), [(1, 0), (1, 12), (3, 12)])
 def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(channels, hidden, optimizer):

@@ -5,7 +5,7 @@ which `conv2d` is one batched matrix product instead, in Triton on a GPU (`conv_
 convolutions, and those that Triton cannot compute, are left to torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
-copy, max pooling and group norms where `max_pool.py` and `group_norm.py` have kernels, and batch norms on a GPU.
+copy, group norms where `group_norm.py` has kernels, and batch norms on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thinwire.kernels import conv_fused, group_norm, max_pool
+from thinwire.kernels import conv_fused, group_norm
 from thinwire.kernels.conv_cpu import Pair
 
 Products = Literal["fused"]
@@ -40,8 +40,6 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
             return convolve(*call)
         if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
             return means(args[0], window)
-        if func is F.max_pool2d and (window := _maxima(*args, **kwargs)):
-            return max_pool.max_pool(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
         if func is F.batch_norm and args[0].is_cuda and (kwargs.get("training") or args[5:6] == (True,)):
@@ -97,20 +95,6 @@ def _window(
     plain = _pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
     covers = x.dim() == 4 and x.shape[-2] % size[0] == 0 and x.shape[-1] % size[1] == 0
     return size if adjacent and plain and covers else None
-
-
-def _maxima(
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Pair | None:
-    """The window of a max pooling that `max_pool.py` supports, or None."""
-    plain = _pair(dilation) == (1, 1) and not return_indices and max_pool.suits(x)
-    return _window(x, kernel_size, stride, padding, ceil_mode) if plain else None
 
 
 def _norm(
