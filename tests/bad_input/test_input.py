@@ -49,7 +49,6 @@ WORDS = [
     (("compare", "fedavg", "--tune", "--tune-seed", "0"), "0, is among the seeds of the comparison"),
     (("compare", "fedavg", "--tune", "--tune-rates", "99"), "from 2 to 64 rates, not 99"),
     (("report", ".", "--compute", "nan"), "compute must be 0 or more seconds, not nan"),
-    (("report", ".", "--joules", "nan"), "joules per megabyte must be more than 0"),
     (("watch", ".", "--every", "inf"), "every must be above 0"),
     # settings
     (("run", "fedavg", "--set", f"rounds={DEEP}"), "a value of --set is nested more than 32 levels deep"),

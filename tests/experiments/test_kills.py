@@ -119,7 +119,7 @@ def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
     assert rounds_in(tmp_path / "run/checkpoints") == [1]
     monkeypatch.undo()  # now all ten clients fit into memory, but the run continues with five at a time
     execute(wanted, tmp_path / "run", resume=True)
-    assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["chunk"] == 5
+    assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["state"]["chunk"] == 5
 
 
 # -- real kills ------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def program(tmp_path, monkeypatch) -> str:
     (tmp_path / "flwr").write_text(_PROGRAM.replace("{python}", sys.executable))
     (tmp_path / "flwr-serverapp").write_text(_SERVER)
     (tmp_path / "flwr").chmod(0o755)
-    monkeypatch.setattr("thinwire.flower.supervisor.shutil.which", lambda *_, **__: str(tmp_path / "flwr"))
+    monkeypatch.setattr("thinwire.flower.processes.shutil.which", lambda *_, **__: str(tmp_path / "flwr"))
     return str(tmp_path / "flwr")
 
 

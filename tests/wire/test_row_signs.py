@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from tests import wire_reader as reader
-from thinwire.codecs import Peer, Quantize, Raw, Threshold, TopK, positions
+from thinwire.codecs import Peer, Quantize, Raw, Threshold, TopK, topk as positions
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import WireError

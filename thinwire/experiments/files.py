@@ -189,7 +189,8 @@ def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> A
         hints = _hints(kind)
         return kind(**{name: unpack(hints[name], one, tensors) for name, one in value.items()})
     if origin is tuple:
-        return tuple(unpack(args[0], one, tensors) for one in value)
+        kinds = [args[0]] * len(value) if args[-1] is ... else args
+        return tuple(unpack(of, one, tensors) for of, one in zip(kinds, value, strict=True))
     if origin in (dict, Mapping):
         return {args[0](key): unpack(args[1], one, tensors) for key, one in value.items()}
     if kind is bytes or bytes in args:
