@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Cost(NamedTuple):
     exact: bool
 
 
+@cache
 def cost(name: str, measure: bool = True) -> Cost | None:
     """The cost of a preset; None if it depends on the values and `measure` is False."""
     experiment = resolve(name, "digits", {"engine.backend": "vmap"})

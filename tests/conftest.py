@@ -20,7 +20,7 @@ from thinwire.cli.app import main
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
 
-settings.register_profile("thinwire", deadline=None, derandomize=True, database=None)
+settings.register_profile("thinwire", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.load_profile("thinwire")
 
 os.environ["THINWIRE_PROBE"] = "off"  # the fastest backend depends on the machine; tests of the autotuner turn it on

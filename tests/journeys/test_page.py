@@ -46,7 +46,7 @@ def project(tmp_path_factory):
 def test_regression_page_speaks_of_r2(project):
     html, text = (project / "page.html").read_text(), (project / "page.md").read_text()
     assert re.search(r"Fewest bytes to reach r2 -?[\d.]+: \w+, [\d.]+ kB in total", html)
-    assert "| method | final r2 | best r2 | mae |" in text
+    assert "| method | final r2 | best r2 | 95 % interval | mae |" in text
     assert "R2 against bytes, own data" in html
     assert "final %" not in html
     assert "accuracy" not in re.sub("<style>.*?</style>|eval.target_accuracy", "", html, flags=re.S)

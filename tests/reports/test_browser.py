@@ -55,7 +55,7 @@ def test_page_of_real_runs(browser, real_runs, tmp_path, width):
     assert colors[0] != colors[1]
 
 
-@pytest.mark.parametrize("width", [1280, 820, 360])
+@pytest.mark.parametrize("width", [1280, 360])
 def test_page_with_many_long_names(browser, write_run, tmp_path, width):
     layers = [{"layer": f"encoder.layer.{i}.attention.self.query", "bytes_up": 4**i, "syncs": 1} for i in range(12)]
     for i in range(9):
@@ -86,7 +86,7 @@ def test_page_with_every_column_and_a_sweep(browser, write_run, tmp_path, width)
         context.close()
 
 
-@pytest.mark.parametrize(("rounds", "up"), [(1, 1), (2, 10**12), (1000, 3)], ids=["one-round", "terabytes", "long"])
+@pytest.mark.parametrize(("rounds", "up"), [(1, 10**12), (1000, 3)], ids=["terabytes", "long"])
 def test_page_of_extreme_runs(browser, write_run, tmp_path, rounds, up):
     tw.report([write_run("a", rounds=rounds, up=up)], tmp_path / "page.html", targets=[0.5])
     for width in (1280, 390):
