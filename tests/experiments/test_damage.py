@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -305,7 +306,8 @@ def test_write_all_writes_all_files_or_none(tmp_path):
     assert [path.read_bytes() for path in write_all(tmp_path, {"new/a": b"a", "b": b"b"})] == [b"a", b"b"]
 
 
-def test_a_failed_append_leaves_the_file_unchanged(tmp_path):
+def test_a_failed_append_leaves_the_file_unchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep truncated bytecode
     file = tmp_path / "metrics.jsonl"
     append(file, b"first\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
