@@ -204,7 +204,7 @@ def keep(recipe: Table, before: Table, after: Table) -> None:
 
 
 def _is_options(value: Any) -> bool:
-    """Whether a table has options for a part that is named elsewhere."""
+    """Whether a table has options for a part that another table names."""
     return isinstance(value, dict) and "kind" not in value
 
 

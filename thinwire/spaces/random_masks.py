@@ -165,7 +165,7 @@ class FedMRN(Space):
     Args:
         noise: the largest size of the noise, and so of the change of a weight in one round.
         signed: masks of -1 and 1 instead of 0 and 1.
-        progressive: in each step replace a share of the values by samples that is drawn anew; otherwise all of them.
+        progressive: in each step replace another random share of the values by samples; otherwise all of them.
         redraw_every: rounds after which the update is added to the weights and new noise is drawn.
 
     >>> space, base = FedMRN(noise=0.5), {"w": torch.zeros(2)}
