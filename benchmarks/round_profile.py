@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from dataclasses import replace
 
 import thinwire
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 
 PACKAGE = str(Path(thinwire.__file__).parent)
 

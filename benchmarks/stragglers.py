@@ -4,7 +4,7 @@
 
 A share of the clients takes ten times as long for a local step as the others. All methods have the same clients,
 batches and learning rate; a run ends in the first evaluated round that reaches the target. Time is that of the
-simulated clock (`thinwire/runtime/speed.py`), in units of the local training of an ordinary client in a round.
+simulated clock (`thinwire/federation/speed.py`), in units of the local training of an ordinary client in a round.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 
 METHODS: dict[str, tuple[str, float]] = {  # a method, and its cohort in units of that of the task
     "fedavg": ("fedavg", 1.0),

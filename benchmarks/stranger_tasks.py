@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from thinwire.core.key import Key
 from thinwire.data.partition import Dirichlet
-from thinwire.runtime.engine import Mode
+from thinwire.federation.engine import Mode
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets
 

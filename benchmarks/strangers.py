@@ -44,9 +44,9 @@ import thinwire as tw
 from benchmarks.stranger_tasks import TASKS
 from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.collapse import chance_among
-from thinwire.experiments.simulate import Settings
-from thinwire.runtime.job import RoundRecord
+from thinwire.federation.job import RoundRecord
+from thinwire.runs.collapse import chance_among
+from thinwire.runs.simulate import Settings
 
 METHODS = ("fedavg", "mapo", "thin", "fedpara", "lora", "ef+topk+int4")
 SEEDS = tuple(range(101, 121))  # the sizes of the tasks were chosen with FedAvg on seed 1

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import thinwire as tw
-from thinwire.experiments.peft_export import adapter_of_run, merged_of_run
+from thinwire.runs.peft_export import adapter_of_run, merged_of_run
 
 SHOPS = {
     "bakery": ("Good morning!", "from six to two", "Bread is never taken back."),

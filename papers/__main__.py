@@ -22,8 +22,8 @@ from thinwire.cli.app import main
 from thinwire.cli.options import AsJson, DataDir, Imports, Overrides, Quiet, Recipe, Rounds, RunsOut, Task
 from thinwire.cli.terminal import print_json, print_written, show_list
 from thinwire.core.text import visible
-from thinwire.experiments.files import write_all
-from thinwire.experiments.task_files import folder_name
+from thinwire.runs.files import write_all
+from thinwire.runs.task_files import folder_name
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError
-from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execute import default_folder
-from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.files import read_json
-from thinwire.experiments.records import Record, Recorded, honest_bytes, read_run, read_totals
-from thinwire.experiments.toml import Table
+from thinwire.runs.collapse import is_broken
+from thinwire.runs.execute import default_folder
+from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.files import read_json
+from thinwire.runs.records import Record, Recorded, honest_bytes, read_run, read_totals
+from thinwire.runs.toml import Table
 
 SHORT = 8  # digits of a digest by which pages name a run
 SUMMARY_KEYS = (  # of each run, in the .json file

@@ -14,10 +14,10 @@ from typing import Any
 
 from papers.frontier import Row, best_by_bytes
 from thinwire.core.text import human_bytes
-from thinwire.experiments.records import Recorded
 from thinwire.reports.chapters import curve_drawing
 from thinwire.reports.figures import LIGHT, Curve, curves, standalone
 from thinwire.reports.seed_groups import SeedGroup, percent_text
+from thinwire.runs.records import Recorded
 
 
 def bytes_chart(paper: str, column: str, runs: Mapping[str, Sequence[Recorded]], metric: str) -> str:

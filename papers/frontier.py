@@ -29,13 +29,13 @@ from papers.archive import Runs
 from papers.grid import Grid, Line, summary, training_failed
 from papers.tables import read
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.config import resolve
-from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.records import Recorded, honest_bytes
-from thinwire.experiments.toml import Table, parse_overrides
 from thinwire.reports.seed_groups import MeanInterval, without_seed
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import BROKEN
+from thinwire.runs.config import resolve
+from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.records import Recorded, honest_bytes
+from thinwire.runs.toml import Table, parse_overrides
 from thinwire.search.candidates import rate_key, setting
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 from thinwire.search.validation import mean_of_last

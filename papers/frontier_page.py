@@ -29,11 +29,11 @@ from papers.grid import Grid, summary
 from papers.markdown import at_edge, markdown, mean_std_text, provenance_text
 from thinwire.core.text import human_bytes
 from thinwire.errors import Diverged
-from thinwire.experiments.build import build_job
-from thinwire.experiments.collapse import FAILED_RUNS, count_broken
-from thinwire.experiments.config import resolve
-from thinwire.experiments.files import write_all
-from thinwire.experiments.toml import Table
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import FAILED_RUNS, count_broken
+from thinwire.runs.config import resolve
+from thinwire.runs.files import write_all
+from thinwire.runs.toml import Table
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 
 VALUE = "accuracy %"

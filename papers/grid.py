@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from papers.archive import Runs
-from thinwire.experiments.config import resolve
-from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.records import honest_bytes
-from thinwire.experiments.toml import Table, parse_overrides
+from thinwire.runs.config import resolve
+from thinwire.runs.experiment import Experiment
+from thinwire.runs.records import honest_bytes
+from thinwire.runs.toml import Table, parse_overrides
 
 OPTIONS = "option-accuracy"  # where a run has it, this is its accuracy: not the share of tokens
 LAST = "mean of the last "  # evaluations: `tune.by = "mean of the last 5"`

@@ -27,9 +27,9 @@ from papers.markdown import at_edge, markdown, mean_std_text, selection_set, wid
 from papers.tables import FOLDER, read
 from thinwire.core.text import human_bytes
 from thinwire.errors import UnknownName
-from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.files import write_all
 from thinwire.reports.seed_groups import MeanInterval
+from thinwire.runs.experiment import Experiment
+from thinwire.runs.files import write_all
 
 KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")
 DIRECTIONS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thinwire.core.text import human_bytes, human_seconds, markdown_text
-from thinwire.experiments.collapse import BROKEN, FAILED_RUNS, count_broken
+from thinwire.runs.collapse import BROKEN, FAILED_RUNS, count_broken
 
 B_LEFT = "% of B left"  # of the B of all adapters: not zero in what clients receive at the end
 _ACCURACY = re.compile(r"(our )?(best|final) (client )?accuracy %")

@@ -42,10 +42,10 @@ from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import Experiment
-from thinwire.experiments.link_time import link, seconds
-from thinwire.experiments.parts import build, named
-from thinwire.experiments.toml import Table
+from thinwire.runs.config import Experiment
+from thinwire.runs.link_time import link, seconds
+from thinwire.runs.parts import build, named
+from thinwire.runs.toml import Table
 
 Cost = Literal["bytes_up", "to_worst", "gigabytes", "numbers"]
 _TO = re.compile(r"(rounds|minutes|MB up a client) to (0\.\d+)(?: at (.+?))?( of clients)?")

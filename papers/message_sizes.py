@@ -24,10 +24,10 @@ from torch import nn
 
 import thinwire as tw
 from benchmarks.page import write_part
-from thinwire.experiments.build import build_job
-from thinwire.experiments.check import check
-from thinwire.experiments.config import resolve
-from thinwire.experiments.presets import presets
+from thinwire.runs.build import build_job
+from thinwire.runs.check import check
+from thinwire.runs.config import resolve
+from thinwire.runs.presets import presets
 
 HEAD = "| preset | trained parameters | bytes up | bytes down | total, % of FedAvg |\n|---|---|---|---|---|"
 

@@ -36,9 +36,9 @@ from papers.measures import cost, counted_heads, counted_rows, heading, measured
 from papers.tables import Reproduction, load, names, papers
 from papers.verdicts import Row, TableRows, page_verdict
 from thinwire.core.text import human_bytes
-from thinwire.experiments.collapse import FAILED_RUNS
-from thinwire.experiments.files import write_all
-from thinwire.experiments.toml import Table
+from thinwire.runs.collapse import FAILED_RUNS
+from thinwire.runs.files import write_all
+from thinwire.runs.toml import Table
 
 COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the parameters"}
 

@@ -4,7 +4,7 @@
     python -m papers published --chance --data-dir DATA    # first docs/chance.json, from the test sets
 
 The JSON file of a page has the values and the curve of each of its runs. Every curve is compared with the chance level
-of its test set (`thinwire/experiments/collapse.py`), task and status are written to the JSON, and the final accuracy
+of its test set (`thinwire/runs/collapse.py`), task and status are written to the JSON, and the final accuracy
 and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells that need more
 than the JSON (bytes until an accuracy) are kept as they were written from run directories. The page of reproduced
 tables is written again, as by `python -m papers repro --md`.
@@ -26,7 +26,7 @@ from papers.markdown import markdown, mean_std_text, selection_set, widened
 from papers.page import update_page
 from papers.tables import FOLDER
 from thinwire.core.registry import lookup
-from thinwire.experiments.collapse import FAILED_RUNS, Chance, chance_among, judge
+from thinwire.runs.collapse import FAILED_RUNS, Chance, chance_among, judge
 
 TASKS = ("digits", "mnist", "fashion-mnist", "cifar10", "text-classification", "shakespeare")
 Runs = dict[str, dict[str, Any]]

@@ -25,10 +25,10 @@ from papers.grid import Grid, Line, summary, training_failed
 from thinwire.cli.terminal import err
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.experiment import Experiment
-from thinwire.runtime.job import RoundRecord
+from thinwire.federation.job import RoundRecord
+from thinwire.runs.collapse import is_broken
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.experiment import Experiment
 from thinwire.training.autotune import first_line
 
 SPENT = "interrupted: the budget is spent"

@@ -35,10 +35,10 @@ from papers.markdown import markdown, widened
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec, layer_of
 from thinwire.core.text import human_bytes
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import from_table, resolve
-from thinwire.experiments.toml import read_toml
 from thinwire.models import build
+from thinwire.runs.build import build_job
+from thinwire.runs.config import from_table, resolve
+from thinwire.runs.toml import read_toml
 from thinwire.schedules.lama import FedLAMA, Layer
 
 # -- SparseLoCo --------------------------------------------------------------------------------------------------------

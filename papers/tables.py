@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from papers.grid import Grid
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.toml import Table, loads
+from thinwire.runs.toml import Table, loads
 
 Scale = Literal["quick", "gpu", "paper"]
 FOLDER = Path(__file__).parent

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.collapse import BROKEN
+from thinwire.runs.collapse import BROKEN
 
 STATEMENT = re.compile(r"\{([^{}]*)\}")
 _BOUND = re.compile(r"(.*?)(?: by)? at (least|most) (\d+(?:\.\d+)?)(?: %)?")

@@ -17,8 +17,8 @@ import torch
 from hypothesis import settings
 
 from thinwire.cli.app import main
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import default_folder, execute
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import default_folder, execute
 
 settings.register_profile("thinwire", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.load_profile("thinwire")

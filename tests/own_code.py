@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from thinwire.core import plugins, reference, registry
-from thinwire.experiments import own_task, plugins as experiment_plugins
+from thinwire.runs import own_task, plugins as experiment_plugins
 
 TASK = '''\
 """Points in a plane of three classes."""

@@ -16,7 +16,7 @@ from typer.main import get_command
 from thinwire.cli.app import app
 from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError
-from thinwire.experiments.presets import LISTS
+from thinwire.runs.presets import LISTS
 
 FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
 
@@ -269,9 +269,9 @@ def test_list_help_names_every_list(thinwire):
 def loaded(monkeypatch) -> list[list[str]]:
     """The arguments of every call of `plugins.load`."""
     calls: list[list[str]] = []
-    plugins = ModuleType("thinwire.experiments.plugins")
+    plugins = ModuleType("thinwire.runs.plugins")
     plugins.load = calls.append
-    monkeypatch.setitem(sys.modules, "thinwire.experiments.plugins", plugins)
+    monkeypatch.setitem(sys.modules, "thinwire.runs.plugins", plugins)
     return calls
 
 
@@ -286,9 +286,9 @@ def test_import_loads_modules_before_names_are_resolved(thinwire, monkeypatch):
     def load(modules: list[str]) -> None:
         raise ConfigError(f"cannot import {modules[0]}")
 
-    plugins = ModuleType("thinwire.experiments.plugins")
+    plugins = ModuleType("thinwire.runs.plugins")
     plugins.load = load
-    monkeypatch.setitem(sys.modules, "thinwire.experiments.plugins", plugins)
+    monkeypatch.setitem(sys.modules, "thinwire.runs.plugins", plugins)
     assert "cannot import absent" in error_line(thinwire("--import", "absent", "run", "no-such-method"))
     assert "cannot import absent" in error_line(thinwire("run", "no-such-method", "--import", "absent"))
 

@@ -17,8 +17,8 @@ from thinwire.core.spec import Spec
 from thinwire.data.examples import Images
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
-from thinwire.experiments.build import build_task
-from thinwire.experiments.config import resolve
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.kernels import conv as convolve, lstm, projection as random_products
 from thinwire.kernels.projection import draw_rows
 from thinwire.kernels.support import has_triton
@@ -27,8 +27,8 @@ from thinwire.protocol import Method
 from thinwire.protocol.drift_check import project
 from thinwire.protocol.receive import receive
 from thinwire.protocol.server import open_round
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.build import build_task
+from thinwire.runs.config import resolve
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
 from thinwire.training import Local
 from thinwire.training.precision import compute_with

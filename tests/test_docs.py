@@ -31,9 +31,9 @@ from thinwire.cli.app import app
 from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries
 from thinwire.core.text import human_bytes
-from thinwire.experiments import plugins as experiment_plugins
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import parse_overrides, resolve
+from thinwire.runs import plugins as experiment_plugins
+from thinwire.runs.build import build_job
+from thinwire.runs.config import parse_overrides, resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

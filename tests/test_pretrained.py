@@ -13,12 +13,12 @@ import thinwire as tw
 from tests.checkpoints import WORDS, make, write_checkpoint, write_sheets
 from thinwire.core.tree import stack, unstack
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_task
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.execute import execute
-from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.models import build
 from thinwire.models.pretrained import Pretrained
+from thinwire.runs.build import build_task
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.execute import execute
+from thinwire.runs.peft_export import adapter_of_run
 from thinwire.spaces.lora import Unmerged
 from thinwire.training.functional import Functional
 

@@ -29,18 +29,18 @@ _SUBMODULES = (
 
 # The names that most scripts need, by the module that has them.
 _COMMON = {
-    "thinwire.experiments.simulate": ("Run", "simulate"),
-    "thinwire.experiments.run_task": ("run_task",),
-    "thinwire.experiments.result": ("load_run",),
-    "thinwire.experiments.config": ("Experiment", "resolve"),
+    "thinwire.runs.simulate": ("Run", "simulate"),
+    "thinwire.runs.run_task": ("run_task",),
+    "thinwire.runs.result": ("load_run",),
+    "thinwire.runs.config": ("Experiment", "resolve"),
     "thinwire.reports.report": ("report",),
     "thinwire.search.compare": ("compare", "sweep"),
     "thinwire.search.table": ("Table",),
     "thinwire.search.tune": ("Tuned", "tune"),
-    "thinwire.runtime": ("Job", "RoundRecord", "Speed"),
-    "thinwire.simulation.engine": ("LocalEngine",),
+    "thinwire.federation": ("Job", "RoundRecord", "Speed"),
+    "thinwire.federation.local_engine": ("LocalEngine",),
     "thinwire.core.registry": ("register",),
-    "thinwire.experiments.plugins": ("load_plugins",),
+    "thinwire.runs.plugins": ("load_plugins",),
     "thinwire.data.task": ("Task",),
     "thinwire.training": ("Local", "Records", "load_optimizer_tensors", "optimizer_tensors"),
     "thinwire.protocol": ("Asynchronous", "Budget", "Method", "Stage", "Tier"),
@@ -140,11 +140,8 @@ if TYPE_CHECKING:
         UnknownName as UnknownName,
         WireError as WireError,
     )
-    from thinwire.experiments.config import Experiment as Experiment, resolve as resolve
-    from thinwire.experiments.plugins import load_plugins as load_plugins
-    from thinwire.experiments.result import load_run as load_run
-    from thinwire.experiments.run_task import run_task as run_task
-    from thinwire.experiments.simulate import Run as Run, simulate as simulate
+    from thinwire.federation import Job as Job, RoundRecord as RoundRecord, Speed as Speed
+    from thinwire.federation.local_engine import LocalEngine as LocalEngine
     from thinwire.masks import (
         Mask as Mask,
     )
@@ -166,12 +163,15 @@ if TYPE_CHECKING:
         Tier as Tier,
     )
     from thinwire.reports.report import report as report
-    from thinwire.runtime import Job as Job, RoundRecord as RoundRecord, Speed as Speed
+    from thinwire.runs.config import Experiment as Experiment, resolve as resolve
+    from thinwire.runs.plugins import load_plugins as load_plugins
+    from thinwire.runs.result import load_run as load_run
+    from thinwire.runs.run_task import run_task as run_task
+    from thinwire.runs.simulate import Run as Run, simulate as simulate
     from thinwire.schedules import FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
     from thinwire.search.compare import compare as compare, sweep as sweep
     from thinwire.search.table import Table as Table
     from thinwire.search.tune import Tuned as Tuned, tune as tune
-    from thinwire.simulation.engine import LocalEngine as LocalEngine
     from thinwire.sketches import Sketch as Sketch
     from thinwire.spaces import (
         MAPA as MAPA,

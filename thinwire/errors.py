@@ -12,7 +12,7 @@
         └── Unfit              the next state of a deployment is not fit, by clients that can be left out
 
 The command line prints the message on one line and exits with status 2, or with status 3 if training failed:
-`Diverged`, or a run whose accuracy collapsed or never exceeded chance (`thinwire/experiments/collapse.py`).
+`Diverged`, or a run whose accuracy collapsed or never exceeded chance (`thinwire/runs/collapse.py`).
 """
 
 from __future__ import annotations

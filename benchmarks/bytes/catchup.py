@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import write_part
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol.download import RoundOpening
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.wire import message as wire
 
 EF, INT4 = {"kind": "error-feedback"}, {"kind": "quantize", "bits": 4}

@@ -53,8 +53,8 @@ from thinwire.core.selection import kept, largest_of, random_subset
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
 from thinwire.core.vectors import gather, parts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.wire import indices, symbols
 from thinwire.wire.row_bits import Shapes
 

@@ -21,12 +21,12 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
-from thinwire.experiments.config import resolve
 from thinwire.flower.apps import job_of
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Request
+from thinwire.runs.config import resolve
 
 ROUNDS = 5
 CASES = (

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.page import write_part
 from thinwire.core.key import Key
 from thinwire.errors import Diverged
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.runtime.attacks import SignFlip
+from thinwire.federation.attacks import SignFlip
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 
 CLIENTS, ROUNDS, FACTOR = 20, 30, 10.0
 SHARES = (0.0, 0.1, 0.2, 0.3)

@@ -24,16 +24,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from thinwire.experiments.cohort_file import CohortLog
-from thinwire.experiments.config import resolve
-from thinwire.experiments.files import append
-from thinwire.experiments.replay import replay
+from thinwire.federation.job import RoundRecord
 from thinwire.flower.apps import deployable
 from thinwire.flower.grid_transport import GridTransport
 from thinwire.flower.local import deploy
 from thinwire.flower.transport import ClientResponse, Deadline, RoundPolicy
 from thinwire.protocol.round import Request
-from thinwire.runtime.job import RoundRecord
+from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.config import resolve
+from thinwire.runs.files import append
+from thinwire.runs.replay import replay
 
 SITES, COHORT = 10, 4
 OFFLINE = frozenset(range(5, 10))  # from the start

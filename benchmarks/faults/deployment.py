@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.faults import endurance as long_runs
 from benchmarks.page import write_part
-from thinwire.experiments.config import Experiment, resolve
-from thinwire.experiments.execute import execute
+from thinwire.federation.job import RoundRecord
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import Processes, deploy, free_ports
-from thinwire.runtime.job import RoundRecord
+from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.execute import execute
 
 Found = dict[str, Any]
 METHODS = ("fedavg", "mapo", "flasc", "fedlama", "pfedpara", "scaffold")
@@ -134,10 +134,10 @@ import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
 from thinwire.protocol.round import Request
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol.round import initial_server_state, open_round
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
 client = Client(LocalEngine(), job)
 lap("load the data, build the model")

@@ -21,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from thinwire.experiments.config import Experiment
+from thinwire.federation.job import RoundRecord
 from thinwire.flower.local import deploy
-from thinwire.runtime.job import RoundRecord
+from thinwire.runs.config import Experiment
 
 Found = dict[str, Any]
 LOAD_SECONDS = 8.0

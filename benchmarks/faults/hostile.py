@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.faults.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes, markdown_text, percent
-from thinwire.experiments.config import Experiment, resolve
-from thinwire.experiments.site_records import read_sites
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.apps import MakeJob, deployable
 from thinwire.flower.client import Client
 from thinwire.flower.local import deploy
 from thinwire.protocol.round import Response
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.site_records import read_sites
 from thinwire.wire import message as wire, weight
 
 LARGEST = torch.finfo(torch.float32).max

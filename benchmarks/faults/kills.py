@@ -30,13 +30,13 @@ from benchmarks.faults.deployment import machine
 from benchmarks.faults.faults import MessageLog, replayed
 from benchmarks.page import write_part
 from thinwire.core.key import Key
-from thinwire.experiments.config import Experiment, resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import CONNECTION, SuperLink, start_nodes, start_superlink
 from thinwire.flower.processes import Processes
 from thinwire.flower.supervisor import server_process
+from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.execute import execute
 
 TARGETS = ("server", "SuperLink", "node")
 RESTART = 1.0  # seconds after which a dead process is started again

@@ -55,9 +55,9 @@ def measure(clients: int, batch: int, bits: int, checkpoint: str) -> dict[str, A
     """One round of some clients; of 0 clients, only the model."""
     import transformers  # noqa: F401 - before the model, so that it is not counted
 
-    from thinwire.experiments.build import build_job
-    from thinwire.experiments.config import resolve
-    from thinwire.simulation.engine import LocalEngine
+    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.runs.build import build_job
+    from thinwire.runs.config import resolve
 
     libraries = resident("VmRSS")
     with tempfile.TemporaryDirectory() as folder:

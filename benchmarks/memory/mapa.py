@@ -13,8 +13,8 @@ import resource
 import tempfile
 from pathlib import Path
 
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 
 def main() -> None:  # noqa: D103

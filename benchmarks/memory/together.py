@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 
 FACTOR = 2.0
 

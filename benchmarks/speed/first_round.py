@@ -32,9 +32,9 @@ def main(device: str, engine: str, began: float) -> None:
     import torch
 
     mark("import_torch_s")
-    from thinwire.experiments.build import build_job
-    from thinwire.experiments.config import resolve
-    from thinwire.simulation.engine import LocalEngine
+    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.runs.build import build_job
+    from thinwire.runs.config import resolve
 
     mark("import_thinwire_s")
     torch.zeros(1, device=device).sum().item()

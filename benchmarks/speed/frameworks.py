@@ -174,9 +174,9 @@ def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
     from thinwire.data.examples import Arrays
     from thinwire.data.partition import Assignment
     from thinwire.data.task import Task
+    from thinwire.federation.job import Job
     from thinwire.optimizers import SGD
     from thinwire.protocol import Method
-    from thinwire.runtime.job import Job
     from thinwire.training import Local
 
     torch.manual_seed(0)
@@ -192,7 +192,7 @@ def ours(work: Work) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from thinwire.simulation.engine import LocalEngine
+    from thinwire.federation.local_engine import LocalEngine
 
     simulation = LocalEngine("cpu").prepare(job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder))
     state = simulation.start()

@@ -7,7 +7,7 @@
 
 On a GPU the host draws cohorts and batches, makes and decodes the messages and makes the next version while the GPU
 trains, so a round takes at least as long as this. Here all of it runs on a CPU, in the order of a round on a GPU: the
-next cohort is trained in advance (`simulation/pipeline.py`). "Training" adds one update per client, drawn once, to its
+next cohort is trained in advance (`federation/pipeline.py`). "Training" adds one update per client, drawn once, to its
 coordinates. What a GPU adds (launches of kernels, transfers, waiting) is not included; what it does itself is: the
 difference to the start, the check of all values and the prediction of the next version.
 
@@ -38,9 +38,9 @@ from benchmarks.speed.speed import BATCH, MODELS, make_task, show
 from thinwire.core.flat_rows import FlatRows
 from thinwire.core.rows import as_rows
 from thinwire.core.threads import on_one_core
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Simulation
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import Simulation
 from thinwire.training import Local
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 

@@ -55,7 +55,7 @@ REQUIRED: dict[str, dict[str, dict[str, float]]] = {
 
 def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
     """Write the common inputs of all frameworks; returns the steps of a round."""
-    from thinwire.simulation.engine import LocalEngine
+    from thinwire.federation.local_engine import LocalEngine
 
     channels, size, *_ = SHAPES[model]
     rng = np.random.default_rng(0)

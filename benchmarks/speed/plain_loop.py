@@ -9,8 +9,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from thinwire.data.losses import cross_entropy
+from thinwire.federation.simulation import Simulation
 from thinwire.models.lstm import NextCharacter
-from thinwire.simulation.simulation import Simulation
 from thinwire.training.precision import compute_with
 
 

@@ -34,13 +34,13 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     from thinwire.data.examples import Arrays
     from thinwire.data.partition import IID, Assignment
     from thinwire.data.task import Task
-    from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
-    from thinwire.experiments.config import method_from
-    from thinwire.experiments.presets import preset
+    from thinwire.federation.client_states import ClientStates
+    from thinwire.federation.job import Job
+    from thinwire.federation.local_engine import LocalEngine
     from thinwire.protocol.state import ClientState
-    from thinwire.runtime.job import Job
-    from thinwire.simulation.client_states import ClientStates
-    from thinwire.simulation.engine import LocalEngine
+    from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
+    from thinwire.runs.config import method_from
+    from thinwire.runs.presets import preset
     from thinwire.training import Local
 
     torch.manual_seed(0)

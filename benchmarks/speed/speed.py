@@ -52,14 +52,14 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import method_from, resolve
-from thinwire.experiments.presets import preset
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import Simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Simulation
+from thinwire.runs.build import build_job
+from thinwire.runs.config import method_from, resolve
+from thinwire.runs.presets import preset
 from thinwire.training import Local
 from thinwire.training.evaluation import evaluate
 

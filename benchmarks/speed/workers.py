@@ -42,8 +42,8 @@ FOR_GPU = 10  # clients for each GPU in the plan
 def measure(model: str, folder: Path, device: str, workers: int, times: int) -> dict[str, Any]:
     """Median seconds of a round and its parts, and bytes."""
     from benchmarks.speed.frameworks import job_of
-    from thinwire.simulation.engine import LocalEngine
-    from thinwire.simulation.transfer import pack, unpack
+    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.transfer import pack, unpack
 
     how: dict[str, Any] = {"backend": "chain"} if device == "cpu" else {"precision": "bf16"}
     job = job_of(model, LR, BATCH, COHORT, folder)

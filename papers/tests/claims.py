@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from thinwire.experiments.collapse import is_broken
 from thinwire.reports.seed_groups import MeanInterval
+from thinwire.runs.collapse import is_broken
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 ACCURACIES = ("best_accuracy", "final_accuracy", "last_accuracy", "best_client_accuracy", "final_client_accuracy")

@@ -21,9 +21,9 @@ from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError
-from thinwire.experiments.collapse import is_broken
 from thinwire.masks import PruneMask
 from thinwire.optimizers import SGD, Adam
+from thinwire.runs.collapse import is_broken
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lowrank import LowRank
 

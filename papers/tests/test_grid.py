@@ -11,9 +11,9 @@ from papers.grid_page import load_grid
 from papers.markdown import widened
 from papers.runs import SPENT, Progress, run_grids, run_one
 from papers.tables import FOLDER
-from thinwire.experiments.execute import default_folder
-from thinwire.experiments.experiment import digest, to_table
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.runs.execute import default_folder
+from thinwire.runs.experiment import digest, to_table
+from thinwire.runs.run_directory import RunFolder
 
 CONTENT = {
     "on": "digits",

@@ -18,8 +18,8 @@ from papers.page import section, update_page, write_page
 from papers.runs import run_grids
 from papers.tables import Reproduction, load
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.link_time import link, round_seconds
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.link_time import link, round_seconds
 
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
 SMALL = [

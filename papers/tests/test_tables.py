@@ -16,8 +16,8 @@ import pytest
 import thinwire as tw
 from papers.tables import SCALES, listed, load, names, papers, table_of
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.check import check
-from thinwire.experiments.config import resolve
+from thinwire.runs.check import check
+from thinwire.runs.config import resolve
 
 TABLES = {
     "mapa": (1, 3, 4, 5),

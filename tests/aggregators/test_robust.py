@@ -16,9 +16,9 @@ from thinwire.core.registry import entries
 from thinwire.core.spec import Spec
 from thinwire.core.tree import cut, weighted_mean
 from thinwire.errors import ConfigError
-from thinwire.experiments.parts import build
+from thinwire.federation.job import Job
 from thinwire.protocol.round import plan_round
-from thinwire.runtime.job import Job
+from thinwire.runs.parts import build
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
 from thinwire.wire.weight import decode as decode_weight, encode as encode_weight

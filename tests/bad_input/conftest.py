@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 
 @pytest.fixture(scope="module")

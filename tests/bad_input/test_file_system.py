@@ -14,7 +14,7 @@ import pytest
 import sklearn
 
 from tests.bad_input.refusal import FAST, refused
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.runs.run_directory import RunFolder
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import pytest
 
 from tests.bad_input.refusal import FAST, refused
 from thinwire.core.text import visible
-from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.toml import dumps, loads
+from thinwire.runs.run_directory import RunFolder
+from thinwire.runs.toml import dumps, loads
 
 LONG = "x" * 300
 DEEP = "[" * 5000

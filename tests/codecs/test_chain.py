@@ -10,8 +10,8 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, UnknownName, WireError
-from thinwire.experiments.parts import build, describe
-from thinwire.experiments.toml import dumps, loads
+from thinwire.runs.parts import build, describe
+from thinwire.runs.toml import dumps, loads
 from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))

@@ -17,9 +17,9 @@ from tests.golden import make
 from thinwire.codecs import Peer
 from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
-from thinwire.experiments.parts import build
 from thinwire.protocol.fields import unraw
 from thinwire.protocol.receive import receive
+from thinwire.runs.parts import build
 from thinwire.wire import indices, row_signs, symbols
 
 FILES = {file.stem: json.loads(file.read_text()) for file in sorted(make.HERE.glob("*.json"))}

@@ -10,9 +10,9 @@ from thinwire.codecs.eden import LONGEST, codebook, hadamard, pieces
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.testing import check_codec
 
 ERRORS = {1: 0.571, 2: 0.133, 3: 0.0358, 4: 0.0096}  # D / (1 - D) of the best scalar quantizer of N(0, 1)

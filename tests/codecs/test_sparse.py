@@ -107,7 +107,7 @@ def test_rounding_of_k_can_be_chosen(density, n, down, up):
 
 
 def test_presets_round_k_as_in_their_papers():
-    from thinwire.experiments.config import resolve
+    from thinwire.runs.config import resolve
 
     sparse = resolve("sparse").method
     assert sparse.up.rounding == sparse.down.rounding == "up"  # s = ceil(density d)

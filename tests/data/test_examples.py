@@ -9,10 +9,10 @@ from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, Text
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import prepared
-from thinwire.experiments.config import resolve
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.build import prepared
+from thinwire.runs.config import resolve
 
 
 def images(n: int = 6, side: int = 8) -> Images:

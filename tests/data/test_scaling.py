@@ -9,8 +9,8 @@ from thinwire.core.key import Key
 from thinwire.data.examples import Arrays, AugmentedImages, Images, Source
 from thinwire.data.scaling import mean_and_std, standardized
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_task, prepared
-from thinwire.experiments.config import resolve
+from thinwire.runs.build import build_task, prepared
+from thinwire.runs.config import resolve
 
 
 def images(n: int = 60) -> Images:

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.toml import loads
 from thinwire.flower import INSTALL, need_flower
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import clients_of_node, deployable, job_of, read_deployment, read_experiment, run_name
+from thinwire.runs.config import resolve
+from thinwire.runs.toml import loads
 
 
 def test_missing_flower_names_the_package_to_install(monkeypatch):

@@ -11,14 +11,14 @@ from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
 from thinwire.core.key import Key
 from thinwire.errors import CheckpointError, WireError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import CohortLog
-from thinwire.experiments.execute import execute
-from thinwire.experiments.replay import replay
+from thinwire.federation.speed import ClientSpeeds
 from thinwire.flower.client import Client, ClientStore
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
-from thinwire.runtime.speed import ClientSpeeds
+from thinwire.runs.build import build_job
+from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.execute import execute
+from thinwire.runs.replay import replay
 
 TEN = {"task.clients": 10, "cohort.size": 3, "local.steps": 1, "rounds": 8}
 SLOW = {"speed.slow_fraction": 0.3, "speed.slow_factor": 5.0, "speed.spread": 0.4}

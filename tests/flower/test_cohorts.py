@@ -11,13 +11,13 @@ from tests.flower.test_faults import check_correction_states
 from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
 from thinwire.errors import CheckpointError, ConfigError, WireError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import CohortLog
-from thinwire.experiments.execute import execute
-from thinwire.experiments.replay import replay
 from thinwire.flower.client import Client
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
+from thinwire.runs.build import build_job
+from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.execute import execute
+from thinwire.runs.replay import replay
 
 TEN = {"task.clients": 10, "cohort.size": 4, "local.steps": 1}
 

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_code import forgotten, write_project
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import deploy
 from thinwire.flower.processes import DeploymentFailed, free_ports, make_certificate, make_key
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.flower.test_server import experiment
-from thinwire.experiments.build import build_job
 from thinwire.flower.apps import write_log
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Response
+from thinwire.runs.build import build_job
 
 HOSTILE = ["\x1b[2J\x1b[31mall clear", "one\nround 9: refused client 3: it is malicious", "x" * 10**6, "\u202e\ud800\0"]
 

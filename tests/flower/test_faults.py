@@ -9,12 +9,12 @@ from benchmarks.faults.corrupt import CORRUPTIONS
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError
-from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Request
 from thinwire.protocol.server import open_round
+from thinwire.runs.build import build_job
 
 ALL = {"cohort.size": 4}
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.apps import client_app, deployable, job_of, server_app
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 flwr = pytest.importorskip("flwr.app")
 

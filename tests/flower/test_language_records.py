@@ -13,10 +13,10 @@ from tests.federation import same_public
 from tests.flower.test_server import OwnData as OwnClients, experiment, play
 from thinwire.data.site import OwnData, SiteRecords
 from thinwire.errors import ThinwireError
-from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
 from thinwire.flower.server import FlowerServer
 from thinwire.models import build
+from thinwire.runs.build import build_job
 
 pytest.importorskip("transformers")
 

@@ -16,16 +16,16 @@ from thinwire.core.registry import entries
 from thinwire.core.state import state_is_finite
 from thinwire.core.tree import Tree, all_finite, tmap
 from thinwire.errors import IncompatibleParts, WireError
-from thinwire.experiments.config import join, method_from, named
-from thinwire.experiments.parts import build
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.fields import raw, unraw
 from thinwire.protocol.round import Response
-from thinwire.runtime.job import Job
+from thinwire.runs.config import join, method_from, named
+from thinwire.runs.parts import build
 from thinwire.schedules.base import Plan
-from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
 from thinwire.wire.weight import encode as encode_weight

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.apps import RoundLines, Shutdown, deployable, job_of
 from thinwire.flower.client import KEEP_RUNS, Client, InMemory, clean_states, client_file, private
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.supervisor import _attempt, _stop, server_process
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 QUICK = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}
 
@@ -125,7 +125,7 @@ def test_states_of_a_run_that_trains_are_kept(tmp_path):
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from thinwire.experiments.files import locked, note_process
+from thinwire.runs.files import locked, note_process
 with locked(Path(sys.argv[1])):
     note_process(Path(sys.argv[1]))
     print("locked", flush=True)

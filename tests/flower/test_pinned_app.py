@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.node import LONGEST_PROJECT, PinnedApp, app_bundle, files_of, pin
+from thinwire.runs.config import resolve
 
 PROJECT = b'[project]\nname = "a"\nversion = "1"\n'
 FILES = {"pyproject.toml": PROJECT, "pkg/task.py": b"x = 1\n", "pkg/client_app.py": b"app = None\n"}

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import deploy
 from thinwire.flower.node import KNOWN
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 pytestmark = pytest.mark.slow
 

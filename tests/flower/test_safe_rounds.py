@@ -10,17 +10,17 @@ import pytest
 
 from benchmarks.faults import hostile
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
-from thinwire.experiments.records import read_run, rounds_in
-from thinwire.experiments.retry import read_retries, roll_back
-from thinwire.experiments.site_records import append_sites, read_sites
 from thinwire.flower.apps import deployable
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.reports.report import report
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
+from thinwire.runs.records import read_run, rounds_in
+from thinwire.runs.retry import read_retries, roll_back
+from thinwire.runs.site_records import append_sites, read_sites
 from thinwire.wire import message as wire
 
 QUICK = {"task.clients": 8, "cohort.size": 8, "task.partition.kind": "iid", "local.steps": 8, "rounds": 6}

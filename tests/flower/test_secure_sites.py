@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.flower.test_deploy import lines
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import CONNECTION, start_superlink
 from thinwire.flower.processes import Processes
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 pytestmark = pytest.mark.slow
 

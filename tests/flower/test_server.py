@@ -12,11 +12,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.federation import same_public
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 
 ALONE = {"engine.backend": "loop", "engine.chunk": 1}
 

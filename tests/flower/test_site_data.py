@@ -15,9 +15,8 @@ from PIL import Image
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.experiments.experiment import Cohort
+from thinwire.federation.client_evaluations import with_client_evaluations
+from thinwire.federation.job import RoundRecord
 from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
 from thinwire.flower.apps import read_experiment
 from thinwire.flower.client import Client, ClientStore, InMemory
@@ -26,8 +25,9 @@ from thinwire.flower.site_check import check_site
 from thinwire.flower.site_evaluation import checked, in_record
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import EVALUATE, Request, Response
-from thinwire.runtime.client_evaluations import with_client_evaluations
-from thinwire.runtime.job import RoundRecord
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
+from thinwire.runs.experiment import Cohort
 from thinwire.training.evaluation import Evaluation
 
 PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text()

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.flower.test_deploy import equal_runs, small
-from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.local import CONNECTION, start_superlink
 from thinwire.flower.processes import Processes
+from thinwire.runs.execute import execute
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.processes import DeploymentFailed, Processes
 from thinwire.flower.supervisor import supervise
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 EXPERIMENT = deployable(
     resolve("fedavg", "digits", {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4})
@@ -47,7 +47,7 @@ _SERVER = """
 import os, signal, sys
 from pathlib import Path
 from thinwire.flower.apps import read_experiment
-from thinwire.experiments.execute import execute
+from thinwire.runs.execute import execute
 folder = Path(__file__).parent
 def on_round(record):
     print(f"round {record.round}", flush=True)

@@ -36,7 +36,6 @@ from thinwire.codecs import (
 from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
-from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.budget import Budget, Tier
@@ -49,6 +48,7 @@ from thinwire.protocol.setup import initial_server_state, make_contract, plan_ro
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
+from thinwire.runs.parts import describe
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.spaces import MAPO, LoRAStack

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.own_code import forgotten
-from thinwire.experiments.records import read_run
+from thinwire.runs.records import read_run
 
 PAGE = (Path(__file__).parents[2] / "docs/your-task.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```\n", PAGE, re.S | re.M))

@@ -8,9 +8,9 @@ from torch.func import grad_and_value, vmap
 
 from tests.simulation.test_engine import job, play
 from thinwire.data.task import Task, pool_clients
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.kernels import conv
 from thinwire.kernels.conv import by_products
-from thinwire.simulation import LocalEngine
 
 
 def test_dilated_and_grouped_convolutions_are_left_to_torch():

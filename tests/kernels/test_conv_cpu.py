@@ -8,10 +8,10 @@ from torch.func import functional_call, grad, vmap
 
 from tests.simulation.test_engine import job
 from thinwire.data.task import Task, pool_clients
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.kernels import conv_cpu as columns
 from thinwire.kernels.conv_cpu import by_columns, convolve_alone
 from thinwire.kernels.low_rank import corrected
-from thinwire.simulation import LocalEngine
 
 # images, channels, height, width, outputs, kernel, stride, padding; the last uses NNPACK and several pieces
 SHAPES = [

@@ -10,14 +10,14 @@ import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import from_table, method_from, resolve, to_table
-from thinwire.experiments.presets import preset
-from thinwire.experiments.toml import dumps, loads
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.upload import as_received, decode_upload
-from thinwire.runtime.job import Job
+from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.presets import preset
+from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
-from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
 

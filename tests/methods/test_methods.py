@@ -10,8 +10,8 @@ import torch
 
 import thinwire as tw
 from thinwire.core.registry import entries
-from thinwire.experiments.presets import presets
 from thinwire.methods.fedavg import arguments_on_tasks, on
+from thinwire.runs.presets import presets
 
 NAMES = [
     *("adapter-lth", "ddg", "decomfl", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),

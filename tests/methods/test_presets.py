@@ -9,10 +9,10 @@ import thinwire as tw
 from thinwire.cli.app import app
 from thinwire.core import registry
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import method_from, resolve, to_table
-from thinwire.experiments.presets import catalog, filled, preset, presets
-from thinwire.experiments.toml import dumps, loads
 from thinwire.methods.fedavg import arguments_on_tasks, on
+from thinwire.runs.config import method_from, resolve, to_table
+from thinwire.runs.presets import catalog, filled, preset, presets
+from thinwire.runs.toml import dumps, loads
 
 METHODS = sorted(presets("methods"))
 TASKS = sorted(presets("tasks"))

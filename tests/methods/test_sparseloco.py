@@ -10,10 +10,10 @@ import thinwire as tw
 from tests.federation import same_public
 from thinwire.codecs import Peer
 from thinwire.data.task import pool_clients
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
-from thinwire.simulation.engine import LocalEngine
 
 METHOD = tw.methods.sparseloco(k=8, chunk=64, lr=0.01)
 LOCAL = tw.Local(steps=4, batch=8)

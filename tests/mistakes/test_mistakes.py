@@ -16,9 +16,9 @@ from thinwire.core import registry
 from thinwire.data.examples import Arrays, Source
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ThinwireError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
-from thinwire.runtime.job import Job
+from thinwire.federation.job import Job
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 
 RUN = ("run", "fedavg", "--on", "digits")
 GENERATOR = torch.Generator().manual_seed(0)

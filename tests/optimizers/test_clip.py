@@ -15,10 +15,10 @@ from tests.simulation.test_engine import bits, job, play
 from thinwire.core.key import Key
 from thinwire.core.tree import add, flatten, same, stack, sub, unstack
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.toml import loads
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import clip_by_global_norm
-from thinwire.simulation import LocalEngine
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.toml import loads
 from thinwire.testing import check_optimizer
 from thinwire.training import Local
 

@@ -133,8 +133,8 @@ SLOWER = ("fedprox", "fednova", "fedyogi", "fedadagrad")  # the same code as one
     "preset", ["scaffold", "feddyn", "fedadam", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWER)]
 )
 def test_presets_learn_digits(preset, tmp_path):
-    from thinwire.experiments.config import resolve
-    from thinwire.experiments.execute import execute
+    from thinwire.runs.config import resolve
+    from thinwire.runs.execute import execute
 
     summary = execute(resolve(preset, overrides={"rounds": 10}), tmp_path / preset)
     assert summary["best_accuracy"] > 0.4

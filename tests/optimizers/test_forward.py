@@ -11,13 +11,13 @@ from thinwire.codecs import Threshold
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import L1L2, SGD, ForwardSGD
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group, training_inputs
 from thinwire.protocol.setup import plan_round
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.spaces import MAPA, projection
 from thinwire.testing import check_optimizer
 from thinwire.training import Local

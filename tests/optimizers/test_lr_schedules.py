@@ -12,13 +12,13 @@ from tests.federation import Federation, digits_task
 from thinwire.core.registry import entries
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.execute import execute
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import Optimizer
 from thinwire.optimizers.lr_schedules import at_lr_schedule
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.execute import execute
+from thinwire.runs.run_directory import RunFolder
 from thinwire.testing import check_lr_schedule
 from thinwire.training import Local
 

@@ -10,8 +10,8 @@ import pytest
 from thinwire.core import plugins, registry
 from thinwire.core.registry import entries, lookup, register
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments import plugins as experiment_plugins
-from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.runs import plugins as experiment_plugins
+from thinwire.runs.config import from_table, resolve, to_table
 
 CODEC = """\
 from thinwire.codecs import Raw

@@ -55,7 +55,7 @@ LISTED = {
 
 def test_parts_of_the_plugin_are_listed(site, tmp_path):
     assert "ternary" in {row["name"] for row in json.loads(thinwire(site, tmp_path, "list", "codecs", "--json"))}
-    script = "import json; from thinwire.experiments.presets import catalog\n"
+    script = "import json; from thinwire.runs.presets import catalog\n"
     script += f"print(json.dumps({{what: [row['name'] for row in catalog(what)] for what in {list(LISTED)}}}))"
     found = json.loads(call(site, tmp_path, "-c", script).stdout)
     for what, name in LISTED.items():

@@ -12,11 +12,11 @@ from tests.federation import Federation, digits_task, perceptron
 from thinwire.core.key import Key
 from thinwire.core.tree import flatten, same, scale, weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import method_from, resolve
-from thinwire.experiments.execute import execute
-from thinwire.experiments.presets import preset
 from thinwire.privacy.discrete import discrete_gaussian
+from thinwire.runs.build import build_job
+from thinwire.runs.config import method_from, resolve
+from thinwire.runs.execute import execute
+from thinwire.runs.presets import preset
 from thinwire.testing import check_privacy
 
 PLAIN = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))

@@ -14,12 +14,12 @@ from thinwire.codecs import RandomK
 from thinwire.core.key import Key, SecretKey
 from thinwire.core.tree import flatten
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.privacy import NoPrivacy
-from thinwire.runtime.job import Job
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
 from thinwire.secure.masks import SecAggCohort, hide, reveal
-from thinwire.simulation.engine import LocalEngine
 
 METHOD = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.SGD(1.0), secure_aggregation=True)
 

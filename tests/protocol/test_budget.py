@@ -9,15 +9,15 @@ from thinwire.codecs import ErrorFeedback, Quantize, RankSlice, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
-from thinwire.experiments.check import check
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.toml import dumps, loads
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.client import initial_client_state
 from thinwire.protocol.receive import receive
 from thinwire.protocol.server import open_round
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.check import check
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.toml import dumps, loads
 from thinwire.training import Local
 
 ALL_CLIENTS = range(len(SIZES))
@@ -197,7 +197,7 @@ def test_tiers_in_a_method_file(tmp_path):
 
 
 def test_a_run_with_tiers_resumes_to_the_same_bits(tmp_path):
-    from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
+    from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
 
     method = Method(budget=Budget((Tier(), Tier(up=ErrorFeedback(TopK(0.05)))), ALTERNATE))
     simulation = LocalEngine(backend="loop").prepare(Job(digits_task(), method, rounds=4, cohort=4))

@@ -11,13 +11,13 @@ from thinwire.core.selection import kept
 from thinwire.core.state import same_state
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import from_table, method_from, resolve, to_table
-from thinwire.experiments.presets import preset
-from thinwire.experiments.toml import dumps, loads
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol.upload import decode_upload
-from thinwire.runtime.job import Job
+from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.presets import preset
+from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
-from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
 from thinwire.training.evaluation import evaluate
 

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 from tests.federation import SIZES, Federation, digits, perceptron, workload
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
+from thinwire.runs.build import build_job
+from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.schedules import FedLAMA
-from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO
 from thinwire.training import Local
 

@@ -11,12 +11,12 @@ from thinwire.core.key import Key
 from thinwire.core.state import ALL_BLOCKS
 from thinwire.core.tree import flatten, same, sub
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.experiments.config import from_table, method_from, resolve, to_table
-from thinwire.experiments.presets import preset
-from thinwire.experiments.toml import dumps, loads
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
+from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.presets import preset
+from thinwire.runs.toml import dumps, loads
 from thinwire.training import Local
 
 STAGED = ("flora", "slora")

@@ -5,10 +5,10 @@ from collections import Counter
 from tests.federation import digits_task
 from tests.parts import Pool, Turns
 from thinwire.codecs import Raw, TopK
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.runtime.job import Job
 from thinwire.schedules import AllBlocks, FedLAMA
-from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import Identity
 from thinwire.training import Local
 from thinwire.wire import message as wire

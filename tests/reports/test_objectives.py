@@ -9,12 +9,12 @@ import re
 import pytest
 
 import thinwire as tw
-from thinwire.experiments.records import read_run
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import Saving, baseline_of, choose_targets
 from thinwire.reports.chapters import sweeps
 from thinwire.reports.figures import DARK, LIGHT, Curve, scale_limits
 from thinwire.reports.seed_groups import group
+from thinwire.runs.records import read_run
 from thinwire.search.table import table_of
 
 R2, LOSS, PERPLEXITY = Objective("r2"), Objective("loss", False), Objective("perplexity", False)

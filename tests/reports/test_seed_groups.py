@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.experiments.records import find_runs, read_run, totals
 from thinwire.reports.baseline import baseline_of, choose_targets
 from thinwire.reports.seed_groups import MeanInterval, group
+from thinwire.runs.records import find_runs, read_run, totals
 
 
 def test_runs_that_differ_only_in_seed_form_a_group(real_runs):

@@ -11,16 +11,16 @@ from thinwire.aggregators import Uniform
 from thinwire.cli.show import show
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, plan_round
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
+from thinwire.runs.run_directory import RunFolder
 from thinwire.schedules import AllBlocks, FedLAMA, Plan
-from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.testing import check_schedule
 from thinwire.training import Local

@@ -12,13 +12,13 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, initial_client_state, plan_round
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.schedules import FedLAMA
-from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
 from thinwire.training import Local
 

@@ -3,8 +3,8 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.toml import flat, put
+from thinwire.runs.config import resolve
+from thinwire.runs.toml import flat, put
 from thinwire.search.candidates import changes, knobs_of, parse_over, points, start_of
 
 

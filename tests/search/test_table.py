@@ -9,8 +9,8 @@ import thinwire as tw
 from thinwire.core import registry
 from thinwire.data.examples import Arrays, Source
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import default_folder, execute
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import default_folder, execute
 
 TINY = {"rounds": 2, "clients": 10, "cohort": 2, "overrides": {"local.steps": 8}}
 

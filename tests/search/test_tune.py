@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 import thinwire as tw
 from thinwire.cli.app import app
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.collapse import Chance, validation_chance
-from thinwire.experiments.config import resolve
-from thinwire.experiments.records import read_run
-from thinwire.experiments.search_record import SearchRecord, read_search, write_search
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import Chance, validation_chance
+from thinwire.runs.config import resolve
+from thinwire.runs.records import read_run
+from thinwire.runs.search_record import SearchRecord, read_search, write_search
 from thinwire.search.candidates import rate_key
 from thinwire.search.tune import NothingTrains
 from thinwire.search.validation import ValidationRuns, held_out, measured, over

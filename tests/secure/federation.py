@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 
 from tests.flower.test_server import experiment
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import Experiment
+from thinwire.federation.job import Job
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Request, Response
-from thinwire.runtime.job import Job
+from thinwire.runs.build import build_job
+from thinwire.runs.config import Experiment
 from thinwire.secure import masks
 from thinwire.secure.client import SecureClient, SecureStore
 from thinwire.secure.keys import SiteKeys

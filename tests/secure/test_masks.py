@@ -10,13 +10,13 @@ from tests.parts import Clip, Half, Turns
 from thinwire.aggregators import Uniform
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantize, RandomK, Raw, TopK
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
-from thinwire.experiments.check import check
-from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.round import plan_round
-from thinwire.runtime.job import Job
+from thinwire.runs.check import check
+from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.secure.masks import fixed_point, hidden_size, hide, reveal
-from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import EvoFed
 
 COHORT = (2, 5, 11, 40)

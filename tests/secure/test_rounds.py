@@ -8,11 +8,11 @@ import pytest
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from tests.secure.federation import Setup, plain_sum, record_words
-from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.upload import decode_upload
+from thinwire.runs.build import build_job
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
 from thinwire.secure.client import mask_secret

@@ -11,14 +11,14 @@ import thinwire as tw
 from tests.federation import same_public
 from thinwire.core.tree import add, scale
 from thinwire.errors import CheckpointError, ConfigError, IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkpoint
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
-from thinwire.experiments.files import read_checked, with_checksum
-from thinwire.experiments.run_directory import RunFolder
+from thinwire.federation.job import RunState
 from thinwire.protocol.upload import decode_upload
-from thinwire.runtime.job import RunState
+from thinwire.runs.build import build_job
+from thinwire.runs.checkpoint import Bounds, load_checkpoint, save_checkpoint
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
+from thinwire.runs.files import read_checked, with_checksum
+from thinwire.runs.run_directory import RunFolder
 from thinwire.schedules.base import Plan
 
 SMALL = {"task.clients": 10, "cohort.size": 3, "local.steps": 1, "engine.backend": "loop"}

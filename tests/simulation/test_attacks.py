@@ -12,15 +12,15 @@ from tests.federation import digits_task, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
-from thinwire.experiments.experiment import to_table
-from thinwire.experiments.load import from_table
+from thinwire.federation import Job
+from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.poisoned import poisoned
 from thinwire.flower.apps import deployable
-from thinwire.runtime import Job
-from thinwire.runtime.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip
-from thinwire.runtime.poisoned import poisoned
-from thinwire.simulation import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
+from thinwire.runs.experiment import to_table
+from thinwire.runs.load import from_table
 from thinwire.training import Local
 from thinwire.wire import message as wire
 

@@ -14,16 +14,16 @@ from tests.simulation.test_pipeline import ROUNDS, play as play_ahead
 from thinwire.core.tree import same
 from thinwire.data.task import validation_fraction
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.execute import check_blocks
+from thinwire.federation.average import averaged
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
-from thinwire.runtime.average import averaged
+from thinwire.runs.build import build_job
+from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.execute import check_blocks
 from thinwire.schedules import AllBlocks
-from thinwire.simulation import LocalEngine
 from thinwire.training.evaluation import evaluate
 
 SGD = tw.SGD

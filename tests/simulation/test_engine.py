@@ -19,12 +19,12 @@ from thinwire.data.examples import Arrays, Examples
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError, Diverged
+from thinwire.federation import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method, client as protocol_client
 from thinwire.protocol.receive import receive
-from thinwire.runtime import Job
 from thinwire.schedules import AllBlocks
-from thinwire.simulation import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from thinwire.core.threads import start
-from thinwire.simulation.lazy import Lazy
+from thinwire.federation.lazy import Lazy
 
 
 def test_a_value_that_another_thread_began_is_computed_once():

@@ -8,11 +8,11 @@ from tests.simulation.test_engine import job
 from thinwire.core import rows, threads
 from thinwire.core.threads import LEAST
 from thinwire.errors import WireError
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Method, client, entries
 from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
-from thinwire.simulation.engine import LocalEngine
 
 ROUNDS = 3
 
@@ -54,7 +54,7 @@ def test_long_uploads_are_not_copied(monkeypatch):
         seen.extend(np.shares_memory(np.frombuffer(one, np.uint8), whole) for one in messages)
         return messages, states
 
-    monkeypatch.setattr("thinwire.simulation.simulation.make_uploads", watched)
+    monkeypatch.setattr("thinwire.federation.simulation.make_uploads", watched)
     play(Method())
     assert seen == [True] * 3 * ROUNDS
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.simulation.test_engine import bits, job, play, same_public
 from thinwire.errors import ConfigError
-from thinwire.simulation import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.training.cuda_graph import CudaGraphCache
 
 

@@ -8,16 +8,15 @@ import torch
 from tests.federation import digits_task, same_public
 from tests.simulation.test_engine import METHODS, bits, job
 from thinwire.core.tree import Tree, same, tmap
+from thinwire.federation import federation as federation_module, simulation as simulation_module
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.pipeline import Pipeline, Prediction, Trained, is_predictable, predict
 from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
 from thinwire.protocol.fields import raw
 from thinwire.protocol.round import plan_round
-from thinwire.runtime import federation as federation_module
-from thinwire.simulation import simulation as simulation_module
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.pipeline import Pipeline, Prediction, Trained, is_predictable, predict
 from thinwire.spaces import MAPO
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.wire import message as wire

@@ -7,17 +7,17 @@ import torch.nn.functional as F
 from tests.federation import SIZES, digits, digits_task, perceptron, workload
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.places import hand_over, left_behind
 from thinwire.flower.apps import deployable
 from thinwire.optimizers import SGD
 from thinwire.protocol import Asynchronous, Method, Stage
 from thinwire.protocol.setup import make_contract
 from thinwire.protocol.state import ClientState
-from thinwire.runtime.job import Job
+from thinwire.runs.build import build_job
+from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.schedules import FedLAMA
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.places import hand_over, left_behind
 from thinwire.spaces import MAPO, LoRA
 from thinwire.training import Local
 

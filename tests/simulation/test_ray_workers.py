@@ -9,11 +9,11 @@ import torch
 from tests.federation import same_public
 from tests.simulation.test_engine import METHODS, bits, job, play
 from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.config import resolve
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.ray_workers import shares
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.ray_workers import shares
+from thinwire.runs.config import resolve
 
 HERE = LocalEngine(backend="vmap", chunk=2)
 has_ray = importlib.util.find_spec("ray") is not None

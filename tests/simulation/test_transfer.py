@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from thinwire.core.tree import cut
+from thinwire.federation.groups import GroupResult
+from thinwire.federation.transfer import pack, unpack
 from thinwire.protocol.state import ClientState
-from thinwire.simulation.groups import GroupResult
-from thinwire.simulation.transfer import pack, unpack
 
 TENSORS = {
     "matrix": torch.arange(6.0).view(2, 3),

@@ -11,7 +11,7 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, flatten, restrict, same, scale, weighted_mean
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
+from thinwire.runs.config import resolve
 from thinwire.sketches import EvoFed, evofed as module
 from thinwire.testing import check_sketch
 

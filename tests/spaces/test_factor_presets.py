@@ -14,12 +14,12 @@ from thinwire.core.tree import same
 from thinwire.data.examples import Arrays
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, validation_fraction
-from thinwire.experiments.config import from_table, method_from, resolve, to_table
-from thinwire.experiments.presets import preset
-from thinwire.experiments.toml import dumps, loads
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models.mlp import mlp
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.presets import preset
+from thinwire.runs.toml import dumps, loads
 from thinwire.wire import message as wire
 from thinwire.wire.weight import decode as decode_weight
 

@@ -14,14 +14,14 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, same, stack, unstack
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.toml import dumps, loads
 from thinwire.models.cnn import cnn2
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.resnet import resnet18
 from thinwire.models.vgg import vgg16_gn
 from thinwire.protocol.setup import make_contract
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.toml import dumps, loads
 from thinwire.spaces.factors import GammaRule
 from thinwire.spaces.fedpara import fedpara_bounds, fedpara_rank, fedpara_size
 from thinwire.testing import check_space

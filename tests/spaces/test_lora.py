@@ -17,11 +17,11 @@ from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, scale, sub, weighted_mean
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError
-from thinwire.experiments.check import check
-from thinwire.experiments.config import resolve
+from thinwire.federation.sampler import Sampler
 from thinwire.protocol import Method
 from thinwire.protocol.setup import make_contract
-from thinwire.runtime.sampler import Sampler
+from thinwire.runs.check import check
+from thinwire.runs.config import resolve
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
 from thinwire.training import Local

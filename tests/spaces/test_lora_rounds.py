@@ -12,12 +12,12 @@ from tests.federation import Federation, digits_task, perceptron, same_public
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same, sub
 from thinwire.errors import IncompatibleParts
-from thinwire.experiments.build import build_job
-from thinwire.experiments.config import resolve
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import build
 from thinwire.protocol import Method
+from thinwire.runs.build import build_job
+from thinwire.runs.config import resolve
 from thinwire.schedules import AllBlocks
-from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 
 PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")

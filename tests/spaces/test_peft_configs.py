@@ -16,11 +16,11 @@ import thinwire as tw
 from tests.checkpoints import SPOKEN, speaker, write_language_model
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, DataError
+from thinwire.federation.stored_layout import on_model
 from thinwire.kernels.low_rank import corrected
 from thinwire.models import CausalLM, ImageClassifier, build
 from thinwire.models.quantized import Blocks
 from thinwire.protocol.method import Method
-from thinwire.runtime.stored_layout import on_model
 from thinwire.spaces.adapters import targets
 from thinwire.spaces.lora import split
 from thinwire.spaces.peft_config import lora_from_peft

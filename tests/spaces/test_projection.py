@@ -396,8 +396,8 @@ def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
 
 @pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
 def test_the_presets_learn_digits(preset, tmp_path):
-    from thinwire.experiments.config import resolve
-    from thinwire.experiments.execute import execute
+    from thinwire.runs.config import resolve
+    from thinwire.runs.execute import execute
 
     summary = execute(resolve(preset, overrides={"rounds": 8}), tmp_path / preset)
     assert summary["final_loss"] < 2.0

@@ -14,10 +14,10 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, same
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.config import from_table, resolve, to_table
-from thinwire.experiments.parts import build, describe
-from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Method
+from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.parts import build, describe
+from thinwire.runs.toml import dumps, loads
 from thinwire.spaces import MAPO, FedPara, Frozen, Full, LoRA, Route, Space
 from thinwire.spaces.route import Rule
 from thinwire.testing import check_space

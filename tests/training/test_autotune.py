@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.federation import digits_task, same_public
 from tests.simulation.test_engine import bits, job, play
-from thinwire.simulation import LocalEngine
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.training import autotune
 from thinwire.training.autotune import Choice, Configuration, choose
 from thinwire.training.inputs import UnsupportedModel

@@ -11,11 +11,11 @@ from thinwire.core.tree import cut, flatten, same
 from thinwire.data.losses import mse
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models.cnn import ConvNet
 from thinwire.optimizers import SGD, FedProx
 from thinwire.optimizers.base import clip_by_global_norm
 from thinwire.protocol import Method
-from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO
 from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_chain import ChainStep

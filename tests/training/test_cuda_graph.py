@@ -10,11 +10,11 @@ from tests.federation import SIZES, digits_task, same_public, workload
 from tests.simulation.test_engine import METHODS, job, play
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Adam, ExponentialLR, Jacobian
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group, initial_client_state, training_inputs
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
-from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
 from thinwire.training.backends import VmapTrainer

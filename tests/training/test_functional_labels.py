@@ -10,7 +10,7 @@ import thinwire as tw
 from thinwire.data.losses import cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
-from thinwire.runtime.sampler import Sampler
+from thinwire.federation.sampler import Sampler
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 

@@ -9,8 +9,8 @@ import thinwire as tw
 from thinwire.data.losses import LOSSES, bce, cross_entropy, loss_by_name, mse
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.federation.sampler import Sampler
 from thinwire.metrics import metrics_by_name
-from thinwire.runtime.sampler import Sampler
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 

@@ -16,8 +16,8 @@ from torch import nn
 import thinwire as tw
 from thinwire.data.losses import LOSSES, bce, cross_entropy, mse
 from thinwire.data.task import Task, as_examples, pool_clients
+from thinwire.federation.job import Job
 from thinwire.metrics import metrics_by_name
-from thinwire.runtime.job import Job
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 

@@ -16,14 +16,14 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.execute import execute
-from thinwire.experiments.peft_export import adapter_of_run, merged_of_run, save_merged
-from thinwire.experiments.samples import read_samples
+from thinwire.federation.sampler import Sampler
 from thinwire.metrics import metrics_by_name
 from thinwire.models import CausalLM, build
 from thinwire.models.quantized import Blocks
-from thinwire.runtime.sampler import Sampler
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import execute
+from thinwire.runs.peft_export import adapter_of_run, merged_of_run, save_merged
+from thinwire.runs.samples import read_samples
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional

@@ -9,8 +9,8 @@ import thinwire as tw
 from thinwire.data.losses import adjust_logits, cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.runtime.sampler import Sampler
+from thinwire.federation.sampler import Sampler
+from thinwire.runs.config import resolve
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 

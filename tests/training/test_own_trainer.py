@@ -13,14 +13,14 @@ from torch import nn
 import thinwire as tw
 from tests.federation import same_public
 from thinwire.data.task import pool_clients
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import read_experiment
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
 
 
 def clients(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -9,9 +9,9 @@ from torch import nn
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import METHODS, bits, job, play
 from thinwire.errors import ConfigError
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
 

@@ -34,7 +34,7 @@ from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
+    from thinwire.runs.config import Experiment
 
 
 def deploy(
@@ -67,10 +67,10 @@ def deploy(
     Starts a SuperLink and SuperNodes, and stops them when the run ends.
     """
     given = locals()
-    from thinwire.experiments.config import resolve
-    from thinwire.experiments.execute import default_folder
     from thinwire.flower.local import deploy as deploy_locally
     from thinwire.flower.transport import RoundPolicy
+    from thinwire.runs.config import resolve
+    from thinwire.runs.execute import default_folder
 
     preset = resolve(what, on, recipe=recipe)
     if preset.task.clients:  # a task of one's own has its clients

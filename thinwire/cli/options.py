@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
+    from thinwire.runs.config import Experiment
 
 
 def import_modules(modules: Sequence[str] | None) -> None:
     """Import packages that register parts, so that their names are known to the verb."""
     if modules:
-        from thinwire.experiments.plugins import load
+        from thinwire.runs.plugins import load
 
         load(list(modules))
 
@@ -128,7 +128,7 @@ def settings_of(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
         given: the `locals()` of the verb when it begins; an argument that is None is left out.
         *more: names of further arguments.
     """
-    from thinwire.experiments.toml import parse_overrides
+    from thinwire.runs.toml import parse_overrides
     from thinwire.search.candidates import OPTIONS
 
     names = (*OPTIONS, "recipe", "metrics", *more)

@@ -43,10 +43,10 @@ from thinwire.core.text import human_bytes, visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
-    from thinwire.experiments.run_directory import Summary
-    from thinwire.experiments.watch import Standing
-    from thinwire.runtime.job import RoundRecord
+    from thinwire.federation.job import RoundRecord
+    from thinwire.runs.config import Experiment
+    from thinwire.runs.run_directory import Summary
+    from thinwire.runs.watch import Standing
 
 TRAINING_FAILED = 3  # exit code of training that diverged, collapsed or ended at chance
 
@@ -86,7 +86,7 @@ def run(
     End early, and keep the best model: thinwire run fedavg --rounds 200 --patience 10 --keep-best
     """
     experiment = resolve_experiment(locals())
-    from thinwire.experiments.execute import default_folder
+    from thinwire.runs.execute import default_folder
 
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
@@ -106,7 +106,7 @@ def resume(
 
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
     """
-    from thinwire.experiments.run_directory import RunFolder
+    from thinwire.runs.run_directory import RunFolder
 
     experiment = RunFolder.open(run).experiment
     if on_divergence is not None:
@@ -150,8 +150,8 @@ def execute_and_show(
         runner: function that runs it; the simulation by default.
         **options: passed to the runner.
     """
-    from thinwire.experiments.execute import execute
-    from thinwire.experiments.trackers import tracker
+    from thinwire.runs.execute import execute
+    from thinwire.runs.trackers import tracker
 
     run = runner or execute
     try:
@@ -174,7 +174,7 @@ def execute_and_show(
 
 def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
     """Print one line for each run that diverged, collapsed or ended at chance; exit with 3 if there is one."""
-    from thinwire.experiments.collapse import is_broken
+    from thinwire.runs.collapse import is_broken
 
     for path, summary in summaries.items():
         if dead := summary.get("dead_adapters"):
@@ -199,7 +199,7 @@ def rollback(
 
     Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
     """
-    from thinwire.experiments.retry import roll_back
+    from thinwire.runs.retry import roll_back
 
     found = roll_back(run, number, leave_out or [])
     where = f"round {found.round}" if found.round else "the start"
@@ -219,7 +219,7 @@ def replay(run: RunDirectory, data_dir: DataDir = None, as_json: AsJson = False)
 
     It needs the data of all clients, and a machine of the same kind. Exit code 1 if a weight differs.
     """
-    from thinwire.experiments.replay import replay as replay_run
+    from thinwire.runs.replay import replay as replay_run
 
     found = replay_run(run, data_dir)
     done = f"{found.rounds} rounds, {found.uploads} accepted uploads"
@@ -249,7 +249,7 @@ def export_peft(
 
     Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
     """
-    from thinwire.experiments.peft_export import adapter_of_run, merged_of_run
+    from thinwire.runs.peft_export import adapter_of_run, merged_of_run
 
     write = merged_of_run if merged else adapter_of_run
     for file in write(run, folder, data_dir):
@@ -272,7 +272,7 @@ def watch(
 
     Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
     """
-    from thinwire.experiments.watch import follow, standing
+    from thinwire.runs.watch import follow, standing
 
     if once and as_json and not prometheus:
         print_json(standing(run).as_json())
@@ -303,7 +303,7 @@ def _written(statuses: Iterable[Standing], file: Path) -> Iterator[Standing]:
 
 def _show_live(statuses: Iterable[Standing], as_json: bool) -> str:
     """Show a bar in a terminal, and one line per change otherwise, or per state as JSON; returns the last state."""
-    from thinwire.experiments.watch import status_line
+    from thinwire.runs.watch import status_line
 
     if as_json or not console.is_terminal:
         last = None

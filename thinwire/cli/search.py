@@ -39,7 +39,7 @@ from thinwire.cli.terminal import err, out as console, print_json, print_written
 from thinwire.core.text import human_bytes, percent, visible
 
 if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
+    from thinwire.runs.config import Experiment
     from thinwire.search.candidates import Knobs
     from thinwire.search.halving import OnRung, Rung, Trial
     from thinwire.search.table import Table

@@ -33,7 +33,7 @@ from thinwire.cli.terminal import (
 )
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.presets import LISTS, catalog
+from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
     from thinwire.data.describe_partition import PartitionDescription
@@ -61,7 +61,7 @@ def check(
     Example: thinwire check fedpara+scaffold --on digits
     """
     experiment = resolve_experiment(locals())
-    from thinwire.experiments.check import check as check_experiment
+    from thinwire.runs.check import check as check_experiment
 
     facts = check_experiment(experiment, data_dir)
     print_json(facts) if as_json else show_facts(facts, "ready to run")
@@ -103,8 +103,8 @@ def show(
     Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
     """
     given = locals()
-    from thinwire.experiments.config import to_table
-    from thinwire.experiments.toml import dumps
+    from thinwire.runs.config import to_table
+    from thinwire.runs.toml import dumps
 
     if (Path(what) / "config.toml").is_file():
         _show_run(Path(what), plot, as_json)
@@ -116,8 +116,8 @@ def show(
 
 
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
-    from thinwire.experiments.run_directory import RunFolder
     from thinwire.reports import figures
+    from thinwire.runs.run_directory import RunFolder
 
     run = RunFolder.open(path)
     summary = run.summary()
@@ -158,8 +158,8 @@ def partition(
     experiment = resolve_experiment({"what": "fedavg", **locals()})
     from thinwire.core.key import Key
     from thinwire.data.describe_partition import describe_partition
-    from thinwire.experiments.build import build_task
     from thinwire.reports.figures import partition_figure, save
+    from thinwire.runs.build import build_task
 
     task = build_task(experiment.task, Key(experiment.seed), data_dir)
     found = describe_partition(task)

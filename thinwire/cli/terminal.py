@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.core.text import human_bytes, percent, visible
-from thinwire.experiments.files import message_of
-from thinwire.experiments.progress import Style, console_of, shown
+from thinwire.runs.files import message_of
+from thinwire.runs.progress import Style, console_of, shown
 
 if TYPE_CHECKING:
+    from thinwire.federation.job import RoundRecord
     from thinwire.reports.page import Cells
-    from thinwire.runtime.job import RoundRecord
 
 out, err = console_of(), console_of(stderr=True)
 LONG = 40  # characters of a cell that is folded

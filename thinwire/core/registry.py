@@ -101,7 +101,7 @@ KINDS: dict[str, Kind] = {
         Kind("penalty", "thinwire.optimizers", "penalties", "thinwire.optimizers.penalties.Penalty", ("penalty",)),
         Kind("privacy", "thinwire.privacy", "privacy", "thinwire.privacy.base.Privacy", ("privacy",)),
         Kind("mask", "thinwire.masks", "masks", "thinwire.masks.base.Mask", ("mask",)),
-        Kind("attack", "thinwire.runtime.attacks", "attacks"),
+        Kind("attack", "thinwire.federation.attacks", "attacks"),
         Kind("partition", "thinwire.data", "partitions"),
         Kind("dataset", "thinwire.data", "datasets"),
         Kind("model", "thinwire.models", "models"),

@@ -24,15 +24,15 @@ from thinwire.core.reference import is_file, load_reference, short_name
 from thinwire.data.site import OwnData
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.build import chosen_of, job_on
-from thinwire.experiments.config import Experiment, to_table
-from thinwire.experiments.experiment import Cohort
-from thinwire.experiments.files import why_unreadable, write_all
-from thinwire.experiments.own_task import call_own
-from thinwire.experiments.task_files import own_kind
-from thinwire.experiments.toml import Table, dumps
+from thinwire.federation.job import Job
 from thinwire.flower.apps import MakeJob, deployable
-from thinwire.runtime.job import Job
+from thinwire.runs.build import chosen_of, job_on
+from thinwire.runs.config import Experiment, to_table
+from thinwire.runs.experiment import Cohort
+from thinwire.runs.files import why_unreadable, write_all
+from thinwire.runs.own_task import call_own
+from thinwire.runs.task_files import own_kind
+from thinwire.runs.toml import Table, dumps
 
 PACKAGE = "federated"
 EXPERIMENT_FILE = "experiment.toml"
@@ -89,7 +89,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.flower.apps import job_of, read_experiment
-from thinwire.runtime.job import Job
+from thinwire.federation.job import Job
 
 EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
 
@@ -109,7 +109,7 @@ from typing import Any
 
 from thinwire.flower.app_folder import site_jobs
 from thinwire.flower.apps import read_experiment
-from thinwire.runtime.job import Job
+from thinwire.federation.job import Job
 
 EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
 

@@ -26,16 +26,9 @@ from typing import Any
 
 from thinwire.core.text import human_seconds, version, visible
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
-from thinwire.experiments.build import build_job
-from thinwire.experiments.cohort_file import CohortLog
-from thinwire.experiments.config import Checkpointing, Experiment, from_table
-from thinwire.experiments.execute import default_folder, execute, settled
-from thinwire.experiments.files import append, read_json, write_atomically
-from thinwire.experiments.progress import RunningTotals
-from thinwire.experiments.records import rounds_in
-from thinwire.experiments.site_records import append_sites
-from thinwire.experiments.task_files import OWN, anchored
-from thinwire.experiments.toml import read_toml
+from thinwire.federation.federation import OnMessage
+from thinwire.federation.job import Job, RoundRecord
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client, ClientStore, client_file, private
 from thinwire.flower.node import limit_replies
@@ -45,9 +38,16 @@ from thinwire.flower.sites import RosterFile, Software, clients_of_node as clien
 from thinwire.flower.transport import KEYS, RoundPolicy
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Request, Response
-from thinwire.runtime.federation import OnMessage
-from thinwire.runtime.job import Job, RoundRecord
-from thinwire.simulation.engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.config import Checkpointing, Experiment, from_table
+from thinwire.runs.execute import default_folder, execute, settled
+from thinwire.runs.files import append, read_json, write_atomically
+from thinwire.runs.progress import RunningTotals
+from thinwire.runs.records import rounds_in
+from thinwire.runs.site_records import append_sites
+from thinwire.runs.task_files import OWN, anchored
+from thinwire.runs.toml import read_toml
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire rollback` goes back to one of them
 GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90

@@ -33,8 +33,9 @@ from safetensors.torch import load, save
 
 from thinwire.core.tree import Tree, same
 from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
-from thinwire.experiments.checkpoint import pack
-from thinwire.experiments.files import INVALID, unpack, write_atomically
+from thinwire.federation.engine import EngineSettings
+from thinwire.federation.federation import Federation
+from thinwire.federation.job import Job
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
     Group,
@@ -47,9 +48,8 @@ from thinwire.protocol.client import (
 from thinwire.protocol.receive import Received, receive, request_full_state
 from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.state import ClientState, PublicState
-from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.federation import Federation
-from thinwire.runtime.job import Job
+from thinwire.runs.checkpoint import pack
+from thinwire.runs.files import INVALID, unpack, write_atomically
 from thinwire.secure.client import MakeCohort, SecureClient
 from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer

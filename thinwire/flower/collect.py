@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, WireError
-from thinwire.experiments.cohort_file import CohortLog
+from thinwire.federation.job import RunState
 from thinwire.flower.transport import TOO_LONG, ClientResponse, Deadline, Log, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Request, Response
 from thinwire.protocol.server import full_state_message, open_round, split_download
 from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
-from thinwire.runtime.job import RunState
+from thinwire.runs.cohort_file import CohortLog
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 

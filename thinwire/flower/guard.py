@@ -7,7 +7,7 @@
                3 times that of each of the last three
 
 A state that is not fit, after a round with clients far off, is given up: the run goes back to the state before that
-round and leaves these clients out (`experiments/retry.py`). Without such clients the run continues.
+round and leaves these clients out (`runs/retry.py`). Without such clients the run continues.
 """
 
 from __future__ import annotations

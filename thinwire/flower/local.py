@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import Experiment
-from thinwire.experiments.execute import OnRound, refuse_diverged, refuse_other_task, settled
-from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.flower import need_flower
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.node import REGISTER
 from thinwire.flower.processes import FAILED, DeploymentFailed, Processes, free_ports, make_certificate, make_key
+from thinwire.runs.config import Experiment
+from thinwire.runs.execute import OnRound, refuse_diverged, refuse_other_task, settled
+from thinwire.runs.run_directory import RunFolder, Summary
 
 CONNECTION = "thinwire"
 

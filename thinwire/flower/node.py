@@ -44,10 +44,10 @@ from typing import Any, NoReturn
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError, WireError
-from thinwire.experiments.toml import loads, read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.sites import KEY_VARIABLE
 from thinwire.flower.transport import TOO_LONG
+from thinwire.runs.toml import loads, read_toml
 
 KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
 PROJECT = "pyproject.toml"

@@ -26,6 +26,7 @@ import numpy as np
 
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, ThinwireError, WireError
+from thinwire.federation.job import Job, RunState
 from thinwire.flower.collect import Collected, Collector
 from thinwire.flower.transport import Deadline
 from thinwire.protocol.aggregate import Aggregate
@@ -35,7 +36,6 @@ from thinwire.protocol.round import Request, Response
 from thinwire.protocol.server import full_state_message, split_download
 from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import Upload, decode_upload
-from thinwire.runtime.job import Job, RunState
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
 from thinwire.secure.client import AlreadyAnswered, mask_secret

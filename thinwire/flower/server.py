@@ -31,7 +31,11 @@ from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.experiments.cohort_file import CohortLog
+from thinwire.federation.client_evaluations import with_client_accuracies
+from thinwire.federation.engine import EngineSettings
+from thinwire.federation.federation import Federation, OnMessage, show_messages
+from thinwire.federation.job import Job, RoundRecord, RunState
+from thinwire.federation.site_record import SiteRecord, Status
 from thinwire.flower.collect import Collected, Collector, Turn
 from thinwire.flower.guard import far_off, reported, similarity, training_loss
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
@@ -42,11 +46,7 @@ from thinwire.protocol.norm_bound import reference
 from thinwire.protocol.recent import Recent
 from thinwire.protocol.server import ClosedRound, Terms, close_round
 from thinwire.protocol.state import ClientState, ServerState
-from thinwire.runtime.client_evaluations import with_client_accuracies
-from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.federation import Federation, OnMessage, show_messages
-from thinwire.runtime.job import Job, RoundRecord, RunState
-from thinwire.runtime.site_record import SiteRecord, Status
+from thinwire.runs.cohort_file import CohortLog
 from thinwire.schedules.base import Plan
 from thinwire.secure.keys import need_cryptography
 from thinwire.secure.masks import sum_masked

@@ -20,13 +20,13 @@ from thinwire.aggregators import WeightedMean
 from thinwire.core.text import visible
 from thinwire.data.losses import is_classification
 from thinwire.errors import ConfigError, WireError
-from thinwire.experiments.config import Experiment
+from thinwire.federation.job import Job, RoundRecord
 from thinwire.flower.app_folder import site_job
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Response
-from thinwire.runtime.job import Job, RoundRecord
+from thinwire.runs.config import Experiment
 from thinwire.training.batches import plan_batches
 
 

@@ -17,15 +17,15 @@ from collections.abc import Collection, Mapping
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
+from thinwire.federation.client_evaluations import with_client_evaluations
+from thinwire.federation.federation import Federation
+from thinwire.federation.job import RoundRecord, RunState
 from thinwire.flower.collect import Collector
 from thinwire.flower.transport import Deadline
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
 from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.server import open_round
 from thinwire.protocol.upload import MOST_EXAMPLES
-from thinwire.runtime.client_evaluations import with_client_evaluations
-from thinwire.runtime.federation import Federation
-from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.evaluation import Evaluation
 
 

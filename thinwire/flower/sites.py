@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, UnknownName, WireError
-from thinwire.experiments.files import write_atomically
-from thinwire.experiments.toml import dumps, read_toml
+from thinwire.runs.files import write_atomically
+from thinwire.runs.toml import dumps, read_toml
 from thinwire.secure.keys import SiteKeys, fingerprint, is_signed, public_key, sign
 
 FILE = "roster.toml"

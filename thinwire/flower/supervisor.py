@@ -24,9 +24,9 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.experiments.files import PROCESS, read_json, writer
-from thinwire.experiments.records import read_totals
 from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed, with_path
+from thinwire.runs.files import PROCESS, read_json, writer
+from thinwire.runs.records import read_totals
 
 STOPPING = 50.0  # seconds that a server has to end its round
 LAST_LINES = 3.0  # seconds for the last lines of a server that has ended

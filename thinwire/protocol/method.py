@@ -81,7 +81,7 @@ class Method:
         budget: tiers of clients with other codecs than `up` and `down`.
         evaluate: which model is evaluated and saved: the `server`'s, the one that a `client` receives through `down`
             (full downloads; with incremental ones they are the same), or the `average` of the server's models after
-            each round, which costs no bytes (`runtime/average.py`).
+            each round, which costs no bytes (`federation/average.py`).
         ema_decay: the weight of the earlier average: avg_t = m avg_{t-1} + (1 - m) w_t, m = min(ema_decay, 1 - 1/t).
         secure_aggregation: sum uploads under masks that cancel, so that the server learns only the sum.
         next_stage: what changes after some rounds (full downloads only).

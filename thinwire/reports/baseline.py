@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from thinwire.core.text import human_bytes
-from thinwire.experiments.search_record import read_search
 from thinwire.reports.seed_groups import ACCURACY, MeanInterval, SeedGroup, TargetCost, target_text
+from thinwire.runs.search_record import read_search
 
 METHOD = "fedavg"
 Costs = dict[float, list[TargetCost | None]]  # by target, for each group

@@ -8,10 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, human_seconds, visible
-from thinwire.experiments.collapse import FAILED_RUNS, count_broken
-from thinwire.experiments.records import ROLLED_BACK
-from thinwire.experiments.search_record import SearchRecord, read_search
-from thinwire.experiments.toml import flat
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.baseline import Costs, headline, untuned
@@ -31,6 +27,10 @@ from thinwire.reports.seed_groups import (
     result_columns,
     target_text,
 )
+from thinwire.runs.collapse import FAILED_RUNS, count_broken
+from thinwire.runs.records import ROLLED_BACK
+from thinwire.runs.search_record import SearchRecord, read_search
+from thinwire.runs.toml import flat
 
 MOST_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."

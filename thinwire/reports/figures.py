@@ -23,7 +23,7 @@ import numpy as np
 
 from thinwire.core.text import html_text, human_bytes, visible
 from thinwire.errors import ConfigError
-from thinwire.experiments.files import write_atomically
+from thinwire.runs.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.files import write_atomically
-from thinwire.experiments.records import Recorded, find_runs, read_run
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import Costs, baseline_of, choose_targets
 from thinwire.reports.chapters import CHAPTERS, Section, curve_drawing, definitions
@@ -26,6 +23,9 @@ from thinwire.reports.seed_groups import (
     objective_key,
     objective_name,
 )
+from thinwire.runs.collapse import BROKEN
+from thinwire.runs.files import write_atomically
+from thinwire.runs.records import Recorded, find_runs, read_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, visible
-from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.link_time import link, seconds
-from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
-from thinwire.experiments.toml import Table as TomlTable, dumps, flat
 from thinwire.metrics.objective import Objective
+from thinwire.runs.collapse import BROKEN
+from thinwire.runs.link_time import link, seconds
+from thinwire.runs.records import Record, Recorded, honest_bytes, totals
+from thinwire.runs.toml import Table as TomlTable, dumps, flat
 
 DIRECTIONS = ("up", "down", "catchup")
 ACCURACY, SLOW = Objective(), "2 Mbps"

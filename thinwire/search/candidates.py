@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import resolve
-from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.load import from_table
-from thinwire.experiments.toml import Table, flat, parse_value, put
 from thinwire.protocol.method import Method
 from thinwire.reports.chapters import setting_text
+from thinwire.runs.config import resolve
+from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.load import from_table
+from thinwire.runs.toml import Table, flat, parse_value, put
 
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
@@ -122,7 +122,7 @@ def _task_name(on: Any) -> str | None:
     """The name of a task; a Task or a function gets one for this process (`own_task.py`)."""
     if on is None or isinstance(on, str | Path):
         return None if on is None else str(on)
-    from thinwire.experiments.own_task import task_name
+    from thinwire.runs.own_task import task_name
 
     return str(task_name(on))
 

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.build import build_job
-from thinwire.experiments.collapse import BROKEN, count_broken
-from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.progress import shown, style_of
-from thinwire.experiments.records import Accounting, Recorded, read_run, read_totals
-from thinwire.experiments.search_record import SearchRecord, write_search
 from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
 from thinwire.reports.report import check_page
 from thinwire.reports.seed_groups import ACCURACY, MeanInterval, SeedGroup, objectives
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import BROKEN, count_broken
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.experiment import Experiment
+from thinwire.runs.progress import shown, style_of
+from thinwire.runs.records import Accounting, Recorded, read_run, read_totals
+from thinwire.runs.search_record import SearchRecord, write_search
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
 from thinwire.search.table import Table, table_of

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.collapse import BROKEN, Status
+from thinwire.runs.collapse import BROKEN, Status
 
 MAX_CANDIDATES = 64
 

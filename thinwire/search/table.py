@@ -18,10 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.experiments.collapse import count_broken
-from thinwire.experiments.link_time import seconds_by_link
-from thinwire.experiments.records import Accounting, Recorded
-from thinwire.experiments.search_record import SearchRecord
 from thinwire.metrics.objective import Objective
 from thinwire.reports.baseline import baseline_of
 from thinwire.reports.page import Cells
@@ -35,6 +31,10 @@ from thinwire.reports.seed_groups import (
     result_columns,
     value_text,
 )
+from thinwire.runs.collapse import count_broken
+from thinwire.runs.link_time import seconds_by_link
+from thinwire.runs.records import Accounting, Recorded
+from thinwire.runs.search_record import SearchRecord
 from thinwire.search import candidates
 
 TOTALS = (

@@ -18,11 +18,11 @@ from typing import Any
 
 from thinwire.core.text import html_text, human_bytes, percent, read_bytes
 from thinwire.errors import ConfigError
-from thinwire.experiments.check import check
-from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.search_record import SearchRecord
-from thinwire.experiments.toml import Table, value_words
 from thinwire.protocol.method import Method
+from thinwire.runs.check import check
+from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.search_record import SearchRecord
+from thinwire.runs.toml import Table, value_words
 from thinwire.search import halving
 from thinwire.search.candidates import (
     Knob,

@@ -24,14 +24,14 @@ from thinwire.core.text import human_bytes, percent
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.build import build_job
-from thinwire.experiments.collapse import BROKEN, Chance, judge, validation_chance
-from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.load import from_table
-from thinwire.experiments.records import Recorded, read_run
-from thinwire.experiments.toml import Table
-from thinwire.runtime.job import RoundRecord
+from thinwire.federation.job import RoundRecord
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import BROKEN, Chance, judge, validation_chance
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.load import from_table
+from thinwire.runs.records import Recorded, read_run
+from thinwire.runs.toml import Table
 from thinwire.search.halving import Measure, Measured, Spent, Trial, TrialStatus, ranked
 
 Criterion = Literal["accuracy", "loss"]
@@ -170,7 +170,7 @@ def held_out(experiment: Experiment, fraction: float) -> Experiment:
 def over(experiment: Experiment, rounds: int) -> Experiment:
     """The experiment over another number of rounds; counts of rounds in it keep their fraction of the run.
 
-    >>> from thinwire.experiments.config import resolve
+    >>> from thinwire.runs.config import resolve
     >>> over(resolve("slora", overrides={"rounds": 80, "method.next_stage.at": 20}), 8).method.next_stage.at
     2
     """

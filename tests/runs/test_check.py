@@ -1,0 +1,78 @@
+"""What `check` says before a run against what runs send."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli.app import app
+from thinwire.runs.build import build_job
+from thinwire.runs.check import check
+from thinwire.runs.config import resolve
+from thinwire.runs.loop import Stop, rounds
+
+QUICK = {"rounds": 20, "local.steps": 1, "local.batch": 1, "engine.backend": "vmap", "eval.every": 200}
+
+
+def sent(experiment):
+    simulation = experiment.engine.prepare(build_job(experiment))
+    records = [record for _, record in rounds(simulation, simulation.start(), Stop(experiment.rounds))]
+    return tuple(sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
+
+
+def forecast(facts):
+    return tuple(facts[f"bytes_{way}_of_all_rounds"] for way in ("up", "down", "catchup"))
+
+
+@pytest.mark.parametrize("method", ["mapo", "fedavg", "scaffold", "slora", "fedper", "fedex-lora", "flora-stack"])
+def test_the_forecast_is_exact_for_codecs_of_fixed_length(method):
+    experiment = resolve(method, "digits", QUICK)
+    facts = check(experiment)
+    assert forecast(facts) == sent(experiment)
+    assert facts["bytes_of_all_rounds"] == sum(forecast(facts))
+
+
+def test_the_forecast_includes_catch_up():
+    facts = check(resolve("mapo", "digits", QUICK))
+    plain = 20 * facts["bytes_per_round"]
+    assert facts["bytes_catchup_of_all_rounds"] > 0.3 * plain
+    assert check(resolve("fedavg", "digits", QUICK))["bytes_catchup_of_all_rounds"] == 0
+
+
+def test_the_forecast_holds_for_long_runs_and_redrawn_bases():
+    for redraw_every, count in ((0, 20), (1, 20), (7, 135)):  # with 135 rounds a version takes two bytes
+        changes = {"rounds": count, "method.space.redraw_every": redraw_every}
+        experiment = resolve("mapo", "digits", {**QUICK, **changes})
+        assert sum(forecast(check(experiment))) == pytest.approx(sum(sent(experiment)), rel=1e-3), redraw_every
+
+
+@pytest.mark.parametrize(("method", "off"), [("thin", 0.15), ("sparse", 0.02), ("topk", 0.01), ("ddg", 0.01)])
+def test_the_bytes_of_codecs_of_variable_length_are_near_those_sent(method, off):
+    experiment = resolve(method, "digits", QUICK)
+    facts = check(experiment)
+    assert sum(forecast(facts)) == pytest.approx(sum(sent(experiment)), rel=off)
+    assert ("Lengths depend on values" in facts["note"]) is (method != "ddg")
+
+
+def test_the_bytes_of_fedlama_are_an_upper_bound():
+    experiment = resolve("fedlama", "digits", QUICK)
+    assert sum(sent(experiment)) < sum(forecast(check(experiment)))
+
+
+def test_memory_is_measured_while_a_client_trains():
+    wide = {**QUICK, "task.model.hidden": 100_000, "local.batch": 8}
+    facts = check(resolve("fedavg", "digits", wide))
+    assert facts["memory_before"] is None or facts["memory_of_a_client"] > 4 * facts["parameters"]
+
+
+def test_each_stage_has_its_own_facts():
+    facts = check(resolve("slora", "digits", QUICK))
+    assert (facts["stage_1"]["rounds"], facts["stage_2"]["rounds"]) == (15, 5)
+    assert facts["stage_1"]["up_per_client"] != facts["stage_2"]["up_per_client"]
+    text = (
+        CliRunner().invoke(app, ["check", "slora", "--on", "digits", "--rounds", "20"], catch_exceptions=False).stdout
+    )
+    assert "stage 2" in text
+    assert "bytes of all rounds" in text
+    output = CliRunner().invoke(app, ["check", "mapo", "--json"], catch_exceptions=False).stdout
+    assert json.loads(output)["bytes_catchup_of_all_rounds"] > 0

@@ -1,0 +1,243 @@
+"""Runs that collapse, stay at chance or diverge: hand-made curves, and real runs on digits."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.errors import Diverged
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.runs.build import build_job
+from thinwire.runs.collapse import (
+    Chance,
+    Course,
+    chance_among,
+    chance_of,
+    judge,
+    known_chance,
+    known_verdict,
+    news,
+    summary_of,
+)
+from thinwire.runs.config import resolve
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.records import read_run
+from thinwire.runs.watch import follow
+
+TEN = Chance(share=0.1, examples=10_000, classes=10)
+FAST = {"cohort.size": 4, "local.epochs": 1, "engine.backend": "loop"}
+
+
+def curve(*accuracies, every=1, **more):
+    return [{"round": every * (i + 1), "loss": 1.0, "accuracy": a, **more} for i, a in enumerate(accuracies)]
+
+
+@pytest.mark.parametrize(
+    ("records", "chance", "status", "number"),
+    [
+        (curve(0.2, 0.5, 0.52, 0.1, 0.1, every=20), TEN, "collapsed", 80),  # like FedPara's published runs
+        (curve(*[0.1] * 10), TEN, "at chance", 10),
+        (curve(*[0.1] * 9), TEN, "finished", None),  # too short
+        (curve(0.1, 0.12, 0.3, 0.1, 0.6, every=10), TEN, "finished", None),  # it recovered
+        (curve(0.1, 0.11, 0.12, every=10), TEN, "finished", None),  # slow, but above chance
+        (curve(0.1, 0.15, 0.1, every=10), TEN, "at chance", 30),  # a single low peak is not learning
+        (curve(0.1, 0.1, test_loss=500.0), TEN, "at chance", 2),  # the loss is too high for a slow start
+        (curve(0.1, 0.1, test_loss=5.0), TEN, "finished", None),
+        (curve(None, None, 0.9, None), TEN, "finished", None),
+        (curve(*[None] * 30), TEN, "finished", None),  # never evaluated
+        (curve(*[0.05] * 30), None, "finished", None),  # regression or personal models: no chance accuracy
+        (curve(*[0.0115] * 30), Chance(0.01, 10_000, 100), "at chance", 30),
+        (curve(*[0.02] * 30), Chance(0.01, 10_000, 100), "finished", None),  # many classes: 2 % is twice chance
+        (curve(*[0.5] * 30), Chance(0.51, 800, 2), "at chance", 30),
+        (curve(*[0.6] * 30), Chance(0.5, 20, 2), "finished", None),  # above chance on few examples
+        (curve(*[0.95] * 30), Chance(0.9, 100, 2), "finished", None),
+        (curve(0.3, 0.6, 0.2, 0.4), Chance(0.4, 12, 3), "finished", None),  # within the error of twelve examples
+        (curve(0.3, 1.0, 0.2), Chance(0.4, 12, 3), "collapsed", 3),
+        (curve(0.8, math.nan), TEN, "finished", None),
+        ([*curve(0.8), {"round": 2, "loss": math.nan, "accuracy": 0.8}], TEN, "diverged", 2),
+        (curve(0.8, 0.8, test_loss=math.inf), TEN, "diverged", 1),
+        (curve(0.8, 0.8, test_loss=math.inf), None, "diverged", 1),
+        ([], TEN, "finished", None),
+    ],
+)
+def test_status_of_curves(records, chance, status, number):
+    assert judge(records, chance)[:2] == (status, number)
+
+
+def test_a_personal_method_is_judged_by_client_accuracy():
+    chance = Chance(0.5, 400, 10, "client_accuracy")
+    good = [{**line, "client_accuracy": 0.9} for line in curve(*[0.1] * 20)]
+    assert judge(good, chance).status == "finished"
+    collapsed = [*good, {"round": 21, "accuracy": 0.1, "client_accuracy": 0.5}]
+    assert judge(collapsed, chance)[:2] == ("collapsed", 21)
+    assert "client accuracy 50.00 %" in judge(collapsed, chance).why
+
+
+def test_a_change_of_status_is_reported_once():
+    course, changes = Course(TEN), {}
+    for record in curve(0.4, 0.1, 0.1, 0.4, 0.1):
+        before, course = course, course.after(record)
+        changes[record["round"]] = news(before, course)
+    assert changes[1] is changes[3] is None
+    assert changes[2].startswith("collapsed: accuracy 10.00 % is back at chance (10.00 % for a constant prediction)")
+    assert changes[4] == "above chance again"
+    assert "since round 5; 40.00 % in round 1" in changes[5]
+
+
+def test_chance_accuracy_comes_from_the_test_set():
+    assert chance_among(torch.tensor([[0, 1], [1, -100]])) == Chance(2 / 3, 3, 2)
+    assert chance_among(torch.tensor([0.5, 1.0])) is None
+    assert chance_among(torch.tensor([3, 3])) is None
+    job = build_job(resolve("fedavg", "digits", FAST))
+    counts = torch.bincount(job.task.test.targets)
+    found = chance_of(LocalEngine().prepare(job))
+    assert (found.share, found.examples, found.classes) == (int(counts.max()) / int(counts.sum()), 359, 10)
+    assert chance_of(LocalEngine().prepare(build_job(resolve("local", "digits", FAST)))) is None
+    own = chance_of(
+        LocalEngine().prepare(build_job(resolve("local", "digits", {**FAST, "task.validation_fraction": 0.2})))
+    )
+    assert own.metric == "client_accuracy"
+    assert found.share < own.share < 0.8
+
+
+HIGH_LR = ("--set", "method.client_opt.lr=1000", "--set", "local.epochs=1", "--cohort", "4")
+
+
+def test_a_run_at_chance_is_reported_with_exit_code_3(thinwire, tmp_path):
+    code, out, err = thinwire("run", "fedavg", *HIGH_LR, "--rounds", "4", "--out", "run", "--json")
+    summary = json.loads(out)
+    assert code == 3
+    assert summary["status"] == json.loads((tmp_path / "run/summary.json").read_text())["status"] == "at chance"
+    assert summary["chance_accuracy"] == pytest.approx(37 / 359)
+    assert "round 1/4  at chance: accuracy" in err, "in the round in which it happens"
+    last = err.splitlines()[-1]
+    assert last.startswith("thinwire: run at chance: accuracy ")
+    assert "not above chance (10.31 % for a constant prediction)" in last
+    line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert line["alarm"].startswith("at chance: ")
+    assert "at chance: accuracy" in thinwire("watch", "run", "--once")[1]
+    code, out, _ = thinwire("run", "fedavg", *HIGH_LR, "--rounds", "4", "--out", "run", "-q")
+    assert code == 3, "also for a run that was finished before"
+    assert "at chance" in out
+
+
+def test_a_collapse_is_reported_in_the_round_in_which_it_happens(thinwire, tmp_path):
+    growing = (
+        "--set",
+        'method.lr_schedule={kind="warmup", fraction=1.0}',
+        "--set",
+        "method.client_opt.lr=6.4",
+    )  # 0.4, 0.8, 1.2, ...
+    code, out, err = thinwire("run", "fedavg", *growing, "--set", "local.epochs=1", "--rounds", "16", "--out", "run")
+    found = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (code, found["status"]) == (3, "collapsed")
+    assert found["final_accuracy"] < 0.14 < 0.2 < found["best_accuracy"]
+    assert f"round {found['status_round']}/16  collapsed: accuracy" in err
+    assert "final accuracy" in out
+    assert "best accuracy" in out
+
+
+def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
+    words = ("compare", "fedavg", "fedprox", "--recipe", "paper", "--rounds", "4", *HIGH_LR, "-q")
+    code, out, err = thinwire(*words)
+    assert code == 3
+    assert "1 of 1 at chance" in out
+    assert "1 of 1 diverged" in out
+    assert err.count(" at chance: accuracy ") == 1
+    assert err.count(" diverged: round ") == 1
+    page = (tmp_path / "runs/compare.html").read_text()
+    assert "Note: fedavg, seed 0, at chance: accuracy " in page
+    assert "<td>1 of 1 at chance</td>" in page
+    assert "Fewest bytes to reach" not in page, "a failed run reached no target"
+    rows = json.loads(thinwire(*words, "--json")[1])
+    assert [row["failed"] for row in rows] == ["1 of 1 at chance", "1 of 1 diverged"]
+
+
+def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
+    experiment = resolve("fedavg", "digits", {**FAST, "rounds": 3, "method.client_opt.lr": 1e30})
+    path = default_folder(experiment, tmp_path)
+    with pytest.raises(Diverged, match="round 1") as first:
+        execute(experiment, path)
+    found = json.loads((path / "summary.json").read_text())
+    assert (found["status"], found["status_round"], found["status_why"]) == ("diverged", 1, str(first.value))
+    assert found["rounds"] == 0
+    with pytest.raises(Diverged, match="known from an earlier run"):
+        execute(experiment, path, resume=True)
+    with pytest.raises(Diverged, match="round 1"):
+        execute(experiment, path, again=True)
+    assert read_run(path).verdict.status == "diverged"
+    assert [now.state for now in follow(path, 0.05)] == ["finished"], "watching ends"
+
+
+def test_simulate_warns_about_a_run_at_chance():
+    torch.manual_seed(0)
+    clients = [(torch.randn(30, 4), torch.randint(0, 3, (30,))) for _ in range(2)]
+    method = tw.Method(client_opt=tw.SGD(1e4))
+    test = torch.zeros(200, 4), 2 * (torch.arange(200) % 2)  # inputs without information
+    with pytest.warns(RuntimeWarning, match="round 1: at chance"):
+        run = tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=test)
+    assert run.status == "at chance"
+    assert "not above chance" in run.status_reason
+    assert run.history[0].alarm
+    few = tuple(part[:99] for part in test)
+    assert tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=few).status == "finished", "too few examples"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fine = tw.simulate(nn.Linear(4, 3), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
+    assert (fine.status, fine.status_reason) == ("finished", "")
+
+
+def test_a_regression_is_judged_by_r2_and_by_its_training_loss():
+    mean = Chance(0.0, 200, 0, "r2")
+    assert known_chance(mean._asdict()) == mean
+    assert known_chance({**mean._asdict(), "examples": 0}) is None
+
+    def rounds(*values, loss=1.0):
+        return [{"round": i, "loss": loss, "metrics": {"r2": r2}} for i, r2 in enumerate(values, 1)]
+
+    assert judge(rounds(*[-0.2] * 9), mean).status == "finished"  # too short
+    assert judge(rounds(*[-0.2] * 10), mean) == (
+        "at chance", 10, "r2 -0.2 in round 10 is not above 0, that of predicting the mean"
+    )  # fmt: skip
+    assert judge(rounds(0.5, -3.0), mean)[:2] == ("collapsed", 2)
+    assert judge(rounds(*[0.05] * 12), mean).status == "finished"
+    assert judge(rounds(float("nan"), float("-inf"), 0.4), mean).status == "finished"
+    risen = [*rounds(0.5), *({**line, "round": i} for i, line in enumerate(rounds(*[0.5] * 6, loss=20.0), 2))]
+    assert judge(risen, mean)[:2] == ("collapsed", 2)
+    assert "chance_accuracy" not in summary_of(judge(risen, mean), mean)
+
+
+def test_invalid_values_in_files_are_ignored(tmp_path, write_run):
+    assert known_verdict({"status": "unknown"}) is None
+    assert known_verdict({"status": "collapsed", "status_round": "x", "status_why": 3}) == ("collapsed", None, "")
+    path = write_run("odd", best=0.1, rounds=12)
+    (path / "environment.json").write_text(json.dumps({"chance": {"share": 2.0, "examples": 5, "classes": 2}}))
+    assert read_run(path).verdict.status == "finished"
+    (path / "environment.json").write_text(json.dumps({"chance": TEN._asdict()}))
+    assert read_run(path).verdict.status == "at chance", "a run without a summary"
+
+
+@pytest.mark.parametrize(("density", "dead"), [(0.1, True), (0.75, False)])
+def test_dead_adapters_are_in_the_summary(density, dead, tmp_path):
+    """After a small first step all of B is smaller than A: a mask of the largest tenth removes it."""
+    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop"}
+    chosen = {"method.mask.density": density, "method.server_opt.lr": 1e-4}
+    total = execute(resolve("sparse-adapter", "digits", {**small, **chosen}), tmp_path / "run")
+    assert total.get("dead_adapters", []) == (["fc1.weight", "head.weight"] if dead else [])
+    assert (total["nonzero_b"] == 0) == dead
+
+
+def test_the_share_of_b_that_is_left_is_in_the_summary(tmp_path):
+    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop", "method.server_opt.lr": 1e-4}
+    runs = {
+        by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
+        for by in ("tree", "block")
+    }
+    assert runs["block"]["nonzero_b"] == pytest.approx(0.25, abs=0.01)
+    assert "dead_adapters" not in runs["block"]
+    plain = execute(resolve("lora", "digits", {**small, "method.server_opt.lr": 1.0}), tmp_path / "lora")
+    assert "nonzero_b" not in plain

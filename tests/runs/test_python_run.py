@@ -1,0 +1,448 @@
+"""A run of one's own is a run: folders, resuming, early stopping, the best model, callbacks, progress, its text."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from torch import nn
+
+import thinwire as tw
+from tests.bad_input.test_file_system import files_of_at_most
+from thinwire.federation.job import RoundRecord
+from thinwire.metrics.objective import Objective
+from thinwire.runs.best import BestModel
+from thinwire.runs.config import resolve, to_table
+from thinwire.runs.execute import execute
+from thinwire.runs.progress import shown, style_of
+from thinwire.runs.records import SUMS
+
+X, Y = load_digits(return_X_y=True)
+X, Y = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(Y)
+CLIENTS = [(X[i:400:4], Y[i:400:4]) for i in range(4)]
+TEST = (X[400:600], Y[400:600])
+METHOD = tw.Method(client_opt=tw.SGD(0.5))
+
+
+def model(seed: int = 0, outputs: int = 10) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(64, outputs)
+
+
+def simulate(**options) -> tw.Run:
+    given = {"rounds": 6, "cohort": 2, "test": TEST, "backend": "loop", "checkpoint_every": 2, **options}
+    return tw.simulate(given.pop("model", model()), given.pop("clients", CLIENTS), METHOD, **given)
+
+
+def timeless(run: tw.Run) -> list[RoundRecord]:
+    return [record._replace(seconds=0) for record in run.history]
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    """Whether two models have the same bits; the order of their weights does not matter."""
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tw.Run:
+    """An uninterrupted run in a folder."""
+    return simulate(out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def interrupted(at: int, error: BaseException):
+    def on_round(record):
+        if record.round == at:
+            raise error
+
+    return on_round
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 3, 4])
+def test_ctrl_c_saves_the_last_round_and_the_run_goes_on_with_the_same_bits(tmp_path, whole, at, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=tmp_path / "cut", on_round=interrupted(at, KeyboardInterrupt()), progress=True)
+    assert f"round {at} is saved; the same call with resume=True continues" in capsys.readouterr().err
+    trained = []
+    run = simulate(out=tmp_path / "cut", resume=True, on_message=lambda number, *_: trained.append(number))
+    assert min(trained) == at + 1
+    assert timeless(run) == timeless(whole)
+    assert same(run.weights, whole.weights)
+    assert same(weights_of(run.best_model()), weights_of(whole.best_model()))
+    for name in ("model.safetensors", "best.safetensors"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_finished_run_is_returned_without_training(whole):
+    before = (whole.path / "summary.json").read_bytes()
+    again = simulate(out=whole.path, resume=True, on_message=lambda *_: pytest.fail("it was trained"))
+    assert timeless(again) == timeless(whole)
+    assert again.history[0].seconds == whole.history[0].seconds
+    assert same(again.weights, whole.weights)
+    assert same(again.coords, whole.coords)
+    assert again.summary == whole.summary
+    assert (whole.path / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "holds a run already .* 6 of 6 rounds.*; name another folder, or write resume=True"),
+        ({"resume": True, "rounds": 9}, "rounds = 6 there, 9 here; .* overwrite=True"),
+        ({"resume": True, "model": model(1)}, r"other data, or other initial weights .*torch\.manual_seed"),
+        ({"resume": True, "clients": CLIENTS[::-1]}, "other data, or other initial weights"),
+        ({"resume": True, "patience": 3}, "eval.patience = unset there, 3 here"),
+        ({"resume": True, "overwrite": True}, "write one of them"),
+    ],
+    ids=["same", "rounds", "model", "data", "patience", "both"],
+)
+def test_a_folder_with_another_run_is_refused_in_one_line(whole, options, words):
+    before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
+    with pytest.raises(tw.ThinwireError, match=words) as error:
+        simulate(out=whole.path, **options)
+    assert "\n" not in str(error.value)
+    assert {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()} == before
+
+
+def test_another_name_and_other_checkpoints_are_the_same_run(whole):
+    assert simulate(out=whole.path, resume=True, name="another", checkpoint_every=5).summary == whole.summary
+
+
+def test_overwrite_replaces_the_run_and_needs_a_folder(tmp_path):
+    simulate(out=tmp_path / "run", rounds=3)
+    assert len(simulate(out=tmp_path / "run", rounds=2, overwrite=True).history) == 2
+    assert len(tw.load_run(tmp_path / "run").history) == 2
+    with pytest.raises(tw.ConfigError, match="resume=True needs the folder"):
+        simulate(resume=True)
+
+
+def test_files_and_full_disks_are_one_line_and_the_run_continues(tmp_path, whole):
+    (tmp_path / "file").write_text("notes")
+    with pytest.raises(tw.CheckpointError, match="is a file, not a run directory; name another folder with out="):
+        simulate(out=tmp_path / "file")
+    for bad, words in ((tmp_path / "file/run", "Not a directory"), (tmp_path / ("n" * 300), "use a shorter name")):
+        with pytest.raises(tw.CheckpointError, match=words):
+            simulate(out=bad)
+    with files_of_at_most(100), pytest.raises(tw.CheckpointError, match=r"config\.toml: File too large"):
+        simulate(out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with files_of_at_most(2500), pytest.raises(tw.CheckpointError, match=r"too large.*; resume=True continues it"):
+        simulate(out=tmp_path / "run")
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert same(simulate(out=tmp_path / "run", resume=True).weights, whole.weights)
+
+
+# -- early stopping and the best model --------------------------------------------------------------------------------
+
+
+def test_the_best_model_has_the_accuracy_of_the_best_record(whole):
+    assert whole.best == max(whole.history, key=lambda record: (record.accuracy, -record.round))
+    with torch.no_grad():
+        right = (whole.best_model()(TEST[0]).argmax(1) == TEST[1]).float().mean().item()
+    assert right == pytest.approx(whole.best.accuracy)
+    assert whole.summary["best"] == {
+        "round": whole.best.round,
+        "value": whole.best.accuracy,
+        "chosen_by": "test accuracy",
+    }
+    assert "best.safetensors" in (whole.path / SUMS).read_text()
+
+
+def test_patience_ends_a_run_by_validation_examples_and_not_by_the_test_set():
+    run = simulate(rounds=60, patience=2, validation_fraction=0.2, metrics=["f1"])
+    assert (run.ended_by, run.summary["ended_by"]) == ("patience", "patience")
+    values = [record.client_accuracy for record in run.history]
+    assert len(values) == run.best.round + 2 < 60
+    assert run.best.client_accuracy == max(values)
+    assert all(value < max(values) for value in values[: run.best.round - 1])
+    assert (run.selected_by.label, run.objective.label) == ("validation accuracy", "test accuracy")
+
+
+def test_patience_of_a_metric_and_of_a_regression():
+    run = simulate(rounds=60, patience=1, metrics=["f1"], objective="f1")
+    values = [record.metrics["f1"] for record in run.history]
+    assert run.ended_by == "patience"
+    assert max(values) == values[-2] >= values[-1]
+    pairs = [(x, y.float()[:, None] / 9) for x, y in CLIENTS]
+    run = simulate(model=model(outputs=1), clients=pairs, test=pairs[0], loss="mse", rounds=3)
+    assert run.best.test_loss == min(record.test_loss for record in run.history)
+    assert "r2 " in repr(run)
+
+
+def test_a_target_and_a_stop_function_end_a_run():
+    target = simulate(rounds=60, target_accuracy=0.5)
+    assert target.ended_by == "target accuracy"
+    assert target.accuracy >= 0.5 > max(record.accuracy for record in target.history[:-1])
+    assert len(simulate(stop=lambda record: record.round == 2).history) == 2
+    spent = simulate(stop=lambda record, records: sum(r.bytes_up for r in records) > 15_000)
+    assert spent.ended_by == "stop function"
+    assert spent.bytes_up > 15_000 >= spent.bytes_up - spent.history[-1].bytes_up
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 2, "test": None}, "nothing to evaluate on; give test="),
+        ({"target_accuracy": 0.9, "test": None}, "give test="),
+        ({"target_accuracy": 80}, "above 0 and at most 1"),
+        ({"patience": -1}, "eval.patience must be"),
+        ({"stop": True}, "stop must be a function of the record"),
+        ({"callbacks": ["print"]}, "a callback must be a function"),
+        ({"validation_fraction": 2}, "between 0 and 1"),
+        ({"objective": "r2"}, "unknown metric of the run 'r2'"),
+        ({"checkpoint_every": 0}, "checkpoint.every must be 1 or more"),
+    ],
+)
+def test_unusable_options_are_refused_in_one_line(tmp_path, options, words):
+    with pytest.raises(tw.ConfigError, match=words):
+        simulate(out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_evaluation_has_no_best_model():
+    run = simulate(test=None, rounds=1)
+    assert run.best is None
+    with pytest.raises(tw.ConfigError, match="no round was evaluated"):
+        run.best_model()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of going back
+def test_the_best_model_survives_going_back(tmp_path):
+    def diverging(**options):  # the rate grows until training fails
+        schedule = tw.optimizers.WarmupLR(rounds=0, fraction=1.0)
+        method = tw.Method(client_opt=tw.SGD(60.0), lr_schedule=schedule)
+        given = {"rounds": 6, "test": TEST, "backend": "loop", "checkpoint_every": 1, "on_divergence": "retry"}
+        return tw.simulate(model(), CLIENTS, method, **given, **options)
+
+    memory, folder = diverging(), diverging(out=tmp_path / "run")
+    assert memory.retries
+    assert memory.best._replace(seconds=0) == folder.best._replace(seconds=0)
+    for run in (memory, folder):
+        with torch.no_grad():
+            right = (run.best_model()(TEST[0]).argmax(1) == TEST[1]).float().mean().item()
+        assert right == pytest.approx(run.best.accuracy)
+    assert same(load_file(tmp_path / "run/best.safetensors"), weights_of(memory.best_model()))
+
+
+def test_the_best_model_of_an_abandoned_round_is_forgotten(tmp_path):
+    best, records = BestModel(Objective()), []
+    for number, accuracy in ((1, 0.5), (2, 0.4), (3, 0.9)):
+        records.append(RoundRecord(number, 0.5, accuracy, 0.4, 10, 10, 0, 1, 0.1))
+        best.after(records, lambda value=accuracy: {"w": torch.tensor(value)}, points=(2,))
+    assert (best.lead.round, float(best.weights["w"])) == (3, pytest.approx(0.9))
+    best.go_back(records[:2])
+    assert (best.lead.round, float(best.weights["w"])) == (1, 0.5)
+    with pytest.raises(tw.CheckpointError, match="was not kept"):
+        BestModel(Objective()).go_back(records)
+
+
+# -- callbacks and progress -------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A callback with both methods."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def on_round(self, record):
+        self.calls.append(("log", record.round))
+
+    def on_end(self, records):
+        self.calls.append(("end", len(records)))
+
+
+def test_callbacks_are_called_in_order_and_see_earlier_rounds_when_a_run_goes_on(tmp_path):
+    calls: list[tuple[str, int]] = []
+
+    def stop(record):
+        calls.append(("stop", record.round))
+        return record.round == 2
+
+    watching = {
+        "on_round": lambda record: calls.append(("on_round", record.round)),
+        "callbacks": [lambda record: calls.append(("function", record.round)), Log(calls)],
+    }
+    simulate(stop=stop, **watching)
+    names = ["on_round", "function", "log", "stop"]
+    assert calls == [(name, number) for number in (1, 2) for name in names] + [("end", 2)]
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=tmp_path / "run", on_round=interrupted(3, KeyboardInterrupt()))
+    calls.clear()
+    simulate(out=tmp_path / "run", resume=True, callbacks=Log(calls))
+    assert calls == [*(("log", number) for number in range(1, 7)), ("end", 6)]
+
+
+def test_an_error_in_a_callback_is_one_line_with_its_name_and_the_run_goes_on(tmp_path, whole):
+    def plot(record):
+        if record.round == 3:
+            raise ValueError("no display\nat all")
+
+    for options, what in (({"callbacks": [plot]}, "callback .*plot"), ({"stop": plot}, "stop function .*plot")):
+        with pytest.raises(tw.ConfigError, match=f"{what} failed after round 3: ValueError: no display") as error:
+            simulate(out=tmp_path / "run", overwrite=True, **options)
+        assert "resume=True continues the run" in str(error.value)
+        assert "\n" not in str(error.value)
+    trained = []
+    run = simulate(out=tmp_path / "run", resume=True, on_message=lambda number, *_: trained.append(number))
+    assert min(trained) == 4
+    assert same(run.weights, whole.weights)
+
+
+def test_progress_is_quiet_here_and_lines_on_request(capsys):
+    simulate(rounds=2)
+    assert capsys.readouterr().err == ""
+    simulate(rounds=2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "round 2/2" in lines[1]
+
+
+def test_progress_is_a_bar_in_a_terminal(monkeypatch):
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert (style_of(None), style_of(False)) == ("terminal", "nothing")
+        simulate(rounds=2)
+        terminal.flush()
+        text = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert "2/2" in text
+    assert "accuracy" in text
+
+
+def test_progress_in_a_notebook_is_a_cell_that_is_replaced(monkeypatch):
+    pages = []
+
+    class Cell:
+        def update(self, page):
+            pages.append(page)
+
+    display = types.ModuleType("IPython.display")
+    display.HTML, display.display = str, lambda page, display_id: pages.append(page) or Cell()
+    python = types.ModuleType("IPython")
+    python.get_ipython = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    assert style_of(None) == "notebook"
+    with shown("<mine>", 4, "notebook") as show:
+        show(RoundRecord(1, 0.5, 0.75, 0.4, 1000, 1000, 0, 1, 0.1))
+    assert pages[-1].startswith('&lt;mine&gt; <progress value="1" max="4"></progress> 1/4 loss 0.5000')
+
+
+# -- text and files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_told_in_four_lines_and_as_a_table(whole):
+    lines = repr(whole).splitlines()
+    assert len(lines) == 4
+    assert all(len(line) < 200 for line in lines)
+    assert lines[0].endswith("6 of 6 rounds, ended by rounds")
+    html = whole._repr_html_()
+    assert html.startswith("<table>")
+    assert "test accuracy" in html
+
+
+def test_a_run_is_a_frame_or_one_line_says_what_is_missing(monkeypatch):
+    run = simulate(rounds=2, metrics=["f1"])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(tw.ConfigError, match="pip install pandas"):
+        run.frame()
+    monkeypatch.undo()
+    pytest.importorskip("pandas")
+    frame = run.frame()
+    assert list(frame.index) == [1, 2]
+    assert list(frame["f1"]) == [record.metrics["f1"] for record in run.history]
+
+
+def test_a_run_is_saved_and_loaded(tmp_path, whole):
+    memory = simulate()
+    assert memory.save(tmp_path / "copy") == tmp_path / "copy"
+    for loaded in (tw.load_run(tmp_path / "copy"), tw.load_run(whole.path)):
+        assert timeless(loaded) == timeless(memory)
+        assert same(loaded.weights, memory.weights)
+        assert same(weights_of(loaded.model(model(5))), weights_of(memory.model()))
+        assert same(weights_of(loaded.best_model(model(5))), weights_of(memory.best_model()))
+        assert (loaded.best.round, loaded.ended_by) == (memory.best.round, "rounds")
+        assert loaded.bytes_total == memory.bytes_total
+        with pytest.raises(tw.ConfigError, match=r"run\.model\(module\)"):
+            loaded.model()
+        with pytest.raises(tw.ConfigError, match="has shape"):
+            loaded.model(nn.Linear(3, 2))
+    with pytest.raises(tw.CheckpointError, match="exists"):
+        memory.save(tmp_path / "copy")
+    assert len(tw.report([tmp_path / "copy"])) == 1
+
+
+def test_an_unfinished_run_is_not_loaded(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=tmp_path / "run", on_round=interrupted(3, KeyboardInterrupt()))
+    with pytest.raises(tw.CheckpointError, match=r"not finished \(3 of 6 rounds\); run `python .*resume=True"):
+        tw.load_run(tmp_path / "run")
+
+
+# -- named tasks ------------------------------------------------------------------------------------------------------
+
+QUICK = {"rounds": 3, "overrides": {"local.epochs": 1, "engine.backend": "loop"}}
+
+
+def test_run_task_is_the_run_of_the_command_line(tmp_path, thinwire):
+    run = tw.run_task("fedavg", "digits", out=tmp_path / "python", **QUICK)
+    words = ["--on", "digits", "--rounds", "3", "--set", "local.epochs=1", "--set", "engine.backend=loop", "-q"]
+    assert thinwire("run", "fedavg", *words, "--keep-best", "--out", "here")[0] == 0
+    for name in ("config.toml", "model.safetensors", "best.safetensors"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "python" / name).read_bytes()
+    loaded = tw.load_run(tmp_path / "here")
+    assert same(loaded.weights, {**run.weights, **run.buffers})
+    assert same(weights_of(loaded.best_model(run.model())), weights_of(run.best_model()))
+    again = tw.run_task("fedavg", "digits", out=tmp_path / "here", resume=True, **QUICK)
+    assert same(again.weights, run.weights)
+
+
+def test_run_task_takes_a_method_and_refuses_what_is_no_task():
+    run = tw.run_task(METHOD, metrics=["f1"], objective="f1", name="mine", **QUICK)
+    assert (run.name, run.objective.name) == ("mine", "f1")
+    with pytest.raises(tw.ConfigError, match="or a function that returns one"):
+        tw.run_task("fedavg", 3)
+    with pytest.raises(tw.ConfigError, match="method must be"):
+        tw.run_task(3)
+
+
+def test_new_settings_do_not_change_digests():
+    table = to_table(resolve("fedavg", "digits"))
+    assert set(table["eval"]) == {"every", "target_accuracy", "metrics"}
+    assert set(table["checkpoint"]) == {"every"}
+
+
+def test_resume_says_where_it_goes_on(thinwire):
+    experiment = resolve("fedavg", "digits", {"rounds": 4, "local.epochs": 1, "checkpoint.every": 2})
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, Path("run"), on_round=interrupted(3, KeyboardInterrupt()))
+    code, _, err = thinwire("resume", "run")
+    assert (code, err.splitlines()[0]) == (0, "run goes on after round 3 of 4")
+
+
+def test_options_of_the_command_line(thinwire, tmp_path):
+    quick = ("--rounds", "30", "--set", "local.epochs=1", "--set", "method.client_opt.lr=1.5", "-q")
+    asked = ("--patience", "1", "--objective", "f1", "--metric", "f1", "--metric", "balanced-accuracy")
+    code, out, err = thinwire("run", "fedavg", *quick, *asked, "--json", "--out", "run")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["ended_by"], found["objective"]["name"]) == ("patience", "f1")
+    assert found["rounds"] < 30
+    assert not (tmp_path / "run/best.safetensors").exists()
+    assert thinwire("--version")[1] == f"thinwire {tw.__version__}\n"

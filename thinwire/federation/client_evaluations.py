@@ -1,0 +1,93 @@
+"""Evaluations by clients, each on its own validation examples, in the record of a round.
+
+    client_accuracy, client_loss    mean over clients, each counted alike
+    clients_eval                    the accuracy over clients: count, mean, worst tenth, quantiles
+
+Without a test set, the validation examples of all clients take its place:
+
+    accuracy, test_loss, metrics    sum of n_i x_i / sum of n_i over clients, n_i: validation examples of client i
+
+A metric is undefined for some clients, for example where a class is missing; its mean is over the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from thinwire.federation.job import RoundRecord
+from thinwire.metrics.base import Metric, ModelMetric, SumMetric
+from thinwire.metrics.clients import summarize
+from thinwire.training.evaluation import Evaluation
+
+
+def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> RoundRecord:
+    """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
+    if not values:
+        return record
+    found = summarize(values)
+    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
+    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
+    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)
+
+
+def with_client_evaluations(
+    record: RoundRecord, found: Sequence[Evaluation], weights: Sequence[float] | None
+) -> RoundRecord:
+    """A record with the evaluations of clients.
+
+    Args:
+        record: the record of the round.
+        found: one evaluation of each client.
+        weights: how much each counts where there is no test set; None if there is one.
+
+    >>> record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1)
+    >>> found = [Evaluation(1.0, 0.5, {"f1": 0.4}, 30), Evaluation(2.0, 0.9, {}, 10)]
+    >>> record = with_client_evaluations(record, found, [30.0, 10.0])
+    >>> record.accuracy, record.test_loss, record.metrics, record.client_accuracy
+    (0.6, 1.25, {'f1': 0.4}, 0.7)
+    """
+    if not found:
+        return record
+    record = record._replace(client_loss=math.fsum(one.loss for one in found) / len(found))
+    record = with_client_accuracies(record, [one.accuracy for one in found if one.accuracy is not None])
+    if weights is None:
+        return record
+    names = dict.fromkeys(name for one in found for name in one.metrics)
+    metrics = {name: _mean([one.metrics.get(name) for one in found], weights) for name in names}
+    return record._replace(
+        accuracy=_mean([one.accuracy for one in found], weights),
+        test_loss=_mean([one.loss for one in found], weights),
+        metrics={name: value for name, value in metrics.items() if value is not None},
+    )
+
+
+def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics that are NaN, not an error, where a function of (outputs, targets) fails, as AUC does for one class.
+
+    >>> import torch
+    >>> def fails(outputs, targets):
+    ...     raise ValueError("only one class")
+    >>> where_defined({"auc": fails})["auc"](torch.zeros(1), torch.zeros(1))
+    nan
+    """
+    return {name: one if isinstance(one, SumMetric | ModelMetric) else _or_nan(one) for name, one in metrics.items()}
+
+
+def _or_nan(metric: Metric) -> Callable[[Tensor, Tensor], float]:
+    def tried(outputs: Tensor, targets: Tensor) -> float:
+        try:
+            return metric(outputs, targets)
+        except (ValueError, ZeroDivisionError, IndexError, RuntimeError):
+            return math.nan
+
+    return tried
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted mean of the values that are known and finite; None if none is."""
+    pairs = [(x, w) for x, w in zip(values, weights, strict=True) if x is not None and math.isfinite(x)]
+    total = math.fsum(w for _, w in pairs)
+    return math.fsum(x * w for x, w in pairs) / total if total else None

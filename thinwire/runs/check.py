@@ -1,0 +1,229 @@
+"""The cost of an experiment before it is run: trainable parameters, bytes of real messages, memory of one client.
+
+A client takes one step of local training, and its upload is encoded; a few do where lengths depend on values. With
+these uploads the first round is closed, and the download of the next version is encoded. The bytes of all rounds are
+those of the real cohorts, with such an upload and this ledger entry in every round: exact where lengths do not depend
+on values, and an upper bound under FedLAMA, whose layers may wait.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from thinwire.core.tree import restrict
+from thinwire.federation.groups import GroupTask
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import Simulation
+from thinwire.protocol.advance import switch_stage
+from thinwire.protocol.aggregate import Terms
+from thinwire.protocol.client import Group, initial_client_state
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.download import RoundOpening
+from thinwire.protocol.entries import WindowSnapshot, pack_window_end
+from thinwire.protocol.ledger import Ledger
+from thinwire.protocol.next_version import append_entry
+from thinwire.protocol.server import close_round
+from thinwire.protocol.setup import initial_server_state, plan_round
+from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.upload import decode_uploads
+from thinwire.runs.build import build_job
+from thinwire.runs.experiment import Experiment
+from thinwire.schedules.base import Plan
+from thinwire.secure.masks import sum_masked
+from thinwire.training.batches import plan_batches
+from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
+
+TRAINED = 10  # clients of the first cohort that take a step
+
+
+class Traffic(NamedTuple):
+    """Bytes of one stage of a method: of a client, and of all rounds."""
+
+    rounds: int
+    trainable: int
+    up_per_client: int
+    down_per_client: int
+    up: int
+    down: int
+    catchup: int
+
+
+def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
+    """The cost of the experiment. Raises the errors that a run would raise.
+
+    Bytes of a client are means over all clients, in a round that synchronizes all blocks, without catch-up; for a
+    method with two stages, in the first. Memory is that of this process, before and while one client trains one step on
+    the CPU; None where the system does not tell (Linux does).
+    """
+    backend = experiment.engine.backend
+    engine = LocalEngine("cpu", "loop" if backend in ("auto", "graph") else backend)
+    job = build_job(experiment, data_dir)
+    simulation = engine.prepare(job)
+    contract = simulation.contract
+    plan_round(contract, simulation.start().server)  # raises if the method cannot run
+    sizes = job.task.clients.sizes()
+    steps = [plan_batches([int(n)], [simulation.federation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
+    cohort = min(job.cohort, len(simulation.federation.eligible))
+    _reset_peak()
+    before = _resident("VmRSS")
+    message = _upload(simulation, simulation.federation.first, first := simulation.federation.sampler.cohort(0)[0])
+    peak = _resident("VmHWM")
+    stages = _stages(simulation, {(0, first): message})
+    up, down, catchup = (sum(getattr(stage, way) for stage in stages) for way in ("up", "down", "catchup"))
+    per_client = stages[0].up_per_client + stages[0].down_per_client
+    planned = contract.coords.restrict(contract.sendable.named)
+    return {
+        "method": experiment.name,
+        "task": experiment.task.label,
+        "clients": len(job.task.clients),
+        "cohort": cohort,
+        "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
+        "steps_per_round": {"min": min(steps), "max": max(steps)},
+        "parameters": simulation.federation.model.parameters(),
+        "trainable": contract.coords.size,
+        **_tiers(simulation),
+        "values_uploaded": job.method.sketch.spec(planned).size,
+        "bytes_up_per_client": stages[0].up_per_client,
+        "bytes_down_per_client": stages[0].down_per_client,
+        "bytes_per_round": cohort * per_client,
+        "lengths_depend_on_values": any(map(_vary, contract.stages)),
+        **({f"stage_{i}": stage._asdict() for i, stage in enumerate(stages, 1)} if len(stages) > 1 else {}),
+        "rounds": job.rounds,
+        "bytes_up_of_all_rounds": up,
+        "bytes_down_of_all_rounds": down,
+        "bytes_catchup_of_all_rounds": catchup,
+        "bytes_of_all_rounds": up + down + catchup,
+        "memory_before": before,
+        "memory_of_a_client": None if before is None or peak is None else peak - before,
+        "note": " ".join(filter(None, (job.task.note, *_notes(experiment, simulation)))),
+    }
+
+
+def _stages(simulation: Simulation, known: dict[tuple[int, int], Bytes]) -> list[Traffic]:
+    """The bytes of each stage; the second starts from the initial weights."""
+    contracts, public = simulation.contract.stages, simulation.federation.first
+    until = min([simulation.job.rounds, *(later.since for later in contracts[1:])])
+    found = [_traffic(simulation, public, until, known)]
+    for later in contracts[1:]:
+        switched = switch_stage(contracts[0], later, public._replace(version=later.since))
+        found.append(_traffic(simulation, switched, simulation.job.rounds, known))
+    return found
+
+
+def _upload(simulation: Simulation, public: PublicState, client: int) -> Bytes:
+    """The upload of a client after one step of local training."""
+    plan = Plan(simulation.contract.at(public.version).sendable.named)
+    group = Group(public, plan, (client,), (initial_client_state(simulation.contract, public, client),))
+    work = simulation.federation.sampler.workload(public.version, (client,))
+    if not simulation.job.local.trainer:
+        work = work.first(1, 1)
+    cohort = tuple(sorted({client, *simulation.federation.sampler.cohort(public.version)}))
+    task = GroupTask(public.version, simulation.backends.initial()[0], None, group, cohort)
+    with simulation.federation.compute(None):
+        return simulation.train_group(task, work).messages[0]
+
+
+def _traffic(simulation: Simulation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
+    """The bytes of the rounds from a version up to another one; `known` are uploads by version and client."""
+    contract, since, clients = simulation.contract.at(public.version), public.version, simulation.job.task.clients
+    plan, tiers = Plan(contract.sendable.named), [contract.tier(client) for client in range(len(clients))]
+    one_of_each = {tier: tiers.index(tier) for tier in set(tiers)}
+    few = simulation.federation.sampler.cohort(since)
+    if not contract.method.secure_aggregation:  # whose masks only cancel in the sum of all
+        few = few[: TRAINED if _vary(contract) else 1]
+    one_of_each |= {tiers[client]: client for client in few}
+    messages = {c: known.get((since, c)) or _upload(simulation, public, c) for c in {*few, *one_of_each.values()}}
+    up = [len(messages[one_of_each[tier]]) for tier in tiers]
+    server = initial_server_state(contract, public)
+    full, after = contract.method.download == "full", server
+    if not full:
+        after = _next(simulation, server, plan, {client: messages[client] for client in few})
+    opening = RoundOpening(contract, after, plan.names)
+    sizes = {tier: wire.length(opening.shortest(since, client)) for tier, client in one_of_each.items()}
+    down = [sizes[tier] for tier in tiers]
+    total, held = [0, 0, 0], dict[int, int]()
+    for version in range(since, until):
+        cohort = simulation.federation.sampler.cohort(version)
+        total[0] += sum(up[client] for client in cohort)
+        if full:
+            total[1] += sum(down[client] for client in cohort)
+            continue
+        server = server._replace(public=after.public._replace(version=version))
+        opening = RoundOpening(contract, server, plan.names)
+        made = opening.messages({client: held.get(client, 0) for client in cohort})
+        ordinary, extra = opening.split([wire.length(pieces) for pieces in made.values()])
+        total[1], total[2] = total[1] + ordinary, total[2] + extra
+        held.update(dict.fromkeys(cohort, version))
+        server = server._replace(ledger=_appended(contract, server, after, plan))
+    means = (-(-sum(lengths) // len(lengths)) for lengths in (up, down))  # rounded up
+    return Traffic(max(0, until - since), contract.coords.size, *means, *total)
+
+
+def _next(simulation: Simulation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
+    """The state after a round in which the cohort sends these messages, repeated if there are fewer than clients."""
+    contract = simulation.contract.at(server.public.version)
+    uploads = list(decode_uploads(contract, server.public, plan, messages).values())
+    cohort = simulation.federation.sampler.cohort(server.public.version)
+    sent = {client: uploads[i % len(uploads)] for i, client in enumerate(cohort)}
+    terms = Terms(len(simulation.job.task.clients), sum_masked=sum_masked)
+    return close_round(contract, server, plan, sent, terms).server
+
+
+def _appended(contract: Contract, server: ServerState, after: ServerState, plan: Plan) -> Ledger:
+    """The ledger with the newest entry of another state, and with the end of its window if the round ends one."""
+    method, version, window = contract.method, server.public.version + 1, after.ledger.past[-1:]
+    kept = after.ledger.entries or (window[0].entries or (window[0].end,))
+    body: Bytes = kept[-1]
+    end: Bytes | None = None
+    if version == contract.window_end(version - 1):
+        values = restrict(after.public.coords, plan.names)
+        end = pack_window_end(contract, WindowSnapshot(plan.names, values), version)
+        if not method.merge_codec.exact:
+            body = end
+        elif method.space.redraw_every == 1:
+            end = body
+    return append_entry(contract, server.ledger, plan, body, end, adds_up=after.ledger.adds_since == 0)
+
+
+def _reset_peak() -> None:
+    """Let the peak of this process begin again, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _resident(name: str) -> int | None:
+    """Resident memory of this process in bytes, now (VmRSS) or at its peak (VmHWM); None where it is not known."""
+    file = Path("/proc/self/status")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
+
+
+def _vary(contract: Contract) -> bool:
+    """Whether lengths of messages depend on their values."""
+    downs = [(contract.method.down, contract.step), (contract.method.merge_codec, contract.coords)]
+    if contract.method.download == "full":
+        downs = [(codec, contract.sendable) for codec in contract.method.downs]
+    return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
+
+
+def _notes(experiment: Experiment, simulation: Simulation) -> list[str]:
+    """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
+    stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
+    notes = [stage.method.space.note(stage.weights) for stage in stages]
+    if any(map(_vary, stages)):
+        notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
+    if goal < 1:
+        notes.append(f"A run that reaches {100 * goal:g} % ends before its last round.")
+    return list(dict.fromkeys(notes))
+
+
+def _tiers(simulation: Simulation) -> dict[str, Any]:
+    """The number of clients of each tier, where there are tiers."""
+    known = simulation.job.method.budget.tiers
+    tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
+    return {"tiers": {f"tier {i}": tiers.count(i) for i in range(len(known))}} if known else {}

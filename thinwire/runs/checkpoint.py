@@ -1,0 +1,173 @@
+"""Checkpoints: the state of a run on disk, tensors in safetensors and the rest in JSON, each with a checksum.
+
+A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
+SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
+newest are kept: two, or `checkpoint.keep`. Nothing is pickled. `pack` writes any record of tensors, bytes, numbers and
+other records by its annotations, and `unpack` checks each value against them. The JSON also holds the lines of
+`metrics.jsonl` up to its round, to restore that file if it is damaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from thinwire.core.key import Device
+from thinwire.core.text import visible
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError
+from thinwire.federation.job import RunState
+from thinwire.runs.files import INVALID, read_checked, unpack, with_checksum, write_atomically
+from thinwire.runs.records import KEEP, checkpoint_file, remove_checkpoint, rounds_in
+
+FORMAT = 3
+ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
+
+
+class Bounds(NamedTuple):
+    """Number of rounds and clients of the experiment, the limits for the counts of a checkpoint."""
+
+    rounds: int = 1 << 40
+    clients: int = 1 << 40
+
+
+def save_checkpoint(
+    folder: Path,
+    state: RunState,
+    config: str,
+    metrics: str = "",
+    retries: int = 0,
+    keep: int = KEEP,
+    best: Tree | None = None,
+) -> None:
+    """Write the state after a round.
+
+    Args:
+        folder: the folder of checkpoints.
+        state: the state.
+        config: the digest of the experiment.
+        metrics: the lines of `metrics.jsonl` up to that round.
+        retries: how often the run went back before (`retry.py`).
+        keep: number of checkpoints in the folder that are kept.
+        best: the best model so far, if it is kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
+    packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    write_atomically(file.with_suffix(".safetensors"), data)
+    sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics, "retries": retries}
+    write_atomically(file, with_checksum(meta))
+    for old in rounds_in(folder)[:-keep]:
+        remove_checkpoint(folder, old)
+
+
+def load_checkpoint(
+    folder: Path, config: str, device: Device = None, bounds: Bounds | None = None, number: int | None = None
+) -> RunState | None:
+    """The state of a checkpoint, by default the newest; None if there is none.
+
+    Args:
+        folder: the folder of checkpoints.
+        config: the digest of the experiment, which must match.
+        device: the device of the public state and the averaged model; server and client states are on the CPU.
+        bounds: the limits of the experiment; by default very large ones.
+        number: the round of the checkpoint.
+    """
+    rounds = [one for one in rounds_in(folder) if number is None or one <= number]
+    if not rounds or number not in (None, rounds[-1]):
+        return None
+    path = checkpoint_file(folder, rounds[-1])
+    older = f"; remove it to continue from round {rounds[-2]}" if len(rounds) > 1 else ""
+    meta = read_checked(path, older)
+    try:
+        if meta["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
+        if meta["config"] != config:
+            raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        tensors = {
+            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one
+            for name, one in _tensors(path, meta, older).items()
+        }
+        state: RunState = unpack(RunState, meta["state"], tensors)
+        if wrong := _out_of_range(state, bounds or Bounds()):
+            raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
+        return state
+    except (OSError, *INVALID, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
+
+
+def load_best(folder: Path, number: int) -> Tree:
+    """The best model as of the checkpoint of a round; empty if it was not kept."""
+    path = checkpoint_file(folder, number)
+    meta = read_checked(path)
+    tensors = _tensors(path, meta) if meta["best"] else {}
+    return {name: tensors[key] for name, key in meta["best"].items()}
+
+
+def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
+    """The tensors of a checkpoint, whose SHA-256 must match."""
+    weights = path.with_suffix(".safetensors")
+    if (size := weights.stat().st_size) != meta["bytes"]:
+        raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
+    data = weights.read_bytes()
+    if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+        raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
+    return dict(load(data))
+
+
+def _out_of_range(state: RunState, bounds: Bounds) -> str:
+    """Describe the first count of a state that is out of range; "" if there is none."""
+    ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
+    clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
+    seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
+    seen += [*(one.version for one in state.clients.values()), *(one.version for one in flights)]
+    seen += [edge for window in ledger.past for edge in window[:2]]
+    if len({one.client for one in flights}) < len(flights):
+        return "a client that trains is in it twice"
+    ranges: tuple[tuple[str, Iterable[int], int], ...] = (
+        ("round", [state.round], bounds.rounds),
+        ("version", [version], state.round),
+        ("version of a client or an entry", seen, version),
+        ("client", clients, bounds.clients - 1),
+        ("number of clients trained together", [state.chunk], bounds.clients),
+        ("number of synchronizations", state.sync_counts.syncs.values(), state.round),
+    )
+    for what, values, most in ranges:
+        for value in values:
+            if value > most:
+                return f"it holds the {what} {value}, expected 0 to {most:,}"
+    return ""
+
+
+def pack(value: Any, tensors: Tree, path: str = "") -> Any:
+    """A record as a value of JSON; its tensors and bytes are added to `tensors`, by path.
+
+    >>> found = {}
+    >>> pack({"w": torch.ones(1), "n": (1, 2)}, found), found
+    ({'w': '/w', 'n': [1, 2]}, {'/w': tensor([1.])})
+    """
+    if isinstance(value, bytes | memoryview):
+        value = torch.from_numpy(np.array(memoryview(value), dtype=np.uint8))
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return path
+    if dataclasses.is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): pack(one, tensors, f"{path}/{key}") for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [pack(one, tensors, f"{path}/{i}") for i, one in enumerate(value)]
+    return value

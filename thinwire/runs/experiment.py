@@ -1,0 +1,310 @@
+"""The experiment as one value: everything that decides the results of a run.
+
+`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `config.py` builds one from presets,
+a file and the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from thinwire.core.registry import SLOTS
+from thinwire.core.text import unfit_for_a_name, visible
+from thinwire.data.partition import Partition
+from thinwire.errors import ConfigError
+from thinwire.federation.attacks import Attack
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.speed import Speed
+from thinwire.protocol.method import Method
+from thinwire.runs.parts import describe, plain
+from thinwire.runs.records import KEEP, Accounting
+from thinwire.runs.task_files import own_kind, portable, task_label
+from thinwire.runs.toml import Table, dumps
+from thinwire.training.batches import Local
+
+LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
+MOST_ROUNDS = 10**9
+
+Scale = Literal["unit", "standard"]
+Augment = Literal["none", "shift-flip"]
+OnDivergence = Literal["stop", "retry"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A registered model, or a reference to a class or function, and the options to build it with."""
+
+    kind: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """A dataset, its partition into clients, and the model.
+
+    Args:
+        kind: the name of the dataset, or a task of one's own (`own_task.py`).
+        clients: number of clients; 0 for those that the task has, for one per user, or for 10.
+        partition: assigns examples to clients; None for the clients of the task, for natural, or for iid.
+        model: the network; None for that of the task.
+        validation_fraction: fraction of each client's examples that is kept from training and used to measure the
+            client accuracy; 0 for none.
+        participating_clients: only the first so many clients take part, the examples of the others are not used; 0
+            for all.
+        scale: of images: `unit` (values from 0 to 1) or `standard` (mean 0 and standard deviation 1 over the training
+            images, channel by channel, by constants of the dataset).
+        augment: of images: `none` or `shift-flip` (in each training step an image is shifted by up to 4 pixels and
+            mirrored at random).
+        options: further arguments of the dataset's loader, such as the `checkpoint` of `text-classification`.
+    """
+
+    kind: str
+    clients: int = 0
+    partition: Partition | None = None
+    model: ModelChoice | None = None
+    validation_fraction: float = 0.0
+    participating_clients: int = 0
+    scale: Scale = "unit"
+    augment: Augment = "none"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
+            if given not in get_args(known):
+                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
+        if self.clients < 0:
+            raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
+        if not 0 <= self.participating_clients <= (self.clients or self.participating_clients):
+            raise ConfigError(
+                f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
+                f"not {self.participating_clients}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Its name for readers: of a task of one's own, that of its file."""
+        return task_label({"kind": self.kind, **dict(self.options)})
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has data or a model of one's own, so that its name does not define what is trained on."""
+        named = own_kind(self.kind) or (self.model is not None and own_kind(self.model.kind))
+        return named or self.label != self.kind or not self.clients
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Number of clients that take part in a round; 0 for 10 or all, whichever is less."""
+
+    size: int = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how the model is evaluated on the test set.
+
+    Args:
+        every: rounds between two evaluations.
+        target_accuracy: an accuracy at which the run ends early.
+        metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
+        objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
+        patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
+            examples it is their accuracy or loss that counts, not the test set's (`best.py`).
+    """
+
+    every: int = 1
+    target_accuracy: float = 1.0
+    metrics: tuple[str, ...] = ()
+    objective: str = field(default="", metadata={"rare": True})
+    patience: int = field(default=0, metadata={"rare": True})
+
+    def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"eval.patience must be a number of evaluations, or 0 for never, not {self.patience}")
+        if not 0 < self.target_accuracy <= 1:
+            raise ConfigError(
+                f"eval.target_accuracy must be an accuracy above 0 and at most 1, not {self.target_accuracy}; write 0.8"
+            )
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """When the state is saved, and what happens when training fails.
+
+    Args:
+        every: rounds between two checkpoints.
+        on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
+            five times (`retry.py`).
+        best: whether the model of the best round is kept, in `best.safetensors`.
+        keep: number of checkpoints that are kept, the newest; `thinwire rollback` goes back to one of them.
+    """
+
+    every: int = 10
+    on_divergence: OnDivergence = "stop"
+    best: bool = field(default=False, metadata={"rare": True})
+    keep: int = field(default=KEEP, metadata={"rare": True})
+
+    def __post_init__(self) -> None:
+        if self.on_divergence not in get_args(OnDivergence):
+            raise ConfigError(f"on_divergence must be stop or retry, not {self.on_divergence!r}")
+        if self.every < 1:
+            raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
+        if self.keep < 2:
+            raise ConfigError(f"checkpoint.keep must be 2 or more, not {self.keep}: a run goes back to the one before")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides the results of a run.
+
+    Args:
+        name: the label of its method in tables.
+        task: dataset, partition and model.
+        method: the federated method.
+        cohort: clients of a round.
+        local: local training of a client in a round.
+        engine: the simulation: device, backend, precision.
+        eval: how often the model is evaluated.
+        checkpoint: how often the state is saved.
+        seed: the root of all randomness.
+        rounds: number of rounds.
+        accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
+            with which returning clients catch up (`ideal`). It does not change the run.
+        imports: modules and files to import before the names of parts are looked up (plugins).
+        fingerprint: of a task of one's own, when its run starts (`execute.py`); "" before that.
+        attack: what malicious clients do, in a simulation; None if there are none.
+        speed: how long simulated clients take.
+    """
+
+    name: str
+    task: TaskChoice
+    method: Method = field(default_factory=Method)
+    cohort: Cohort = field(default_factory=Cohort)
+    local: Local = field(default_factory=Local)
+    engine: LocalEngine = field(default_factory=LocalEngine)
+    eval: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    seed: int = 0
+    rounds: int = 10
+    accounting: Accounting = "honest"
+    imports: tuple[str, ...] = ()
+    fingerprint: str = ""
+    attack: Attack | None = None
+    speed: Speed = field(default_factory=Speed)
+
+    def __post_init__(self) -> None:
+        if self.accounting not in get_args(Accounting):
+            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
+        if why := unfit_for_a_name(self.name, LONGEST_NAME):
+            raise ConfigError(f"name {visible(repr(self.name), 80)} cannot be used: {why}; write a name such as my-run")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        if self.rounds > MOST_ROUNDS:
+            raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
+
+    def digest(self) -> str:
+        """A short hash of the configuration: two experiments with one digest are the same run."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return digest(to_table(self))
+
+
+# section of a file -> the dataclass that it fills
+SECTIONS: dict[str, Any] = {
+    "cohort": Cohort,
+    "local": Local,
+    "engine": LocalEngine,
+    "eval": Evaluation,
+    "checkpoint": Checkpointing,
+    "speed": Speed,
+}
+# keys at the top of a file
+TOP = ("name", "seed", "rounds", "accounting")
+
+_NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
+
+
+# fields of a method that are written where they differ from its defaults, so that older digests stay the same
+_RARE = (
+    *("budget", "secure_aggregation", "next_stage", "norm_bound", "evaluate", "opt_lifetime", "opt_owner"),
+    *("asynchronous", "ema_decay"),
+)
+
+
+def digest(table: Table, script: bool = False) -> str:
+    """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
+
+    The fingerprint of own data is checked apart (`execute.py`), so that a run can be replaced (`--again`).
+
+    Args:
+        table: the configuration.
+        script: whether it is that of a call of `tw.simulate`, of which the fingerprint is a part.
+    """
+    left_out = _NOT_IN_DIGEST if script else (*_NOT_IN_DIGEST, "fingerprint")
+    kept = portable({key: value for key, value in table.items() if key not in left_out})
+    return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
+
+
+def to_table(experiment: Experiment) -> Table:
+    """The whole experiment as plain values, every default included."""
+    task = experiment.task
+    sections = {key: plain(getattr(experiment, key)) for key in SECTIONS}
+    if not experiment.engine.workers:
+        del sections["engine"]["workers"]  # rarely set; without it, digests of older experiments stay the same
+    if experiment.speed == Speed():
+        del sections["speed"]
+    if experiment.checkpoint.on_divergence == "stop":
+        del sections["checkpoint"]["on_divergence"]
+    return {
+        **{key: getattr(experiment, key) for key in TOP},
+        **({"import": list(experiment.imports)} if experiment.imports else {}),
+        **({"fingerprint": experiment.fingerprint} if experiment.fingerprint else {}),
+        "task": {
+            "kind": task.kind,
+            **({"clients": task.clients} if task.clients else {}),
+            **({"partition": describe("partition", task.partition)} if task.partition else {}),
+            **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
+            "validation_fraction": task.validation_fraction,
+            "participating_clients": task.participating_clients,
+            "scale": task.scale,
+            "augment": task.augment,
+            **dict(task.options),
+        },
+        **sections,
+        **({"attack": describe("attack", experiment.attack)} if experiment.attack else {}),
+        "method": method_table(experiment.method),
+    }
+
+
+def method_table(method: Method, strict: bool = True) -> Table:
+    """A method as plain values.
+
+    Args:
+        method: the method.
+        strict: whether a part that is not registered is an error; otherwise its `repr` is its kind.
+    """
+
+    def part_table(kind: str, part: Any) -> Table:
+        try:
+            return describe(kind, part)
+        except ConfigError:
+            if strict:
+                raise
+            return {"kind": repr(part)}
+
+    slots = {slot: part_table(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
+    if not method.mask.active:
+        del slots["mask"]  # rarely set; without it, digests of older experiments stay the same
+    shown = {"budget": bool(method.budget.tiers), "asynchronous": method.asynchronous.active}
+    rare = {
+        name: plain(value)
+        for name in _RARE
+        for value in [getattr(method, name)]
+        if shown.get(name, value != getattr(Method, name))
+    }
+    return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

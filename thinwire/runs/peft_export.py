@@ -1,0 +1,254 @@
+"""Export of a LoRA run as an adapter folder in the format of peft: `peft.PeftModel.from_pretrained` loads it.
+
+    adapter_config.json        rank, alpha, and the adapted modules
+    adapter_model.safetensors  A and B of each of them, and the modules that were fully trained, such as the head
+
+peft is not needed to write them.
+
+Export of a run as a folder of transformers: the base model with the trained adapter merged into it.
+
+    config.json, model.safetensors, and the files of the tokenizer if the checkpoint has one
+
+`AutoModelForCausalLM.from_pretrained(folder)` (or the class of the task) loads it without peft. A base that was
+trained in 4 or 8 bits is read again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import Simulation
+from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
+from thinwire.models.causal_lm import library
+from thinwire.models.pretrained import quiet
+from thinwire.protocol.method import Method
+from thinwire.protocol.state import PublicState
+from thinwire.runs.build import build_job
+from thinwire.runs.execute import check_blocks
+from thinwire.runs.files import write_all
+from thinwire.runs.run_directory import RunFolder
+from thinwire.spaces.adapters import NAMES
+from thinwire.spaces.base import Space
+from thinwire.spaces.exact_lora import LoRASB
+from thinwire.spaces.lora import LoRA
+
+# what the name of a model's class ends in -> task_type of peft, which has none for images
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+}
+_HEADS = ("classifier", "score")  # the names of classification heads in peft
+
+
+def save_adapter(
+    folder: Path | str, model: nn.Module, space: Space, basis: Tree, coords: Tree, weights: Tree
+) -> list[Path]:
+    """Write an adapter folder; returns the files.
+
+    Args:
+        folder: the folder to write; created if it does not exist.
+        model: the module that was trained.
+        space: its space, a LoRA or LoRASB.
+        basis: the tensors that the space drew from the seed.
+        coords: the trained coordinates.
+        weights: the final weights.
+    """
+    if isinstance(space, LoRASB):
+        coords = space.as_lora(basis, coords)
+        space = space.lora
+    if not isinstance(space, LoRA):
+        raise ConfigError(f"an adapter needs the space 'lora', not {type(space).__name__}; use run.model()")
+    if space.redraw_every:
+        raise ConfigError(
+            "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
+        )
+    inner, prefix = inside(model)
+    first = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
+    parts |= space.lengths(first, {name: block.cpu() for name, block in coords.items()})
+    tensors: Tree = {}
+    targets, ranks, fan_in_fan_out = [], dict[str, int](), False
+    for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
+        path = name.removeprefix(prefix).removesuffix(".weight")
+        kind = type(modules.get(path)).__name__
+        if kind not in ("Linear", "Conv1D"):
+            raise ConfigError(
+                f"{name!r} belongs to a {kind}; adapter folders are written for linear layers only: "
+                "leave it out of target_modules, or use run.model()"
+            )
+        targets.append(path)
+        ranks[path] = coords[f"{name}/b"].shape[1]
+        fan_in_fan_out |= kind == "Conv1D"
+        for side in "abm" if space.has_lengths else "ab":
+            tensors[f"base_model.model.{path}.{NAMES[side]}"] = parts[f"{name}/{side}"]
+    modules_to_save = _modules_to_save(inner, {name.removeprefix(prefix) for name in coords if "/" not in name})
+    for path in modules_to_save:
+        for name, block in modules[path].named_parameters():
+            tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
+    record = {
+        **_config(inner, space, ranks),
+        "target_modules": targets,
+        "modules_to_save": modules_to_save or None,
+        "fan_in_fan_out": fan_in_fan_out,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
+    text = (json.dumps(record, indent=1) + "\n").encode()
+    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
+
+
+def inside(model: nn.Module) -> tuple[Any, str]:
+    """The model of transformers inside of a model of thinwire, and what its names begin with there."""
+    if isinstance(model, CausalLM | ImageClassifier | Pretrained | Roberta):
+        return model.model, "model."
+    return model, ""
+
+
+def no_adapter_of_average() -> ConfigError:
+    """The error for a run whose result is an average of weights: a mean of products A B is no product of that rank."""
+    return ConfigError(
+        "evaluate = 'average' averages weights, and the average has no adapter of this rank; use run.model() or "
+        "model.safetensors, or write evaluate = 'server'"
+    )
+
+
+def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, Any]:
+    """The first keys of `adapter_config.json`: the task, the base model, rank and alpha.
+
+    A matrix that is smaller than the rank has its own rank, and an alpha with which peft computes the same scale.
+    """
+    config: Any = getattr(model, "config", None)
+    lower = {path: rank for path, rank in ranks.items() if rank != space.rank}
+    rslora = space.scaling == "rslora"
+    return {
+        "peft_type": "LORA",
+        "task_type": next((task for end, task in _TASKS.items() if type(model).__name__.endswith(end)), None),
+        "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
+        "r": space.rank,
+        "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
+        "lora_dropout": space.lora_dropout,
+        "use_rslora": rslora,
+        "use_dora": space.has_lengths,
+        "rank_pattern": lower,
+        "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
+    }
+
+
+def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
+    """Write the adapter of the newest checkpoint of a run directory."""
+    simulation, public, method, basis = of_run(run, data_dir)
+    weights = method.space.expand(public.base, basis, public.coords)
+    return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
+
+
+def of_run(run: Path, data_dir: Path | None) -> tuple[Simulation, PublicState, Method, Tree]:
+    """The simulation of a run directory, its newest public state, the method there, and its basis."""
+    opened = RunFolder.open(run)
+    simulation = LocalEngine().prepare(build_job(opened.experiment, data_dir))
+    state = opened.load("cpu")
+    if state is None:
+        raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` continues it")
+    check_blocks(simulation, state)
+    if simulation.federation.averages:
+        raise no_adapter_of_average()
+    public = state.server.public
+    method = simulation.contract.at(public.version).method
+    return simulation, public, method, simulation.contract.basis(public.version, "cpu")
+
+
+def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The largest modules all of whose weights were fully trained, and the head, which a base model does not have."""
+    trained, chosen = set(names), list[str]()
+    for path, module in model.named_modules():
+        if not path or any(path.startswith(f"{taken}.") for taken in chosen):
+            continue
+        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
+        if own and (own <= trained or path in _HEADS):
+            chosen.append(path)
+    covered = {name for name in trained for path in chosen if name.startswith(f"{path}.")}
+    if left := sorted(trained - covered):
+        raise ConfigError(
+            f"{left[0]!r} was trained without the rest of its module, which peft cannot load; use run.model()"
+        )
+    return chosen
+
+
+def merged_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
+    """Write the model of the newest checkpoint of a run directory; returns the files."""
+    simulation, public, method, basis = of_run(run, data_dir)
+    return save_merged(
+        folder, simulation.job.task.model, method.space.evaluation_weights(public.base, basis, public.coords)
+    )
+
+
+def save_merged(folder: Path, model: torch.nn.Module, weights: Tree) -> list[Path]:
+    """Write a model of transformers with these weights; returns the files.
+
+    Args:
+        folder: must not exist, or be empty.
+        model: the module that was trained; it is not changed.
+        weights: its final weights.
+    """
+    inner, prefix = inside(model)
+    if not hasattr(inner, "save_pretrained") or not hasattr(inner, "config"):
+        raise ConfigError(
+            f"{type(inner).__name__} is no model of transformers; its weights are in model.safetensors of the run"
+        )
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty; name a new folder")
+    transformers = library("the export of a model")
+    origin = str(getattr(inner.config, "_name_or_path", "") or "")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with quiet(transformers), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
+        whole = type(inner).from_pretrained(origin, local_files_only=True) if _few_bits(inner) else _copy(inner)
+        own = dict(whole.named_parameters())
+        with torch.no_grad():
+            for name, block in weights.items():
+                own[name.removeprefix(prefix)].copy_(block)
+        whole.save_pretrained(draft)
+        _save_tokenizer(transformers, origin, draft)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(draft, folder)
+        os.mkdir(draft)  # which is removed
+    folder.chmod(0o755)
+    return sorted(folder.iterdir())
+
+
+def _few_bits(model: Any) -> bool:
+    return any(hasattr(part, "constant_bytes") for part in model.modules())
+
+
+def _copy(model: Any) -> Any:
+    """A model of the same configuration and weights, without hooks."""
+    made = type(model)(model.config)
+    made.load_state_dict(model.state_dict())
+    return made.to(next(model.parameters()).dtype)
+
+
+def _save_tokenizer(transformers: Any, origin: str, folder: str) -> None:
+    """Write the tokenizer of the checkpoint, if it has one."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(origin, local_files_only=True)
+    except Exception:  # the type varies: image models have none
+        return
+    tokenizer.save_pretrained(folder)

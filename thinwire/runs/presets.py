@@ -1,0 +1,222 @@
+"""Named presets: methods from the registry; tasks and recipes from TOML files.
+
+A preset is a part of an experiment file, with a line of text (`about`) and its paper. `layer` puts one table on top of
+another: a later value wins, and a part of another kind replaces the earlier one completely.
+
+>>> layer({"a": {"kind": "x", "n": 1}}, {"a": {"kind": "y"}}), layer({"a": {"n": 1}}, {"a": {"m": 2}})
+({'a': {'kind': 'y'}}, {'a': {'n': 1, 'm': 2}})
+>>> preset("methods", "fedprox").table
+{'method': {'correction': {'kind': 'fedprox', 'mu': 0.1}}}
+
+The catalog: everything that has a name, one row each (`thinwire list`).
+
+`methods`, `tasks` and `recipes` are presets, `parts` is every part of a method; the other lists are the kinds of the
+registry.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from thinwire.core import plugins
+from thinwire.core.registry import KINDS, Entry, entries, registered
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.runs.toml import Table, loads
+
+if TYPE_CHECKING:
+    from thinwire.protocol.method import Method
+
+
+Kind = Literal["methods", "tasks", "recipes"]
+
+
+class Preset(NamedTuple):
+    """A named part of an experiment.
+
+    Args:
+        name: the name on the command line.
+        about: one sentence.
+        paper: the paper that it is from.
+        table: the values that it sets; of a method, the slots that it fills.
+        on: the table in place of `table` on some tasks, by the name of the task.
+    """
+
+    name: str
+    about: str
+    paper: str
+    table: Table
+    on: Mapping[str, Table] = MappingProxyType({})
+
+    def on_task(self, task: str | None) -> Table:
+        """The values that it sets on a task."""
+        return self.table if task is None else self.on.get(task, self.table)
+
+
+def presets(kind: Kind) -> dict[str, Preset]:
+    """All presets of a kind, in alphabetical order."""
+    if kind == "methods":
+        return {name: _method(entry) for name, entry in entries("method").items()}
+    return {name: _read(file) for name, file in _files(kind).items()}
+
+
+def names(kind: Kind) -> frozenset[str]:
+    """The names of all presets of a kind."""
+    return frozenset(entries("method") if kind == "methods" else _files(kind))
+
+
+def preset(kind: Kind, name: str) -> Preset:
+    """The preset of that name, or an error that lists similar names."""
+    known: Mapping[str, Any] = entries("method") if kind == "methods" else _files(kind)
+    if name not in known:
+        hint = "; or name a file that ends in .toml" if kind == "methods" else ""
+        raise UnknownName(kind.removesuffix("s"), name, known, hint)
+    return _method(known[name]) if kind == "methods" else _read(known[name])
+
+
+def filled(method: Method) -> Table:
+    """The slots that a method fills, as the table of an experiment file: those that differ from `Method()`.
+
+    `client_opt` also counts where it is given and equals the default: a task sets a learning rate too, and that of the
+    method has priority.
+
+    >>> from thinwire.protocol.method import Method
+    >>> from thinwire.optimizers import SGD
+    >>> filled(Method()), list(filled(Method(client_opt=SGD(0.1))))
+    ({}, ['client_opt'])
+    """
+    # late: these import torch, which the presets of tasks do not need
+    from thinwire.protocol.method import Method
+    from thinwire.runs.parts import plain, type_hints
+
+    def fills(slot: str, value: Any) -> bool:
+        default = getattr(Method, slot)
+        return value is not default if slot == "client_opt" else bool(value != default)
+
+    slots = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
+    hints = type_hints(Method)
+    return {slot: plain(value, hints[slot]) for slot, value in slots.items() if fills(slot, value)}
+
+
+def layer(under: Table, over: Table) -> Table:
+    """One table on top of another."""
+    out = dict(under)
+    for key, value in over.items():
+        below = out.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            other = "kind" in value and "kind" in below and value["kind"] != below["kind"]
+            out[key] = dict(value) if other else layer(below, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _method(entry: Entry) -> Preset:
+    """The preset of a registered method."""
+    from thinwire.methods.fedavg import arguments_on_tasks
+
+    on = {task: _table(entry, arguments) for task, arguments in arguments_on_tasks(entry.make).items()}
+    return Preset(entry.name, entry.doc, entry.paper, _table(entry, {}), on)
+
+
+def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
+    """The table that a registered method sets when it is called with these arguments."""
+    from thinwire.protocol.method import Method
+
+    try:
+        inspect.signature(entry.make).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"method {entry.name!r}: {error}; give every argument a default") from error
+    method = entry.make(**arguments)
+    if not isinstance(method, Method):
+        raise ConfigError(f"method {entry.name!r} must return a Method, not {method!r}")
+    return {**entry.preset, "method": filled(method)}
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("thinwire"))).joinpath("presets")
+
+
+def _files(kind: Kind) -> dict[str, Path]:
+    return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
+
+
+@cache  # every run of a table looks up its task
+def _loaded(file: Path) -> Table:
+    return loads(file.read_text("utf-8"), f"preset {file.name}")
+
+
+def _read(file: Path) -> Preset:
+    table = copy.deepcopy(_loaded(file))
+    return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
+
+
+Row = dict[str, Any]
+
+LISTS = (
+    "methods",
+    "tasks",
+    "recipes",
+    "parts",
+    *sorted(kind.plural for kind in KINDS.values() if kind.name != "method"),
+)
+
+
+def catalog(what: str) -> list[Row]:
+    """The rows of one list, each with a name, a line of text and a paper; models with their number of parameters.
+
+    Args:
+        what: one of `LISTS`.
+    """
+    if what == "methods":
+        return _presets("methods", "method")
+    if what == "tasks":
+        return _presets("tasks", "dataset")
+    if what == "recipes":
+        return [_row(one) for one in presets("recipes").values()]
+    if what == "models":
+        return _models()
+    if what == "parts":
+        return [
+            {"name": entry.name, "kind": kind.name, "about": entry.doc, "paper": entry.paper}
+            for kind in KINDS.values()
+            if kind.slots
+            for entry in entries(kind.name).values()
+        ]
+    for kind in KINDS.values():
+        if kind.plural == what:
+            return [_row(entry) for entry in entries(kind.name).values()]
+    raise UnknownName("list", what, LISTS)
+
+
+def _row(one: Entry | Preset) -> Row:
+    return {"name": one.name, "about": one.about if isinstance(one, Preset) else one.doc, "paper": one.paper}
+
+
+def _presets(what: Any, kind: str) -> list[Row]:
+    """Our presets and what plugins registered; built-in parts are not imported, since that needs torch."""
+    rows = {one.name: _row(one) for one in presets(what).values()}
+    plugins.load_installed()
+    rows |= {entry.name: _row(entry) for entry in registered(kind) if entry.name not in rows}
+    return [rows[name] for name in sorted(rows)]
+
+
+def _models() -> list[Row]:
+    import torch  # late: only this list needs it
+
+    out = []
+    for entry in entries("model").values():
+        try:
+            with torch.device("meta"):  # shapes only: nothing is allocated or initialized
+                parameters = sum(p.numel() for p in entry.make().parameters())
+        except (ConfigError, TypeError):  # it needs an extra that is not installed, or has required arguments
+            parameters = None
+        out.append({"name": entry.name, "parameters": parameters, "about": entry.doc, "paper": entry.paper})
+    return out

@@ -1,0 +1,308 @@
+"""The result of `tw.simulate`, `tw.run_task` and `tw.load_run`: records, bytes, weights, and the trained model.
+
+For readers a run is four lines, a table of HTML in notebooks, and a pandas frame. `run.save` writes one that was kept
+in memory as a run directory.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+
+from thinwire.core.frames import data_frame
+from thinwire.core.text import html_text, human_bytes, visible
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.job import RoundRecord
+from thinwire.metrics.objective import Objective
+from thinwire.runs.best import Lead, by_validation
+from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
+from thinwire.runs.records import BEST, read_run, verify
+from thinwire.runs.retry import Retry, read_retries
+from thinwire.runs.run_directory import RunFolder, records_of
+from thinwire.runs.toml import Table
+from thinwire.runs.watch import how_to_resume
+from thinwire.spaces.base import Full, Space
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """A run that has ended.
+
+    Args:
+        history: one record a round.
+        weights: the final trainable weights by name; with `evaluate = "average"` the averaged ones. In a loaded run,
+            the buffers too.
+        buffers: the final floating-point buffers by name, averaged alike.
+        summary: its totals, as in `summary.json`.
+        objective: what runs are ranked by.
+        selected_by: what the best round is chosen by: the objective, or with validation examples the clients'
+            validation accuracy or loss.
+        backend: the backend: `graph`, `threads`, `vmap` or `loop`.
+        backend_reason: the reason, if it is not the fastest.
+        path: the run directory, if one was written.
+        coords: the coordinates of the last version, the values that were trained, by name: for LoRA the factors A and
+            B. Empty in a loaded run.
+        retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
+    """
+
+    history: list[RoundRecord]
+    weights: Tree
+    buffers: Tree
+    summary: dict[str, Any] = field(default_factory=dict)
+    objective: Objective = Objective()
+    selected_by: Objective = Objective()
+    backend: str = ""
+    backend_reason: str = ""
+    path: Path | None = None
+    coords: Tree = field(default_factory=dict)
+    retries: list[Retry] = field(default_factory=list)
+    _table: Table = field(default_factory=dict)
+    _environment: dict[str, Any] = field(default_factory=dict)
+    _start: nn.Module | None = None
+    _best: Tree | None = None
+    _space: Space | None = None
+    _basis: Tree = field(default_factory=dict)
+    _averaged: bool = False
+
+    @property
+    def name(self) -> str:
+        """The label of its method."""
+        return str(self.summary.get("method", ""))
+
+    @property
+    def status(self) -> str:
+        """`finished`, `collapsed` (it had learned and ended at chance), `at chance` (it never learned), `diverged`."""
+        return str(self.summary.get("status", "finished"))
+
+    @property
+    def status_reason(self) -> str:
+        """One sentence about the status, if it is not `finished`."""
+        return str(self.summary.get("status_why", ""))
+
+    @property
+    def ended_by(self) -> str:
+        """Why it ended: `rounds`, `target accuracy`, `patience`, `stop function` or `divergence`."""
+        return str(self.summary.get("ended_by", ""))
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that clients uploaded."""
+        return sum(record.bytes_up for record in self.history)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that clients downloaded, without `bytes_catchup`."""
+        return sum(record.bytes_down for record in self.history)
+
+    @property
+    def bytes_catchup(self) -> int:
+        """Additional bytes that clients downloaded because they had missed rounds."""
+        return sum(record.bytes_catchup for record in self.history)
+
+    @property
+    def bytes_abandoned(self) -> int:
+        """Bytes of rounds that were trained and then abandoned; they are not in `bytes_up` and `bytes_down`."""
+        return sum(retry.bytes for retry in self.retries)
+
+    @property
+    def bytes_total(self) -> int:
+        """All bytes that were sent."""
+        return self.bytes_up + self.bytes_down + self.bytes_catchup + self.bytes_abandoned
+
+    @property
+    def bytes_ideal(self) -> int:
+        """The total as many papers count it: without `bytes_catchup` and `bytes_abandoned`."""
+        return self.bytes_up + self.bytes_down
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy on the test set after the last round; None without test examples."""
+        return self.history[-1].accuracy if self.history else None
+
+    @property
+    def best(self) -> RoundRecord | None:
+        """The record of the best round, by `selected_by`; None if no round was evaluated."""
+        lead = Lead(self.selected_by).along(record._asdict() for record in self.history)
+        return self.history[lead.round - 1] if lead.round else None
+
+    def model(self, module: nn.Module | None = None) -> nn.Module:
+        """A plain module with the final weights: a new copy for each call, on the CPU.
+
+        Args:
+            module: a module of the same architecture; needed for a loaded run only, and not changed.
+        """
+        return self._filled(module, {**self.weights, **self.buffers})
+
+    def best_model(self, module: nn.Module | None = None) -> nn.Module:
+        """A plain module with the weights of the best round; see `model`."""
+        if self._best is None:
+            why = (
+                "no round was evaluated; give test=(inputs, targets) or validation_fraction=0.1"
+                if self.best is None
+                else "this run did not keep it; run it with --keep-best, or from Python"
+            )
+            raise ConfigError(f"there is no best model: {why}")
+        return self._filled(module, self._best)
+
+    def _filled(self, module: nn.Module | None, blocks: Tree) -> nn.Module:
+        """A copy of a module, by default the initial one, with these weights and buffers."""
+        given = self._start if module is None else module
+        if given is None:
+            raise ConfigError("a run directory holds no architecture; write run.model(module) with a module of yours")
+        if not blocks:
+            raise ConfigError(f"the run {self.status} and has no weights: {self.status_reason}")
+        model = copy.deepcopy(given)
+        own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        for name, block in blocks.items():
+            if name not in own or own[name].shape != block.shape:
+                found = f"has {tuple(own[name].shape)}" if name in own else "does not have it"
+                raise ConfigError(f"{name} has shape {tuple(block.shape)} in the run, but this module {found}")
+        with torch.no_grad():
+            for name, block in blocks.items():
+                own[name].copy_(block)
+        return model
+
+    def frame(self) -> Any:
+        """The records as a `pandas.DataFrame`, one row a round.
+
+        A metric is a column of its name; a value over clients is one of its name after `clients_`.
+        """
+        rows = []
+        for record in self.history:
+            row = record._asdict()
+            metrics, clients = row.pop("metrics"), row.pop("clients_eval")
+            del row["sites_eval"], row["layers"]  # not numbers of the whole round
+            rows.append({**row, **metrics, **{f"clients_{key}": value for key, value in (clients or {}).items()}})
+        return data_frame(rows).set_index("round")
+
+    def plot(self) -> Any:
+        """The objective against all bytes so far, as a `matplotlib.figure.Figure`."""
+        from thinwire.reports.figures import Curve, curves
+
+        sent = itertools.accumulate(one.bytes_up + one.bytes_down + one.bytes_catchup for one in self.history)
+        values = [self.objective.value(record._asdict()) for record in self.history]
+        points = [(x, y, y, y) for x, y in zip(sent, values, strict=True) if y is not None]
+        return curves([Curve(self.name, points)], "total bytes (log scale)", self.objective.label, log_x=True)
+
+    def save(self, path: Path | str) -> Path:
+        """Write a run directory, for `tw.load_run` and `tw.report`; it must not exist, or be empty."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CheckpointError(f"{path} exists; name a folder that does not, or an empty one")
+        folder, best = RunFolder(path, self._table), None
+        with folder.locked():
+            folder.create()
+            folder.write_environment(self._environment)
+            for record in self.history:
+                folder.record(record)
+            if self.best and self._best is not None:
+                number = str(self.summary.get("best", {}).get("round", ""))
+                best = save({name: one.contiguous() for name, one in self._best.items()}, metadata={"round": number})
+            folder.finish(self.summary, {**self.weights, **self.buffers}, best)
+        return path
+
+    def save_adapter(self, folder: Path | str) -> None:
+        """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
+        if self._averaged:
+            raise no_adapter_of_average()
+        if self._start is None:
+            raise ConfigError("a loaded run holds no adapter; `thinwire export-peft RUN FOLDER` reads its checkpoint")
+        save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """At most four pairs of a name and its value, for readers.
+
+        >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
+        >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience"}
+        >>> for line in Run([record], {}, {}, totals, _table={"rounds": 20}).lines():
+        ...     print(*line)
+        mapo on digits 1 of 20 rounds, ended by patience
+        test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
+        sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
+        """
+        planned, records = self._table.get("rounds", len(self.history)), self.history
+        why = (
+            f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
+        )
+        head = f"{self.name or 'run'} on {self.summary.get('task', 'a task')}"
+        lines = [(head, f"{len(records)} of {planned} rounds, {why}")]
+        if records:
+            lines.append((self.objective.label, f"{self._quality()}; training loss {records[-1].loss:.4f}"))
+        sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
+        if lost := self.summary.get("bytes_abandoned", 0):
+            sizes["abandoned"] = lost
+        parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
+        lines.append(("sent", f"{human_bytes(sum(sizes.values()))}: {parts}"))
+        return [*lines, *([("directory", str(self.path))] if self.path else [])]
+
+    def _quality(self) -> str:
+        """The last value of the objective, and the best round."""
+        values = [self.objective.value(record._asdict()) for record in self.history]
+        final = self.objective.text(next((value for value in reversed(values) if value is not None), None))
+        if (best := self.best) is None:
+            return final
+        value = self.objective.text(self.objective.value(best._asdict()))
+        if self.selected_by != self.objective:
+            return f"{final}; {value} in round {best.round}, the best by {self.selected_by.label}"
+        return f"{final} (best {value} in round {best.round})"
+
+    def __repr__(self) -> str:
+        (head, first), *rest = self.lines()
+        return visible(f"Run {head}: {first}", 300) + "".join(
+            f"\n  {visible(f'{key} {value}', 300)}" for key, value in rest
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html_text(key)}</th>"
+            f"<td style='text-align:left'>{html_text(value)}</td></tr>"
+            for key, value in self.lines()
+        )
+        return f"<table>{rows}</table>"
+
+
+def load_run(path: Path | str) -> Run:
+    """Read a finished run, whose files are verified; one that diverged has no weights.
+
+    The architecture is not stored: `run.model(module)` takes a module of yours.
+
+    Args:
+        path: a run directory, written by `out=`, `run.save` or the command line.
+    """
+    path = Path(path)
+    run = read_run(path)
+    if run.summary is None:
+        how = how_to_resume(path, run.table)
+        raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
+    verify(path)
+    records, environment, ranked = records_of(run.records), run.environment, run.summary.get("objective")
+    objective = Objective()
+    if isinstance(ranked, dict) and isinstance(ranked.get("name"), str):
+        objective = Objective(ranked["name"], ranked.get("higher_is_better") is not False)
+    validated = any(record.client_accuracy is not None or record.client_loss is not None for record in records)
+    weights, best = (
+        dict(load_file(file)) if file.is_file() else None for file in (path / "model.safetensors", path / BEST)
+    )
+    return Run(
+        records,
+        weights or {},
+        {},
+        run.summary,
+        objective,
+        by_validation(objective) if validated else objective,
+        str(environment.get("clients_trained_by", "")),
+        str(environment.get("because", "")),
+        path,
+        retries=read_retries(path),
+        _table=run.table,
+        _environment=environment,
+        _best=best,
+    )

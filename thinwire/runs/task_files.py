@@ -1,0 +1,113 @@
+"""Files that settings name: absolute paths where they are read, and names without folders for readers and digests.
+
+A reference `FILE.py:NAME` (`core/reference.py`) may be the value of any setting. `[task]` may also name a file or a
+folder of data in the options `PATH_OPTIONS`, and `import` lists Python files.
+
+>>> anchored({"task": {"kind": "my.py:task", "rows": 3}}, Path("/home/me"))
+{'task': {'kind': '/home/me/my.py:task', 'rows': 3}}
+>>> task_label({"kind": "/home/me/my.py:task"}), task_label({"kind": "table", "file": "/home/me/visits.csv"})
+('my.py:task', 'visits.csv')
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.reference import in_folder, is_file, is_reference, needs_import, short_name
+from thinwire.runs.toml import DEEPEST, Table
+
+OWN = "own:"  # kinds of tasks that are objects of this process (`own_task.py`)
+PATH_OPTIONS = ("file", "folder", "path", "test_file", "test_folder")  # of the loader of a dataset
+
+
+def anchored(table: Table, folder: Path) -> Table:
+    """A table of settings in which relative paths are relative to the folder, as absolute paths."""
+    return _changed(table, lambda text: in_folder(text, folder), lambda text: str(_in(folder, text)))
+
+
+def portable(table: Table) -> Table:
+    """A table of settings in which files have no folders: for digests that do not depend on where a project lies."""
+    return _changed(table, short_name, lambda text: Path(text).name)
+
+
+def names_new_code(table: Table) -> bool:
+    """Whether settings name code that this process has not imported, or a task of a script.
+
+    A page or a list of runs must not import it: the files of a run directory may come from elsewhere.
+    """
+    task = table.get("task")
+    by_script = isinstance(task, dict) and str(task.get("kind", "")).startswith(OWN)
+    return by_script or any(needs_import(text) for text in _references(table))
+
+
+def own_kind(kind: str) -> bool:
+    """Whether a task is a reference, or an object of this process, and not a dataset by name."""
+    return kind.startswith(OWN) or is_reference(kind)
+
+
+def task_label(task: Mapping[str, Any]) -> str:
+    """The name of a task for readers, from its table: that of its file, without folders.
+
+    >>> task_label({"kind": "own:letters-0123abcd"}), task_label({"kind": "digits"})
+    ('letters', 'digits')
+    """
+    kind = str(task.get("kind", "?"))
+    if kind.startswith(OWN):
+        return kind.removeprefix(OWN).rpartition("-")[0]
+    if is_reference(kind):
+        return short_name(kind)
+    named = [task[key] for key in PATH_OPTIONS if isinstance(task.get(key), str)]
+    return Path(named[0]).name or kind if named else kind
+
+
+def folder_name(label: str) -> str:
+    """The name of a task as a part of the name of a run directory.
+
+    >>> folder_name("my_task.py:task"), folder_name("digits")
+    ('my_task-task', 'digits')
+    """
+    return re.sub(r"[^\w.+-]+", "-", label.replace(".py:", ":"))
+
+
+def _changed(table: Table, reference: Callable[[str], str], path: Callable[[str], str]) -> Table:
+    """The table with other references and paths."""
+
+    def change(value: Any, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return reference(value) if is_reference(value) and is_file(value.rpartition(":")[0]) else value
+        if depth > DEEPEST:  # it is refused when it is read
+            return value
+        if isinstance(value, dict):
+            return {key: change(one, depth + 1) for key, one in value.items()}
+        return [change(one, depth + 1) for one in value] if isinstance(value, list) else value
+
+    out: Table = change(table)
+    if isinstance(modules := out.get("import"), list):
+        out["import"] = [reference(one) if isinstance(one, str) and is_file(one) else one for one in modules]
+    task = out.get("task")
+    if isinstance(task, dict) and not own_kind(str(task.get("kind", ""))):
+        out["task"] = {
+            key: path(one) if key in PATH_OPTIONS and isinstance(one, str) else one for key, one in task.items()
+        }
+    return out
+
+
+def _references(table: Table) -> Iterator[str]:
+    """All references in a table, and the files and modules of `import`."""
+
+    def walk(value: Any) -> Iterator[str]:
+        if isinstance(value, str) and is_reference(value):
+            yield value
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from walk(one)
+
+    yield from walk(table)
+    modules = table.get("import")
+    yield from (one for one in modules or () if isinstance(modules, list) and isinstance(one, str) and is_file(one))
+
+
+def _in(folder: Path, text: str) -> Path:
+    return (folder / Path(text).expanduser()).absolute()
