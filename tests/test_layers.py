@@ -70,8 +70,7 @@ ROUND = {
     "training/backends.py": ("train",),
     "training/cuda_graph.py": ("train",),
     "protocol/upload.py": ("decode_uploads", "decode_upload"),
-    "protocol/aggregate.py": ("aggregate",),
-    "protocol/next_version.py": ("next_version",),
+    "protocol/server.py": ("aggregate", "next_version"),
 }
 
 

@@ -21,8 +21,8 @@ from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
-from thinwire.protocol.fields import raw, unraw
 from thinwire.protocol.round import Response
+from thinwire.protocol.upload import raw, unraw
 from thinwire.runs.config import join, method_from, named
 from thinwire.runs.parts import build
 from thinwire.schedules.base import Plan

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
-from thinwire.federation.client_evaluations import with_client_evaluations
+from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.job import RoundRecord
 from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
 from thinwire.flower.apps import read_experiment

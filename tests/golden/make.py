@@ -38,16 +38,14 @@ from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.entries import read_snapshot, read_step
-from thinwire.protocol.fields import raw
+from thinwire.protocol.download import read_snapshot, read_step, read_sum
+from thinwire.protocol.method import Budget, Tier
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.sums import read_sum
-from thinwire.protocol.upload import decode_upload, decode_uploads
+from thinwire.protocol.upload import decode_upload, decode_uploads, raw
 from thinwire.runs.parts import describe
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.secure.masks import sum_masked

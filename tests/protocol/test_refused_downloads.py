@@ -9,9 +9,9 @@ from tests.protocol.messages import bodies_of, forged, value_bytes, with_norm
 from thinwire.errors import WireError
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.protocol.fields import raw
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.server import full_state_message, open_round
+from thinwire.protocol.upload import raw
 from thinwire.schedules import AllBlocks
 from thinwire.wire import message as wire
 from thinwire.wire.weight import encode as encode_weight

@@ -13,9 +13,9 @@ from thinwire.core.key import Key
 from thinwire.errors import WireError
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
+from thinwire.protocol.download import adds_up, on_grid
 from thinwire.protocol.receive import receive
 from thinwire.protocol.server import open_round
-from thinwire.protocol.sums import adds_up, on_grid
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.spaces import MAPO, LoRA
 from thinwire.training import Local

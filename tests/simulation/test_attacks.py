@@ -13,9 +13,8 @@ from thinwire.core.key import Key
 from thinwire.core.registry import entries
 from thinwire.errors import ConfigError
 from thinwire.federation import Job
-from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip
+from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip, poisoned
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.poisoned import poisoned
 from thinwire.flower.apps import deployable
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve

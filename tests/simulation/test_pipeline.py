@@ -15,8 +15,8 @@ from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
-from thinwire.protocol.fields import raw
 from thinwire.protocol.round import plan_round
+from thinwire.protocol.upload import raw
 from thinwire.spaces import MAPO
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.wire import message as wire

@@ -9,12 +9,11 @@ from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.places import hand_over, left_behind
 from thinwire.flower.apps import deployable
 from thinwire.optimizers import SGD
 from thinwire.protocol import Asynchronous, Method, Stage
 from thinwire.protocol.setup import make_contract
-from thinwire.protocol.state import ClientState
+from thinwire.protocol.state import ClientState, hand_over, left_behind
 from thinwire.runs.build import build_job
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.schedules import FedLAMA

@@ -32,6 +32,18 @@ def blocks_of_one(tree: Tree) -> tuple[Tensor, ...]:
     return tuple(tree.like) if isinstance(tree, FlatRows) else tuple(block[0] for block in tree.values())
 
 
+def as_rows(tree: Tree) -> Tree:
+    """A stacked tree as `FlatRows`, so that the values of a client are contiguous; the same tree if its types differ.
+
+    >>> as_rows({"a": torch.zeros(2, 3), "b": torch.ones(2)}).vector.tolist()
+    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+    """
+    if isinstance(tree, FlatRows) or len({block.dtype for block in tree.values()}) != 1:
+        return tree
+    rows = torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
+    return FlatRows(rows, tuple(tree), blocks_of_one(tree))
+
+
 def as_vector(tree: Tree) -> Tensor | None:
     """The vector of a `FlatTree`; None for another tree."""
     return tree.vector if isinstance(tree, FlatTree) else None

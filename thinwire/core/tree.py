@@ -133,6 +133,8 @@ def repeat(tree: Tree, clients: int) -> Tree:
 
 def unstack(tree: Tree, client: int) -> Tree:
     """The tree of one client of a stacked tree (views). The inverse is `stack`."""
+    if isinstance(tree, FlatTree):
+        return FlatTree(tree.vector[client], tree.names, tree.like)
     return tmap(lambda x: x[client], tree)
 
 

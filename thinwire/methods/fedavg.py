@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 from thinwire.aggregators import Uniform
 from thinwire.core.registry import register
 from thinwire.optimizers import SGD, Adagrad, Adam, FedDyn, FedNova, FedProx, Scaffold, Yogi
-from thinwire.protocol.asynchronous import Asynchronous
-from thinwire.protocol.method import Method
+from thinwire.protocol.method import Asynchronous, Method
 from thinwire.schedules import AllBlocks
 
 

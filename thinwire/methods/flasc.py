@@ -26,9 +26,7 @@ from thinwire.masks.topk import By
 from thinwire.methods.fedavg import on
 from thinwire.methods.lora import ATTENTION, LANGUAGE, LANGUAGE_PEFT, MODULES, PEFT, Selectors
 from thinwire.optimizers import SGD, Adam
-from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.method import Method
-from thinwire.protocol.stage import Stage
+from thinwire.protocol.method import Budget, Method, Stage, Tier
 from thinwire.spaces import Frozen, Full, LoRA, Route
 from thinwire.spaces.lora import InitA
 from thinwire.spaces.route import Rule

@@ -25,8 +25,7 @@ from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
 from thinwire.methods.fedavg import on
 from thinwire.optimizers import SGD
-from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.method import Method
+from thinwire.protocol.method import Budget, Method, Tier
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import LoRA, LoRAResidual, LoRASB, LoRAStack
 from thinwire.spaces.lora import InitA

@@ -47,8 +47,8 @@ from thinwire.core.threads import each
 from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.fields import unraw
 from thinwire.protocol.state import PublicState
+from thinwire.protocol.upload import unraw
 from thinwire.wire.bits import Bytes
 
 TOLERANCE = 1e-4

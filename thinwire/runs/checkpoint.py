@@ -128,7 +128,7 @@ def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
 
 def _out_of_range(state: RunState, bounds: Bounds) -> str:
     """Describe the first count of a state that is out of range; "" if there is none."""
-    ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
+    ledger, version, flights = state.server.ledger, state.server.public.version, state.waiting
     clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
     seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
     seen += [*(one.version for one in state.clients.values()), *(one.version for one in flights)]

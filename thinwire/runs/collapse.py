@@ -36,7 +36,7 @@ from thinwire.runs.files import INVALID, unpack
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.federation.runner import Runner
+    from thinwire.federation.federation import Federation as Runner
 
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]

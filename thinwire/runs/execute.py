@@ -27,10 +27,9 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.data.fingerprint import fingerprint
 from thinwire.errors import CheckpointError, ConfigError, Diverged
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.runner import Runner
 from thinwire.protocol.method import Method
 from thinwire.runs.best import BestModel, Lead, selected_by
 from thinwire.runs.build import build_job

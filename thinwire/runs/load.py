@@ -9,10 +9,7 @@ from torch import nn
 
 from thinwire.core.registry import SLOTS, lookup
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.protocol.asynchronous import Asynchronous
-from thinwire.protocol.budget import Budget
-from thinwire.protocol.method import Method
-from thinwire.protocol.stage import Stage
+from thinwire.protocol.method import Asynchronous, Budget, Method, Stage
 from thinwire.runs.experiment import SECTIONS, TOP, Experiment, ModelChoice, TaskChoice
 from thinwire.runs.own_task import checked_arguments, checked_options, own_options
 from thinwire.runs.parts import arguments, build, coerce, named

@@ -29,8 +29,8 @@ from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
 from thinwire.models.causal_lm import library
 from thinwire.models.pretrained import quiet

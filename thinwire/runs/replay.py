@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.federation import Federation as Runner
 from thinwire.federation.job import Job, RoundRecord
-from thinwire.federation.runner import Runner
 from thinwire.runs.build import build_job
 from thinwire.runs.cohort_file import COHORTS, CohortLog, RecordedRound
 from thinwire.runs.execute import final_model, settled

@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError, ConfigError, Diverged, Unfit
 from thinwire.federation.engine import EngineSettings
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import Job, RoundRecord, RunState
-from thinwire.federation.runner import LeavesOut, Runner
 from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runs.collapse import Verdict
@@ -213,9 +212,8 @@ class Rescue:
 
     def _leave_out(self, runner: Runner) -> None:
         """Tell the server of a deployment which clients are left out."""
-        if isinstance(runner, LeavesOut):
-            times = [(retry.from_round, retry.left_out) for retry in self.store.retries]
-            runner.leave_out(left_out_until(times), len(self.store.retries))
+        times = [(retry.from_round, retry.left_out) for retry in self.store.retries]
+        runner.clients.leave_out(left_out_until(times), len(self.store.retries))
 
     def _prepared(self, *more: int) -> Runner:
         """The runner with learning rates that are halved at the versions of the retries so far, and at `more`."""

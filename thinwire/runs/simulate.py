@@ -26,10 +26,9 @@ from thinwire.data.task import Task, as_examples, pool_clients, validation_fract
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import Attack
 from thinwire.federation.engine import Mode
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.runner import Runner
 from thinwire.federation.speed import Speed
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.protocol.method import Method

@@ -13,10 +13,10 @@ from typing import Any
 from thinwire.core.spec import Block, Spec, layer_of
 from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
+from thinwire.federation.federation import Federation as Runner
 from thinwire.federation.job import RoundRecord, RunState
-from thinwire.federation.runner import Runner
 from thinwire.masks import dead_adapters, nonzero_b
-from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.state import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runs.collapse import Verdict, chance_of, judge, summary_of
 from thinwire.runs.link_time import seconds_by_link
