@@ -35,9 +35,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.speed import BATCH, MODELS, make_task, show
-from thinwire.core.flat_rows import FlatRows
+from thinwire.core.vector import Vector
 from thinwire.core.rows import as_rows
-from thinwire.core.threads import on_one_core
+from thinwire.core.parallel import on_one_core
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.simulation import Simulation
@@ -61,7 +61,7 @@ class GivenUpdates:
         if start is None and (rows := as_rows(inputs.start)) is not None:
             start = rows.values
         assert start is not None
-        coords = FlatRows(start + self.updates, tuple(inputs.start), self.like)
+        coords = Vector(start + self.updates, tuple(inputs.start), self.like)
         return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), inputs.work.steps, {})
 
 

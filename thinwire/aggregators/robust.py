@@ -32,9 +32,10 @@ import torch
 from torch import Tensor
 
 from thinwire.aggregators.base import Aggregator, refuse_of_values
+from thinwire.core.parallel import each
 from thinwire.core.registry import register
-from thinwire.core.threads import each
-from thinwire.core.tree import FlatTree, Tree, weighted_mean
+from thinwire.core.tree import Tree, weighted_mean
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError
 
 _TINY = 1e-150  # a distance whose inverse is still finite
@@ -321,8 +322,8 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
 
 def _blocks(trees: Sequence[Tree]) -> list[list[Tensor]]:
     """Return for each block the vectors of all clients; a single block if every tree is one vector."""
-    if all(isinstance(tree, FlatTree) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
-        return [[tree.vector for tree in trees]]  # type: ignore[attr-defined]
+    if all(isinstance(tree, Vector) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
+        return [[tree.data for tree in trees]]  # type: ignore[attr-defined]
     return [[tree[name].reshape(-1) for tree in trees] for name in trees[0]]
 
 

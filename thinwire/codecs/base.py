@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import FlatTree, Tree, cut
+from thinwire.core.vector import Tree, Vector
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
@@ -227,9 +227,9 @@ class Raw(Codec):
         return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """Join all blocks; a `FlatTree` is one vector already and is not copied."""
-        if isinstance(tree, FlatTree):
-            return _as_bytes(tree.vector), state
+        """Join all blocks; a `Vector` is one vector already and is not copied."""
+        if isinstance(tree, Vector):
+            return _as_bytes(tree.data), state
         return b"".join([_as_bytes(block) for block in tree.values()]), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -238,7 +238,7 @@ class Raw(Codec):
             raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
         whole, dtype = _bytes_of(data), spec.dtype
         if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
-            return cut(whole.view(dtype), spec.names, spec.like)
+            return Vector(whole.view(dtype), spec.names, spec.like)
         out: Tree = {}
         position = 0
         for block in spec:

@@ -16,8 +16,7 @@ import torch
 from thinwire.codecs.base import Codec, Peer
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
+from thinwire.core.tree import Tree, common_type
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import biased_bits
 from thinwire.wire.bits import Bytes, read_varint, varint

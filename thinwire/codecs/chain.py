@@ -20,8 +20,7 @@ from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.topk import scatter
 from thinwire.core.registry import register, short_repr
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.tree import Tree, as_one_block, common_type, join
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 

@@ -29,8 +29,7 @@ from thinwire.codecs.base import Codec, Peer
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type, cut, join
+from thinwire.core.tree import Tree, common_type, join, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
@@ -117,7 +116,7 @@ class Eden(Codec):
             with np.errstate(over="ignore"):
                 np.multiply(rotate_back(c, peer.key, piece), scale, out=own)
             bound = max(bound, float(scale) * piece.length * MOST_BITS)  # no level is above MOST_BITS
-        return _within_range(cut(torch.from_numpy(x), spec), bound)
+        return _within_range(split(torch.from_numpy(x), spec), bound)
 
     def _levels(self, data: Bytes, piece: Piece, key: Key, out: np.ndarray) -> int:
         """Write the levels of a piece, 0 where none was sent; returns the bytes that were read."""

@@ -20,8 +20,7 @@ from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec, matches, select
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
+from thinwire.core.tree import Tree, common_type
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 

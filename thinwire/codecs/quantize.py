@@ -35,8 +35,7 @@ from thinwire.codecs.base import Codec, Peer
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type, cut, join
+from thinwire.core.tree import Tree, common_type, join, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, symbols
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -140,7 +139,7 @@ class Quantize(Codec):
         if n == 0:
             if data:
                 raise WireError(f"no values take no bytes, got {len(data)}")
-            return cut(torch.zeros(0, dtype=dtype), spec)
+            return split(torch.zeros(0, dtype=dtype), spec)
         if self.scheme in _HALF:
             return _finite_split(decode_half(data, n, _HALF[self.scheme]), spec)
         if self.scheme == "uniform":

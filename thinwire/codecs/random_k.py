@@ -15,8 +15,7 @@ from thinwire.codecs.topk import check_density, scatter
 from thinwire.core.registry import register
 from thinwire.core.selection import kept, random_subset
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, gather, parts
+from thinwire.core.tree import Tree, as_one_block, common_type, gather, parts
 from thinwire.wire.bits import Bytes
 
 

@@ -30,8 +30,7 @@ from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.registry import register, short_repr
 from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, cut, gather, join, parts
+from thinwire.core.tree import Tree, as_one_block, common_type, gather, join, parts, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, row_signs
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -247,7 +246,7 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
         return scatter(chosen, values, spec)
     vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(torch.from_numpy(mask), values)
     del values, mask, chosen
-    return cut(vector, spec, copy=False)
+    return split(vector, spec, copy=False)
 
 
 def _split_signs(where: memoryview, k: int, inner: Codec) -> tuple[memoryview | None, memoryview]:
@@ -266,7 +265,7 @@ def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
     """A tree of these values at their positions in the joined vector, and zeros at all others."""
     vector = torch.zeros(spec.size, dtype=values.dtype)
     vector.scatter_(0, torch.from_numpy(at), values)  # three times as fast as vector[at] = values
-    return cut(vector, spec, copy=False)
+    return split(vector, spec, copy=False)
 
 
 def _matrices(spec: Spec) -> list[tuple[int, int]]:

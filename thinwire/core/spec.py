@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device
-from thinwire.core.tree import Tree
+from thinwire.core.vector import Tree
 from thinwire.errors import ConfigError
 
 # Each dtype that can be sent, with its code in the schema hash and its size in bytes.

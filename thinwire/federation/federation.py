@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.threads import on_one_core
+from thinwire.core.parallel import on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.checks import check_task
 from thinwire.data.examples import Examples, Inputs

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.threads import LEAST
-from thinwire.core.tree import FlatTree, Tree, add, bring, cut, flatten, tmap, weighted_mean
+from thinwire.core.parallel import PARALLEL_BYTES
+from thinwire.core.tree import Tree, add, bring, flatten, tmap, weighted_mean
+from thinwire.core.vector import Vector
 from thinwire.federation.federation import Collected, Federation
 from thinwire.federation.job import RunState
 from thinwire.federation.simulated import GroupTask, SimulatedClients
@@ -59,7 +60,7 @@ class PipelinedClients(SimulatedClients):
         super().__init__(federation)
         device = federation.device
         self.on = True
-        self._small = self.contract.coords.nbytes + self.contract.weights.nbytes < LEAST
+        self._small = self.contract.coords.nbytes + self.contract.weights.nbytes < PARALLEL_BYTES
         # of high priority: the host waits for its short work, while long training runs beside it
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
@@ -97,9 +98,9 @@ class PipelinedClients(SimulatedClients):
         federation, number, group = self.federation, task.number + 1, task.group
         contract = self.contract.at(group.public.version)
         ahead = self.on and number > 1 and task.backend == "graph"  # the first round tries the backend
-        if not ahead or not isinstance(update.code, FlatTree) or not is_predictable(contract, got.round):
+        if not ahead or not isinstance(update.code, Vector) or not is_predictable(contract, got.round):
             return super().work_ahead(task, got, inputs, update)
-        step, coords = predict(contract, group, inputs.work.samples, update.code.vector)
+        step, coords = predict(contract, group, inputs.work.samples, update.code)
         if step.device.type == "cuda":
             step = torch.empty(step.shape, dtype=step.dtype, pin_memory=True).copy_(step, non_blocking=True)
         ready, public = self._mark(), group.public._replace(version=group.public.version + 1, coords=coords)
@@ -196,8 +197,8 @@ class PipelinedClients(SimulatedClients):
 def _host_copy(public: PublicState, coords: Tree) -> PublicState:
     """A public state on the host; its coordinates are one vector where these are."""
     copy = PublicState(public.version, *bring(public[1:], "cpu"))
-    if isinstance(coords, FlatTree) and not isinstance(copy.coords, FlatTree):
-        copy = copy._replace(coords=cut(flatten(copy.coords), coords.names, coords.like))
+    if isinstance(coords, Vector) and not isinstance(copy.coords, Vector):
+        copy = copy._replace(coords=Vector(flatten(copy.coords), coords.names, coords.like))
     return copy
 
 
@@ -224,22 +225,21 @@ def is_predictable(contract: Contract, round: Round) -> bool:
     )
 
 
-def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Tensor) -> tuple[Tensor, Tree]:
+def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Vector) -> tuple[Tensor, Tree]:
     """The step of `Round.close` and the coordinates after it, by the same operations in the same order, on the device.
 
     Args:
         contract: the contract at this version.
         group: the clients.
         samples: number of examples of each.
-        codes: their updates, one row each.
+        codes: their updates.
     """
     public, names, shapes = group.public, contract.coords.names, contract.coords.like
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
     known = {count: received_weight(contract, count) for count in set(samples)}
     weights = [known[samples[i]] for i in order]
-    rows = codes.unbind()
-    mean = cut(weighted_mean([{"": rows[i]} for i in order], weights)[""], names, shapes)
+    mean = Vector(flatten(weighted_mean([codes.row(i) for i in order], weights)), names, shapes)
     # blocks in one vector: a few kernels, not some for each block
-    now = cut(flatten(public.coords), names, shapes)
+    now = Vector(flatten(public.coords), names, shapes)
     change, _ = contract.server_opt(public.version).server_step(mean, {}, now)
     return flatten(change), add(now, change)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from thinwire.core.threads import each
+from thinwire.core.parallel import each
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.attacks import replaced
 from thinwire.federation.backends import Backends

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.threads import each
+from thinwire.core.parallel import each
 
 ROWS = 16
 PARTS = 4  # partial sums over stripes; a constant, so that results do not depend on the number of threads

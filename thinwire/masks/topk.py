@@ -21,8 +21,7 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register, short_repr
 from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, tmap
-from thinwire.core.vectors import cut, join
+from thinwire.core.tree import Tree, join, split, tmap
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask
 
@@ -87,7 +86,7 @@ def mask_of_largest(coords: Tree, density: float, by: By = "tree") -> Tree:
     vector, spec = join(coords), Spec.of(coords)
     mask = torch.zeros(len(vector), dtype=torch.bool)
     mask[torch.from_numpy(largest(vector, kept(density, len(vector))))] = True
-    return cut(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
+    return split(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
 
 
 def check_by(by: str) -> None:

@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.core.flat_rows import as_rows, as_vector
+from thinwire.core.parallel import each
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import each
 from thinwire.core.tree import (
     Tree,
     all_finite,
     bring_async,
+    data_of,
     grand_total,
     repeat,
     restrict,
@@ -30,6 +30,7 @@ from thinwire.core.tree import (
     to_device,
     unstack,
 )
+from thinwire.core.vector import Vector
 from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
@@ -61,7 +62,7 @@ class Masks(Protocol):
 class Update(NamedTuple):
     """The updates of a group after local training; trees are stacked, with the clients on the first axis."""
 
-    code: Tree  # what is encoded for upload; `FlatRows` where all blocks have one type
+    code: Tree  # what is encoded for upload; `Vector` where all blocks have one type
     schedule_report: Tree
     unsent: Tree  # changes of blocks outside the plan
     moved: Tree  # from where clients started; only where the correction needs it
@@ -155,7 +156,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         trainable=to_device(contract.trained(public), device) if method.mask.active else {},
         private=contract.private,
         lr_factor=None if method.lr_schedule.constant else method.lr_schedule.factor(version),
-        common_start=None if differ else as_vector(public.coords),
+        common_start=None if differ else data_of(public.coords),
     )
 
 
@@ -210,7 +211,7 @@ def updates(contract: Contract, group: Group, inputs: TrainingInputs, outcome: T
     unsent: Tree = {}
     if not plan.names.issuperset(delta):
         unsent = {name: block for name, block in delta.items() if name not in plan.names}
-    code = as_rows(code)
+    code = Vector.rows(code)
     return Update(
         code,
         report,

@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from thinwire.core.flat_rows import is_cut_as
 from thinwire.core.key import Key
 from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, sub, tmap, to_device
+from thinwire.core.tree import Tree, add, all_finite, bring, is_vector_of, restrict, scale, sub, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import Step, adds_up, pack_snapshot, pack_step, read_snapshot, read_step
@@ -225,7 +224,7 @@ def _broadcast(contract: Contract, server: ServerState, step: Step) -> tuple[Ste
     version = server.public.version
     body, codec = pack_step(contract, step, version, server.codec)
     spec = contract.step_of(contract.coords.restrict(step.names))
-    if contract.method.down.exact and step.stack is None and is_cut_as(step.code, spec.names, spec.like, spec.dtype):
+    if contract.method.down.exact and step.stack is None and is_vector_of(step.code, spec):
         return step, body, codec  # the body decodes to the same bits
     return read_step(contract, wire.unpack_body(body, contract.schema), version, torch.device("cpu")), body, codec
 

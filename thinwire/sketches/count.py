@@ -19,8 +19,7 @@ from thinwire.core.registry import register
 from thinwire.core.selection import largest
 from thinwire.core.spec import Block, Spec
 from thinwire.core.text import check_numbers
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import cut
+from thinwire.core.tree import Tree, split
 from thinwire.errors import ConfigError
 from thinwire.sketches.base import Sketch
 
@@ -98,7 +97,7 @@ class CountSketch(Sketch):
         """Return the estimates of all values."""
         if not coords.size:
             return coords.zeros()
-        return cut(self._estimates(code, coords, key), coords)
+        return split(self._estimates(code, coords, key), coords)
 
     def recover(self, code: Tree, coords: Spec, key: Key) -> tuple[Tree, Tree]:
         """Return the k largest estimates, and False at the cells that they were recovered from."""
@@ -115,7 +114,7 @@ class CountSketch(Sketch):
             for row, (cell, _) in zip(left, hashes, strict=True):
                 row[cell[some].long()] = False
             start += end - at
-        return cut(update, coords), {_CODE: left}
+        return split(update, coords), {_CODE: left}
 
     def _columns(self, size: int) -> int:
         return self.columns or max(1, math.ceil(size / 4 / self.rows))

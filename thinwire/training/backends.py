@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from thinwire.core import threads
+from thinwire.core import parallel
 from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, add, cut, flatten, repeat, stack, unstack, zeros_like
+from thinwire.core.tree import Tree, add, flatten, repeat, stack, unstack, zeros_like
+from thinwire.core.vector import Vector
 from thinwire.spaces.lora import A, B, Unmerged
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
@@ -68,7 +69,7 @@ def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
         return _from_zero(one, opt)
     if one.model.explicit and not one.trainable and len({block.dtype for block in one.start.values()}) == 1:
         # one call of torch for all blocks
-        one = replace(one, start=cut(flatten(one.start), list(one.start), list(one.start.values())))
+        one = replace(one, start=Vector(flatten(one.start), list(one.start), list(one.start.values())))
     return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
 
 
@@ -199,7 +200,7 @@ class ThreadPoolTrainer:
     def _train_all(self, train_one: Callable[[int], TrainingOutcome], clients: int) -> list[TrainingOutcome]:
         """The outcomes of all clients, in order."""
         if self._pool is None:
-            self._pool = threads.start(self.workers)
+            self._pool = parallel.start(self.workers)
             # torch imports some modules lazily, which two threads must not do at the same time
             self._pool.submit(train_one, 0).result()
         jobs = [self._pool.submit(train_one, i) for i in range(clients)]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from thinwire.core.tree import FlatTree, Tree, cut
+from thinwire.core.vector import Tree, Vector
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
 from thinwire.kernels.explicit import Layer
@@ -118,8 +118,10 @@ class Chain:
             grad = layer.backward(grad, used, grads)  # type: ignore[assignment]
             if grad is None:
                 break
-        if isinstance(weights, FlatTree):
-            return cut(torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like), loss
+        if isinstance(weights, Vector):
+            return Vector(
+                torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like
+            ), loss
         return {name: grads[name] for name in weights}, loss
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

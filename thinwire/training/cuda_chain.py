@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.flat_rows import FlatRows
 from thinwire.core.state import State
 from thinwire.core.tree import Tree
+from thinwire.core.vector import Vector
 from thinwire.data.examples import Images
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import explicit_gpu
@@ -160,7 +160,7 @@ class ChainStep:
 
     def copied(self) -> Tree:
         """A copy of the coordinates, with the values of each block in their usual order."""
-        return FlatRows(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
+        return Vector(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.parallel import sent
 from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
-from thinwire.core.threads import sent
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.backends import can_fold, step_of_all
 from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees

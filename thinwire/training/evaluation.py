@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.core.threads import LEAST, cores, each
+from thinwire.core.parallel import PARALLEL_BYTES, cores, each
 from thinwire.core.tree import Tree, to_device
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce
@@ -170,7 +170,7 @@ class _Access(NamedTuple):
         """
         device = next(iter(self.weights.values())).device
         size = PART * max(self.model.example_bytes.values(), default=0)
-        if device.type != "cpu" or torch.backends.mkldnn.enabled or size < LEAST:
+        if device.type != "cpu" or torch.backends.mkldnn.enabled or size < PARALLEL_BYTES:
             for chosen in batches:
                 inputs, targets = examples.gather(chosen)
                 yield self.outputs(inputs), targets

@@ -33,7 +33,7 @@ class TrainableModel(Protocol):
     """A model and its loss as pure functions of the weights."""
 
     explicit: ClassVar[bool]
-    """Whether `gradient` needs no autograd and returns gradients as a `FlatTree` where the weights are one."""
+    """Whether `gradient` needs no autograd and returns gradients as a `Vector` where the weights are one."""
 
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: ExampleMask
