@@ -212,11 +212,13 @@ def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     return torch.empty(size, dtype=dtype, pin_memory=pinned)
 
 
-def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
+def to_host(values: Tensor, *, aside: bool, margin: int = 0) -> tuple[Tensor, torch.cuda.Event]:
     """Begin to copy a tensor from a GPU to pinned memory; returns the copy, and an event after which it is complete.
 
     Args:
         values: the tensor.
+        margin: free values before and after each row of a matrix, which are part of the result. All rows begin at a
+            multiple of it.
         aside: whether work that is submitted to the GPU from now on need not wait for the copy. Nothing may write to
             the tensor any more.
     """
@@ -226,8 +228,14 @@ def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
         stream.wait_stream(now)
         values.record_stream(stream)
     with torch.cuda.stream(stream):
-        copy = torch.empty_like(values, device="cpu", pin_memory=True)
-        return copy.copy_(values, non_blocking=True), stream.record_event()
+        if not margin:
+            copy = torch.empty_like(values, device="cpu", pin_memory=True)
+            return copy.copy_(values, non_blocking=True), stream.record_event()
+        size = values.shape[1]
+        copy = torch.empty(len(values), size + -size % margin + 2 * margin, dtype=values.dtype, pin_memory=True)
+        for row, to in zip(values, copy, strict=True):
+            to[margin : margin + size].copy_(row, non_blocking=True)
+        return copy, stream.record_event()
 
 
 @cache

@@ -42,6 +42,7 @@ from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
 from thinwire.training.precision import compute_with, prefers_onednn
+from thinwire.wire.bits import Bytes
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
@@ -74,7 +75,7 @@ class Collected:
     round: Round
     state: RunState
     cohort: tuple[int, ...] = ()
-    downloads: dict[int, bytes] = field(default_factory=dict)
+    downloads: dict[int, Bytes] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)

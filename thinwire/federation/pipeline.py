@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
+from thinwire.wire.bits import Bytes
 
 
 class Trained(NamedTuple):
@@ -120,7 +122,7 @@ class PipelinedClients(SimulatedClients):
             self.stop()
         return None
 
-    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, bytes]:
+    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, Bytes]:
         """The downloads, encoded in parallel with training: from the copy on the host, or in a stream of their own."""
         with self._beside(self._ready if got.round.server is got.state.server else None):
             return super().downloads(got, states)
@@ -179,8 +181,10 @@ class PipelinedClients(SimulatedClients):
         public, guess = server.public, trained.task.group.public
         if trained.ready is not None:
             trained.ready.synchronize()
-        entry = bytes(server.ledger.entries[-1]) if server.ledger.entries else b""
-        if entry.endswith(trained.step.numpy().tobytes()):  # the payload is the last part of an entry
+        entry = memoryview(server.ledger.entries[-1] if server.ledger.entries else b"")
+        step = trained.step.view(torch.uint8).numpy()  # the payload, which is the last part of an entry
+        word = np.uint32 if len(step) % 4 == 0 else np.uint8
+        if np.array_equal(np.frombuffer(entry[-len(step) :], word), step.view(word)):
             predicted = public._replace(base=guess.base, coords=guess.coords)
             self._copy = (guess.coords, _host_copy(public, guess.coords)) if self._small else None
             return server._replace(public=predicted)

@@ -21,6 +21,7 @@ from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.federation import Clients, Collected, Federation, mean_loss
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.speed import ClientSpeeds, Speed
+from thinwire.federation.transfer import to_host
 from thinwire.protocol.client import (
     Group,
     Update,
@@ -36,6 +37,7 @@ from thinwire.protocol.state import ClientState, hand_over
 from thinwire.secure.masks import SecAggCohort
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import Backend, TrainingInputs, TrainingOutcome, Workload
+from thinwire.wire.bits import Bytes
 
 
 class GroupTask(NamedTuple):
@@ -151,7 +153,7 @@ class SimulatedClients(Clients):
             known = hand_over(known, cohort, state.cohort, state.clients)
         return known
 
-    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, bytes]:
+    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, Bytes]:
         """The downloads of the cohort, encoded when they are first needed."""
         if not got.downloads:
             got.downloads = got.round.downloads({i: one.version for i, one in states.items()})
@@ -214,7 +216,7 @@ class SimulatedClients(Clients):
         group, version = task.group, task.group.public.version
         inputs, outcome = self.train(task, work or self.federation.sampler.workload(task.number, group.clients))
         update = updates(self.contract, group, inputs, outcome)
-        arrive = update.to_host()
+        arrive = to_host(update)
         meanwhile(inputs, update)
         update = arrive()
         if self.job.attack:

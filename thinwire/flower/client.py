@@ -36,6 +36,7 @@ from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
 from thinwire.federation.engine import EngineSettings
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
+from thinwire.federation.transfer import to_host
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
     Group,
@@ -211,11 +212,11 @@ class Client:
             evaluation = federation.client_evaluation(public, state, client) if evaluated else None
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = self.trainer.train(inputs)
-            update = updates(self.contract, group, inputs, outcome).to_host()()
+            update = to_host(updates(self.contract, group, inputs, outcome))()
             loss, samples = float(update.loss[0]), work.samples[0]
             masks = cohort(loss, samples) if cohort else None
             ((message, after),) = make_uploads(self.contract, group, update, masks)
-        return Response(message, loss, samples, evaluation=evaluation), after
+        return Response(bytes(message), loss, samples, evaluation=evaluation), after
 
 
 def _is_same(one: PublicState, other: PublicState) -> bool:

@@ -7,7 +7,6 @@ first axis. They train on the device of the public state. Their states, and all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -19,7 +18,6 @@ from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.tree import (
     Tree,
     all_finite,
-    bring_async,
     data_of,
     grand_total,
     repeat,
@@ -73,6 +71,7 @@ class Update(NamedTuple):
     total: Tensor  # the sum of code, report and buffers: not finite if one of their values is not
     steps: tuple[int, ...]
     samples: tuple[int, ...]
+    wide: Tensor | None = None  # the code with free memory around each row, where a message can be written
 
     def client(self, i: int) -> Update:
         """The update of the client at position i (views)."""
@@ -84,23 +83,6 @@ class Update(NamedTuple):
             buffers=unstack(self.buffers, i) if self.buffers else {},
             opt={slot: unstack(tree, i) for slot, tree in self.opt.items()},
         )
-
-    def to_host(self) -> Callable[[], Update]:
-        """Begin to copy the update to the CPU; a call of the result waits until it is there.
-
-        In between, a GPU can be given further work, which does not delay the transfer.
-        """
-        trees = (self.code, self.schedule_report, self.unsent, self.moved, self.buffers, self.shared)
-        arrive = bring_async([*trees, {"loss": self.loss, "total": self.total}, *self.opt.values()], "cpu")
-
-        def wait() -> Update:
-            code, report, unsent, moved, buffers, shared, sums, *slots = arrive()
-            opt = dict(zip(self.opt, slots, strict=True))
-            return Update(
-                code, report, unsent, moved, buffers, shared, opt, **sums, steps=self.steps, samples=self.samples
-            )
-
-        return wait
 
 
 def initial_client_state(contract: Contract, public: PublicState, client: int = EVERYONE) -> ClientState:
@@ -244,7 +226,7 @@ def _code(contract: Contract, sent: Tree, version: int, client: int) -> Tree:
 
 def make_uploads(
     contract: Contract, group: Group, update: Update, masks: Masks | None = None
-) -> list[tuple[bytes, ClientState]]:
+) -> list[tuple[Bytes, ClientState]]:
     """The upload and the next state of each client of a group.
 
     Args:
@@ -257,7 +239,7 @@ def make_uploads(
     hints, finite = contract.hints(group.public), math.isfinite(update.total.item())
     unchanged = ClientState(group.public.version)  # one object for all clients that keep nothing
 
-    def one(i: int) -> tuple[bytes, ClientState]:
+    def one(i: int) -> tuple[Bytes, ClientState]:
         message, state = _upload(contract, group, i, update.client(i), hints, finite, masks)
         return message, unchanged if state.is_empty else state
 
@@ -266,7 +248,7 @@ def make_uploads(
 
 def _upload(
     contract: Contract, group: Group, i: int, update: Update, hints: Tree, finite: bool, masks: Masks | None
-) -> tuple[bytes, ClientState]:
+) -> tuple[Bytes, ClientState]:
     """The upload of one client, and its next state: correction, codec, masking, packing.
 
     Args:
@@ -300,7 +282,8 @@ def _upload(
             fields[wire.WEIGHT] = wire.pack_weight(weight)
         trees = {wire.BUFFERS: update.buffers, wire.SHARED: report, wire.REPORT: update.schedule_report}
         fields |= {number: raw(tree) for number, tree in trees.items() if tree}
-    message = pack_upload(contract, group.plan, version, client, fields)
+    room = None if update.wide is None else update.wide[i].view(torch.uint8).numpy()
+    message = pack_upload(contract, group.plan, version, client, fields, room)
     # clones: a view would keep the blocks of all clients in memory
     unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
     opt = smap(torch.clone, update.opt) if update.opt else {}

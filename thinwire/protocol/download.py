@@ -54,21 +54,17 @@ class Downloads:
 
     def __init__(self, contract: Contract, server: ServerState, plan: Plan) -> None:
         self.contract, self.server, self.plan = contract, server, plan
+        self._made: dict[tuple[int, int], Bytes] = {}  # messages by version and tier
         self._full: dict[int, Bytes] = {}  # coordinates by tier
-        self._snapshots: dict[frozenset[str], bytes] = {}  # by the blocks in them
+        self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
         self._sums = Sums(contract, server.ledger)
-        self._requests: dict[bool, bytes] = {}  # with news or without
+        self._requests: dict[bool, Bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
 
-    def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
+    def messages(self, versions: Mapping[int, int]) -> dict[int, Bytes]:
         """One message to each client, the shortest that brings it from its version to the current one."""
-        full, out = self.contract.method.download == "full", {}
-        made: dict[tuple[int, int], bytes] = {}
-        for client, version in sorted(versions.items(), key=lambda item: -item[1]):  # sums go back step by step
-            like = (version, self.contract.tier(client) if full else 0)
-            if like not in made:
-                made[like] = self.shortest(version, client)
-            out[client] = made[like]
+        newest_first = sorted(versions.items(), key=lambda item: -item[1])  # sums go back step by step
+        out = {client: self.shortest(version, client) for client, version in newest_first}
         return {client: out[client] for client in versions}
 
     @cached_property
@@ -76,8 +72,14 @@ class Downloads:
         """The size of the message to a client that has the previous version."""
         return len(self.shortest(max(0, self.server.public.version - 1)))
 
-    def shortest(self, version: int, client: int = EVERYONE) -> bytes:
+    def shortest(self, version: int, client: int = EVERYONE) -> Bytes:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
+        like = (version, self.contract.tier(client) if self.contract.method.download == "full" else 0)
+        if like not in self._made:
+            self._made[like] = self._shortest(version, client)
+        return self._made[like]
+
+    def _shortest(self, version: int, client: int) -> Bytes:
         contract, now, server = self.contract, self.server.public.version, self.server
         past = server.ledger.past_way(version) if contract.method.download == "incremental" else None
         if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
@@ -88,7 +90,7 @@ class Downloads:
             return min(steps, self.state(version, client), key=len)
         return steps  # before the first merge no state is shorter: do not build it
 
-    def state(self, version: int, client: int) -> bytes:
+    def state(self, version: int, client: int) -> Bytes:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
         contract, now, public = self.contract, self.server.public.version, self._public
         if contract.method.download == "full":
@@ -133,7 +135,7 @@ class Downloads:
             self._full[tier], _ = contract.down(client).encode(coords, {}, peer)
         return self._full[tier]
 
-    def _request(self, news: bool) -> bytes:
+    def _request(self, news: bool) -> Bytes:
         """The last body: the plan of the round, the shared state and buffers if they are news, and the drift check."""
         contract = self.contract
         if news not in self._requests:
@@ -207,7 +209,7 @@ def _read_stack(contract: Contract, stacking: Stacking, data: Bytes, version: in
     return Stack(count, unraw(data[at:], spec))
 
 
-def pack_snapshot(contract: Contract, values: Tree, end: int | None = None) -> bytes:
+def pack_snapshot(contract: Contract, values: Tree, end: int | None = None) -> Bytes:
     """The values of some coordinates after several versions of one window, as they are sent.
 
     Args:
@@ -272,7 +274,7 @@ class Sums:
         self._contract, self._ledger = contract, ledger
         self._since, self._total = ledger.version, dict[str, Tensor]()
 
-    def body(self, version: int) -> bytes | None:
+    def body(self, version: int) -> Bytes | None:
         """The sum of the entries since that version, as it is sent; None where there is none.
 
         There is none where an entry is missing or was rounded, and none of a single entry or of more than 512.
@@ -297,7 +299,7 @@ class Sums:
         return Step(frozenset(total), total)
 
 
-def pack_sum(contract: Contract, total: Step) -> bytes | None:
+def pack_sum(contract: Contract, total: Step) -> Bytes | None:
     """A sum of entries as it is sent, encoded by the merge codec; None if its values are too long for their type."""
     values = {block.name: total.code[block.name].to(block.dtype) for block in contract.coords.restrict(total.names)}
     if not all(torch.equal(values[name].double(), block) for name, block in total.code.items()):

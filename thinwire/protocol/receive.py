@@ -20,6 +20,7 @@ from thinwire.protocol.upload import expect_fields, planned_names, unraw
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import Stack
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 
 class Received(NamedTuple):
@@ -30,7 +31,7 @@ class Received(NamedTuple):
     plan: Plan  # which blocks the round requests
 
 
-def receive(contract: Contract, public: PublicState, data: bytes, client: int = EVERYONE) -> Received:
+def receive(contract: Contract, public: PublicState, data: Bytes, client: int = EVERYONE) -> Received:
     """The current public state from a download.
 
     Raises Drifted if replaying does not give the server's state. The client then sends `request_full_state`, and reads
@@ -73,7 +74,7 @@ def request_full_state(contract: Contract, version: int, client: int) -> bytes:
         version: the version that it had before the message that it could not apply.
         client: its number.
     """
-    return wire.pack(wire.LOST, version, (), contract.schema.sent_by(client))
+    return bytes(wire.pack(wire.LOST, version, (), contract.schema.sent_by(client)))
 
 
 def _read_request(contract: Contract, message: wire.Message) -> wire.Body:

@@ -109,7 +109,7 @@ class Round:
     def _downloads(self) -> Downloads:
         return Downloads(self.contract.at(self.version), self.server, self.plan)
 
-    def downloads(self, versions: Mapping[int, int]) -> dict[int, bytes]:
+    def downloads(self, versions: Mapping[int, int]) -> dict[int, Bytes]:
         """One message to each client, the shortest that brings it from its version to the current one.
 
         Args:
@@ -117,7 +117,7 @@ class Round:
         """
         return self._downloads.messages(versions)
 
-    def split(self, messages: Mapping[int, bytes]) -> tuple[int, int]:
+    def split(self, messages: Mapping[int, Bytes]) -> tuple[int, int]:
         """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
 
         The ordinary part of a message is the size of the message to a client that has the previous version.
@@ -128,7 +128,7 @@ class Round:
         down = sum(min(one, self._downloads.ordinary) for one in sizes)
         return down, sum(sizes) - down
 
-    def full_state(self, data: Bytes, client: int) -> bytes:
+    def full_state(self, data: Bytes, client: int) -> Bytes:
         """The whole state, for a client that requested it.
 
         Args:

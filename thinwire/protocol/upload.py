@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
+import numpy as np
+
 from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -40,10 +42,26 @@ class Upload(NamedTuple):
     staleness: int = 0  # versions since the one that it is based on
 
 
-def pack_upload(contract: Contract, plan: Plan, version: int, client: int, fields: Mapping[int, Bytes]) -> bytes:
-    """The message of one client: the payload of its update, and what the method sends besides it."""
+def pack_upload(
+    contract: Contract,
+    plan: Plan,
+    version: int,
+    client: int,
+    fields: Mapping[int, Bytes],
+    room: np.ndarray | None = None,
+) -> Bytes:
+    """The message of one client: the payload of its update, and what the method sends besides it.
+
+    Args:
+        contract: the contract at `version`.
+        plan: the plan of the round.
+        version: the version that the client trained from.
+        client: its number.
+        fields: the payload of each field.
+        room: memory around a long payload (`wire.pack`).
+    """
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack(wire.UP, version, body, contract.schema.sent_by(client))
+    return wire.pack(wire.UP, version, body, contract.schema.sent_by(client), room=room)
 
 
 def received_weight(contract: Contract, samples: int) -> float:

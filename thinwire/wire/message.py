@@ -63,6 +63,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
+from thinwire.core.parallel import PARALLEL_BYTES, empty_long
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
 
@@ -75,6 +78,7 @@ FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
+_SHORT = 2048  # bytes of a message that is copied faster than a view of it is made
 _SHORTEST = 7  # bytes: format and kind, schema, version, checksum
 MAX_STEPS = 512  # bodies of steps before the request
 # Ids of fields. They are part of the format. Bits 0 to 6 fit into one byte, so the frequent fields come first.
@@ -138,7 +142,14 @@ class Message:
     first: Body | None  # the first body, decoded: messages of clients have at most one
 
 
-def pack(kind: int, version: int, bodies: Iterable[Bytes], schema: Schema, behind: int = 0) -> bytes:
+def pack(
+    kind: int,
+    version: int,
+    bodies: Iterable[Bytes],
+    schema: Schema,
+    behind: int = 0,
+    room: np.ndarray | None = None,
+) -> Bytes:
     """Encode a message. The inverse of `unpack`.
 
     Args:
@@ -147,6 +158,7 @@ def pack(kind: int, version: int, bodies: Iterable[Bytes], schema: Schema, behin
         bodies: encoded bodies in order, whole or in parts (`body_parts`).
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
+        room: memory around a long payload, where the message is written without a copy of it.
 
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(fields={COORDS: b"abcd"}), schema)], schema.sent_by(0))
@@ -155,7 +167,40 @@ def pack(kind: int, version: int, bodies: Iterable[Bytes], schema: Schema, behin
     """
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = [head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies]
-    return b"".join([*parts, _checksum(parts, schema)])
+    return _joined([*parts, _checksum(parts, schema)], room)
+
+
+def _joined(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
+    """Join byte strings; the longest part of a long result begins at a multiple of 8, so that torch reads it in place.
+
+    Args:
+        parts: the byte strings.
+        room: a byte array. If it holds the longest part, with space before and after, the others are written there.
+
+    numpy releases the GIL while it copies. Measured on an H200 with ten uploads of 4.6 MB a round (CIFAR CNN): 14 ms a
+    round with room around the values, 22 with a copy of them, 36 with `bytes.join`.
+    """
+    size = sum(map(len, parts))
+    if size < _SHORT:
+        return b"".join(parts)
+    longest = max(range(len(parts)), key=lambda i: len(parts[i]))
+    before = sum(map(len, parts[:longest]))
+    start = -1
+    if room is not None:
+        own, base = (one.__array_interface__["data"][0] for one in (np.frombuffer(parts[longest], np.uint8), room))
+        start = own - base - before
+    if room is not None and 0 <= start <= len(room) - size:
+        out = room[start : start + size]
+    elif size < PARALLEL_BYTES:
+        return memoryview(bytearray().join((bytes(-before % 8), *parts)))[-before % 8 :]
+    else:
+        start, out = -1, empty_long(size + -before % 8).numpy()[-before % 8 :]
+    at = 0
+    for i, part in enumerate(parts):
+        if start < 0 or i != longest:
+            out[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return out.data
 
 
 def kind_of(data: Bytes) -> int:
@@ -233,9 +278,10 @@ def _checksum(parts: Sequence[Bytes], schema: Schema) -> bytes:
     return value.to_bytes(4, "little")
 
 
-def pack_body(body: Body, schema: Schema) -> bytes:
+def pack_body(body: Body, schema: Schema) -> Bytes:
     """Encode a body. The inverse of `unpack_body`."""
-    return b"".join(body_parts(body, schema))
+    joined = _joined(body_parts(body, schema))
+    return joined if isinstance(joined, bytes) else joined.toreadonly()  # ledgers keep bodies
 
 
 def body_parts(body: Body, schema: Schema) -> list[Bytes]:
