@@ -41,10 +41,10 @@ class BufferedClients(SimulatedClients):
             except WireError as error:  # too stale, or of other blocks than this round synchronizes
                 got.refused[one.client] = str(error)
         got.replies, got.cohort = taken, tuple(got.uploads)
-        got.loss = mean_loss({i: taken[i] for i in got.uploads}, got.sent)
+        with self._counting(got):
+            got.loss = mean_loss({i: taken[i] for i in got.uploads})
         got.waiting = tuple(one for one in waiting if one.client not in taken)
         got.clock = max([state.clock, *(one.arrives for one in taken.values())])
-        got.bytes_up = sum(len(one.message) for one in taken.values())
         return got
 
     def _asked(self, round: Round, state: RunState) -> tuple[int, ...]:

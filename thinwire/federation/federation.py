@@ -42,7 +42,7 @@ from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
 from thinwire.training.precision import compute_with, prefers_onednn
-from thinwire.wire.bits import Bytes
+from thinwire.wire.message import Parts
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
@@ -55,6 +55,7 @@ class Collected:
         round: the round.
         state: the state before it, with the training backend that was used.
         cohort: the clients that took part.
+        versions: the version that each of them has.
         downloads: what was sent to them.
         replies: what they sent.
         uploads: their decoded uploads.
@@ -75,7 +76,8 @@ class Collected:
     round: Round
     state: RunState
     cohort: tuple[int, ...] = ()
-    downloads: dict[int, Bytes] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    downloads: dict[int, Parts] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
@@ -132,10 +134,7 @@ class Clients:
 
     def close(self, got: Collected) -> Closed:
         """The next version from these uploads."""
-        try:
-            return got.round.close(got.uploads, len(self.job.task.clients), sum_masked=sum_masked)
-        except Diverged as error:
-            raise Diverged(str(error), got.sent) from error
+        return got.round.close(got.uploads, len(self.job.task.clients), sum_masked=sum_masked)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A context in which the model is evaluated."""
@@ -418,13 +417,13 @@ class Federation:
         return evaluate(self.model, *model, self.train, tests.client(client), metrics)
 
 
-def mean_loss(replies: Mapping[int, Reply], sent: tuple[int, int, int]) -> float:
+def mean_loss(replies: Mapping[int, Reply]) -> float:
     """The mean training loss of clients, weighted by examples; raises Diverged if it is not finite."""
     loss = examples = 0.0
     for one in replies.values():
         loss, examples = loss + one.loss * one.examples, examples + one.examples
     if not math.isfinite(loss):
-        raise Diverged(f"the training loss is {loss / examples}; try a smaller learning rate", sent)
+        raise Diverged(f"the training loss is {loss / examples}; try a smaller learning rate")
     return loss / examples
 
 

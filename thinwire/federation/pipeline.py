@@ -15,7 +15,8 @@ clients no difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.parallel import PARALLEL_BYTES
+from thinwire.core.parallel import PARALLEL_BYTES, start
 from thinwire.core.tree import Tree, add, bring, flatten, tmap, weighted_mean
 from thinwire.core.vector import Vector
 from thinwire.federation.federation import Collected, Federation
@@ -37,7 +38,7 @@ from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
-from thinwire.wire.bits import Bytes
+from thinwire.wire.message import Parts
 
 
 class Trained(NamedTuple):
@@ -62,6 +63,9 @@ class PipelinedClients(SimulatedClients):
         super().__init__(federation)
         device = federation.device
         self.on = True
+        long = self.contract.code.nbytes >= PARALLEL_BYTES
+        self._pool = start(1) if long else None
+        self._encoding: Future[dict[int, Parts]] | None = None
         self._small = self.contract.coords.nbytes + self.contract.weights.nbytes < PARALLEL_BYTES
         # of high priority: the host waits for its short work, while long training runs beside it
         cuda = device.type == "cuda"
@@ -85,7 +89,7 @@ class PipelinedClients(SimulatedClients):
         self._ready = now.ready if now else self._mark()
         return super().collect(replace(round, server=self._on_host(round.server)), state)
 
-    def train(self, task: GroupTask, work: Workload) -> tuple[TrainingInputs, TrainingOutcome]:
+    def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
         """Local training of a group, unless it was trained before."""
         now = self._now
         if now is not None and (now.task.number, now.task.group.clients) == (task.number, task.group.clients):
@@ -110,7 +114,7 @@ class PipelinedClients(SimulatedClients):
         states = (ClientState(public.version),) * len(clients)
         following = task._replace(number=number, group=Group(public, group.plan, clients, states), cohort=clients)
         try:
-            trained = super().train(following, federation.sampler.workload(number, clients))
+            trained = super().train(following)
             self._next = Trained(following, *trained, ready, step, None)
             if federation.is_evaluated(number) and not federation.averages:
                 with self._beside(ready):
@@ -122,15 +126,28 @@ class PipelinedClients(SimulatedClients):
             self.stop()
         return None
 
-    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, Bytes]:
-        """The downloads, encoded in parallel with training: from the copy on the host, or in a stream of their own."""
+    def begin_downloads(self, got: Collected) -> None:
+        """Encode long downloads on another core."""
+        if self._pool is None:
+            super().begin_downloads(got)
+        elif not got.downloads:
+            self._encoding = self._pool.submit(self._encode, got)
+
+    def downloads(self, got: Collected) -> dict[int, Parts]:
+        """The downloads of the cohort."""
+        encoding, self._encoding = self._encoding, None
+        return encoding.result() if encoding else self._encode(got)
+
+    def _encode(self, got: Collected) -> dict[int, Parts]:
+        """Encode in parallel with training: from the copy on the host, or in a stream of their own."""
         with self._beside(self._ready if got.round.server is got.state.server else None):
-            return super().downloads(got, states)
+            return super().downloads(got)
 
     def close(self, got: Collected) -> Closed:
         """The next version from the messages; the prediction is used if it has the same bits."""
         if self._next is None:
-            got.round = replace(got.round, server=got.state.server)
+            if got.round.server is not got.state.server:  # the next version is made on the GPU
+                got.round = replace(got.round, server=got.state.server)
             return super().close(got)
         with self._beside(self._ready if got.round.server is got.state.server else None):
             closed = super().close(got)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.simulated import GroupTask, SimulatedClients
 from thinwire.federation.transfer import Packed, pack, unpack
 from thinwire.protocol.round import Reply
-from thinwire.protocol.state import ClientState, PublicState
+from thinwire.protocol.state import PublicState
 
 INSTALL = "pip install 'thinwire[ray]'"
 START_SECONDS = 300.0  # until all workers must have started
@@ -71,9 +71,7 @@ class RayClients(SimulatedClients):
                 "workers built another model or method from this job; install the same versions everywhere"
             )
 
-    def answers(
-        self, tasks: list[GroupTask], got: Collected, states: Mapping[int, ClientState]
-    ) -> Iterator[list[Reply]]:
+    def answers(self, tasks: list[GroupTask], got: Collected) -> Iterator[list[Reply]]:
         """The replies of all groups; group k is trained by worker k, modulo the number of workers."""
         sent = {id(task.group.public): self.ray.put(pack(_on(task.group.public, "cpu"))) for task in tasks}
         jobs = []
@@ -82,7 +80,7 @@ class RayClients(SimulatedClients):
             public = sent[id(task.group.public)]
             jobs.append(self.workers[k % len(self.workers)].train.remote(pack(rest), public))
         try:
-            self.downloads(got, states)
+            self.downloads(got)
             for job in jobs:
                 yield [one._replace(message=bytes(one.message)) for one in unpack(self.ray.get(job))]
         except self.ray.exceptions.RayTaskError as error:

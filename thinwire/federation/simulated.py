@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from thinwire.core.parallel import each
@@ -32,12 +33,12 @@ from thinwire.protocol.client import (
     updates,
 )
 from thinwire.protocol.receive import receive
-from thinwire.protocol.round import Reply, Round
+from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.state import ClientState, hand_over
 from thinwire.secure.masks import SecAggCohort
 from thinwire.training.evaluation import Evaluation
 from thinwire.training.inputs import Backend, TrainingInputs, TrainingOutcome, Workload
-from thinwire.wire.bits import Bytes
+from thinwire.wire.message import Parts
 
 
 class GroupTask(NamedTuple):
@@ -76,7 +77,10 @@ class SimulatedClients(Clients):
             return state
         round = Round.open(self.contract, state.server)
         cohort = self.cohort(round, state)
-        group = next(self._groups(Collected(round, state, cohort), self._states(round, state, cohort)))
+        states = self._states(round, state, cohort)
+        group = next(
+            self._groups(Collected(round, state, cohort, {i: one.version for i, one in states.items()}), states)
+        )
 
         def run(backend: Backend, onednn: bool, work: Workload, clients: int) -> None:
             few = group._replace(clients=group.clients[:clients], states=group.states[:clients])
@@ -102,13 +106,13 @@ class SimulatedClients(Clients):
     def collect(self, round: Round, state: RunState) -> Collected:
         """The uploads of the cohort."""
         got = self.trained(round, state, self.cohort(round, state))
-        got.loss = mean_loss(got.replies, got.sent)
-        contract = self.contract.at(round.version)
-        for client in got.cohort if contract.has_hints else ():
-            round.hints(client)  # once for each tier, before threads need them
-        clients = sorted(got.cohort)
-        read = each(lambda i: round.read(got.replies[i]), clients, contract.code.nbytes)
-        got.uploads = dict(zip(clients, read, strict=True))
+        with self._counting(got):
+            got.loss = mean_loss(got.replies)
+            contract, clients = self.contract.at(round.version), sorted(got.cohort)
+            for client in clients if contract.has_hints else ():
+                round.hints(client)  # once for each tier, before threads need them
+            read = each(lambda i: round.read(got.replies[i]), clients, contract.code.nbytes)
+            got.uploads = dict(zip(clients, read, strict=True))
         if self.speeds is not None:
             got.clock = max(self.arrivals(got).values())
         return got
@@ -116,29 +120,47 @@ class SimulatedClients(Clients):
     def trained(self, round: Round, state: RunState, cohort: tuple[int, ...]) -> Collected:
         """The replies of some clients, not decoded; if a backend fails, the next one, or smaller groups, are tried."""
         states = self._states(round, state, cohort)
-        got = Collected(round, state, cohort)
-        try:
+        got = Collected(round, state, cohort, {i: one.version for i, one in states.items()})
+        with self._counting(got):
             while True:
                 groups = list(self._groups(got, states))
                 how = (state.round, got.state.backend, got.state.onednn)
                 try:
                     with self.federation.compute(got.state.onednn):
-                        for replies in self.answers([GroupTask(*how, group, cohort) for group in groups], got, states):
+                        for replies in self.answers([GroupTask(*how, group, cohort) for group in groups], got):
                             got.replies |= {one.client: one for one in replies}
-                    return self._with_bytes(got, states)
+                    return got
                 except Exception as error:  # training is pure, so a failure changes nothing
                     size, begun = max(len(group.clients) for group in groups), bool(got.replies)
                     got.state, got.replies = self.backends.fall_back(got.state, error, size, begun), {}
                     self.stop()
+
+    def close(self, got: Collected) -> Closed:
+        """The next version, and the bytes of the round."""
+        with self._counting(got):
+            closed = super().close(got)
+        self._count(got)
+        return closed
+
+    @contextmanager
+    def _counting(self, got: Collected) -> Iterator[None]:
+        """A context in which training that diverges is raised with the bytes that were produced until then."""
+        try:
+            yield
         except Diverged as error:
-            raise Diverged(str(error), self._with_bytes(got, states).sent) from error
+            self._count(got)
+            raise Diverged(str(error), got.sent) from error
+
+    def _count(self, got: Collected) -> None:
+        self.downloads(got)
+        got.bytes_up = sum(len(one.message) for one in got.replies.values())
 
     def arrivals(self, got: Collected) -> dict[int, float]:
         """When the upload of each client arrives, on the simulated clock."""
         assert self.speeds is not None
-        version, now = got.round.version, got.state.clock
+        version, now, down = got.round.version, got.state.clock, self.downloads(got)
         return {
-            i: now + self.speeds.seconds(i, version, len(got.downloads[i]), len(reply.message))
+            i: now + self.speeds.seconds(i, version, len(down[i]), len(reply.message))
             for i, reply in got.replies.items()
         }
 
@@ -153,17 +175,16 @@ class SimulatedClients(Clients):
             known = hand_over(known, cohort, state.cohort, state.clients)
         return known
 
-    def downloads(self, got: Collected, states: Mapping[int, ClientState]) -> dict[int, Bytes]:
+    def downloads(self, got: Collected) -> dict[int, Parts]:
         """The downloads of the cohort, encoded when they are first needed."""
         if not got.downloads:
-            got.downloads = got.round.downloads({i: one.version for i, one in states.items()})
+            got.downloads = got.round.downloads(got.versions)
+            got.bytes_down, got.bytes_catchup = got.round.split(got.downloads)
         return got.downloads
 
-    def _with_bytes(self, got: Collected, states: Mapping[int, ClientState]) -> Collected:
-        """The same with the bytes that were produced so far."""
-        got.bytes_down, got.bytes_catchup = got.round.split(self.downloads(got, states))
-        got.bytes_up = sum(len(one.message) for one in got.replies.values())
-        return got
+    def begin_downloads(self, got: Collected) -> None:
+        """Encode the downloads while a GPU trains."""
+        self.downloads(got)
 
     def _groups(self, got: Collected, states: Mapping[int, ClientState]) -> Iterator[Group]:
         """The cohort in groups of clients that start from the same public state and fit into memory together.
@@ -179,7 +200,7 @@ class SimulatedClients(Clients):
             public = state.server.public
             if full:
                 before = self.federation.first._replace(version=states[ids[0]].version)
-                public = receive(self.contract, before, self.downloads(got, states)[ids[0]], ids[0]).public
+                public = receive(self.contract, before, bytes(self.downloads(got)[ids[0]]), ids[0]).public
             alone = 1 if self.job.local.trainer else 0  # clients may keep different things
             size = alone or state.chunk or engine.chunk or math.ceil(len(ids) / max(1, engine.workers))
             for part in (tuple(ids[at : at + size]) for at in range(0, len(ids), size)):
@@ -187,16 +208,14 @@ class SimulatedClients(Clients):
 
     # -- local training ------------------------------------------------------------------------------------------------
 
-    def answers(
-        self, tasks: list[GroupTask], got: Collected, states: Mapping[int, ClientState]
-    ) -> Iterator[list[Reply]]:
+    def answers(self, tasks: list[GroupTask], got: Collected) -> Iterator[list[Reply]]:
         """The replies of all groups. While a GPU trains, the host encodes downloads and plans the next batches."""
         for task in tasks:
 
             def meanwhile(inputs: TrainingInputs, update: Update, task: GroupTask = task) -> None:
                 if len(tasks) == 1 and task.number + 1 < self.job.rounds:
                     self.work_ahead(task, got, inputs, update)
-                self.downloads(got, states)
+                self.begin_downloads(got)
 
             yield self.answer(task, meanwhile=meanwhile)
 
@@ -214,7 +233,7 @@ class SimulatedClients(Clients):
             meanwhile: is called while the updates are computed and copied from a GPU.
         """
         group, version = task.group, task.group.public.version
-        inputs, outcome = self.train(task, work or self.federation.sampler.workload(task.number, group.clients))
+        inputs, outcome = self.train(task, work)
         update = updates(self.contract, group, inputs, outcome)
         arrive = to_host(update)
         meanwhile(inputs, update)
@@ -230,8 +249,9 @@ class SimulatedClients(Clients):
             for i, (client, (message, state)) in enumerate(zip(group.clients, made, strict=True))
         ]
 
-    def train(self, task: GroupTask, work: Workload) -> tuple[TrainingInputs, TrainingOutcome]:
-        """Local training of a group."""
+    def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
+        """Local training of a group, by default on its batches of the round."""
+        work = work or self.federation.sampler.workload(task.number, task.group.clients)
         inputs = training_inputs(self.contract, self.backends.models[task.backend], task.group, work)
         return inputs, self.backends.trainers[task.backend].train(inputs)
 

@@ -89,7 +89,7 @@ class FlowerCollected(Collected):
     def count(self, requests: Mapping[int, Request]) -> None:
         """Count requests that are sent."""
         for i, request in requests.items():
-            self.downloads[i] = request.data
+            self.downloads[i] = wire.Parts((request.data,))
             self.down[i] = self.down.get(i, 0) + len(request.data)
 
 
@@ -327,7 +327,7 @@ class Collector:
             raise WireError(f"{words}{visible(response.error, 300)}")
         contract, round = self.contract.at(asked.version), got.round
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            return bytes(round.full_state(response.data, client))
+            return round.full_state(response.data, client)
         known = ClientState(asked.version)  # the server knows only the version of a client's last accepted upload
         facts = response.loss, response.examples, known, response.evaluation
         reply = Reply(client, asked.version, response.data, *facts)

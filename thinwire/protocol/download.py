@@ -54,14 +54,14 @@ class Downloads:
 
     def __init__(self, contract: Contract, server: ServerState, plan: Plan) -> None:
         self.contract, self.server, self.plan = contract, server, plan
-        self._made: dict[tuple[int, int], Bytes] = {}  # messages by version and tier
+        self._made: dict[tuple[int, int], wire.Parts] = {}  # messages by version and tier
         self._full: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
         self._sums = Sums(contract, server.ledger)
         self._requests: dict[bool, Bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
 
-    def messages(self, versions: Mapping[int, int]) -> dict[int, Bytes]:
+    def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
         """One message to each client, the shortest that brings it from its version to the current one."""
         newest_first = sorted(versions.items(), key=lambda item: -item[1])  # sums go back step by step
         out = {client: self.shortest(version, client) for client, version in newest_first}
@@ -72,25 +72,25 @@ class Downloads:
         """The size of the message to a client that has the previous version."""
         return len(self.shortest(max(0, self.server.public.version - 1)))
 
-    def shortest(self, version: int, client: int = EVERYONE) -> Bytes:
+    def shortest(self, version: int, client: int = EVERYONE) -> wire.Parts:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
         like = (version, self.contract.tier(client) if self.contract.method.download == "full" else 0)
         if like not in self._made:
             self._made[like] = self._shortest(version, client)
         return self._made[like]
 
-    def _shortest(self, version: int, client: int) -> Bytes:
+    def _shortest(self, version: int, client: int) -> wire.Parts:
         contract, now, server = self.contract, self.server.public.version, self.server
         past = server.ledger.past_way(version) if contract.method.download == "incremental" else None
         if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
             return self.state(version, client)
         bodies = *past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version)
-        steps = wire.pack(wire.STEPS, now, bodies, contract.schema, now - version)
+        steps = wire.pack_parts(wire.STEPS, now, bodies, contract.schema, now - version)
         if contract.window(now) and len(steps) > contract.weights.nbytes + contract.coords.nbytes:
             return min(steps, self.state(version, client), key=len)
         return steps  # before the first merge no state is shorter: do not build it
 
-    def state(self, version: int, client: int) -> Bytes:
+    def state(self, version: int, client: int) -> wire.Parts:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
         contract, now, public = self.contract, self.server.public.version, self._public
         if contract.method.download == "full":
@@ -99,7 +99,7 @@ class Downloads:
             base = {wire.BASE: raw(public.base)} if contract.window(now) else {}
             fields = {wire.COORDS: raw(restrict(public.coords, contract.sendable.names)), **base}
         body = wire.pack_body(wire.Body(self.server.ledger.synced_since(version), fields), contract.schema)
-        return wire.pack(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
+        return wire.pack_parts(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
 
     def _open_window(self, version: int, most: int) -> tuple[Bytes, ...]:
         """From a version, or else from the beginning of the open window, to now, in at most this number of bodies."""

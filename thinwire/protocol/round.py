@@ -15,7 +15,7 @@ clients. All of it is pure: states go in and come out; there are no threads, soc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -109,7 +109,7 @@ class Round:
     def _downloads(self) -> Downloads:
         return Downloads(self.contract.at(self.version), self.server, self.plan)
 
-    def downloads(self, versions: Mapping[int, int]) -> dict[int, Bytes]:
+    def downloads(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
         """One message to each client, the shortest that brings it from its version to the current one.
 
         Args:
@@ -117,7 +117,7 @@ class Round:
         """
         return self._downloads.messages(versions)
 
-    def split(self, messages: Mapping[int, Bytes]) -> tuple[int, int]:
+    def split(self, messages: Mapping[int, Sized]) -> tuple[int, int]:
         """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
 
         The ordinary part of a message is the size of the message to a client that has the previous version.
@@ -128,7 +128,7 @@ class Round:
         down = sum(min(one, self._downloads.ordinary) for one in sizes)
         return down, sum(sizes) - down
 
-    def full_state(self, data: Bytes, client: int) -> Bytes:
+    def full_state(self, data: Bytes, client: int) -> bytes:
         """The whole state, for a client that requested it.
 
         Args:
@@ -141,7 +141,7 @@ class Round:
             raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} requests no state, expected 'lost'")
         if message.version > self.version:
             raise WireError(f"a client is lost at version {message.version}, the server is at {self.version}")
-        return self._downloads.state(message.version, client)
+        return bytes(self._downloads.state(message.version, client))
 
     def read(self, reply: Reply) -> Upload:
         """The decoded upload of a client, as of the version that it trained from; raises WireError if it is refused."""

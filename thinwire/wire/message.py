@@ -165,9 +165,27 @@ def pack(
     >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).fields[COORDS])
     (13, b'abcd')
     """
+    return _joined(pack_parts(kind, version, bodies, schema, behind).parts, room)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A message as the byte strings that it consists of, which several messages share."""
+
+    parts: tuple[Bytes, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+
+def pack_parts(kind: int, version: int, bodies: Iterable[Bytes], schema: Schema, behind: int = 0) -> Parts:
+    """Encode a message without copying its bodies; see `pack`."""
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
-    parts = [head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies]
-    return _joined([*parts, _checksum(parts, schema)], room)
+    parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
+    return Parts((*parts, _checksum(parts, schema)))
 
 
 def _joined(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
