@@ -93,8 +93,7 @@ class Runs(NamedTuple):
 
     def kept(self, experiment: Experiment) -> Table | None:
         """The archived run, if it did not end in a run directory."""
-        folder = default_folder(experiment, self.out)
-        here = (folder / "summary.json").exists() or (folder / "diverged.json").exists()
+        here = (default_folder(experiment, self.out) / "summary.json").exists()
         return None if here else self.archive.find(experiment)
 
     def summary(self, experiment: Experiment) -> dict[str, Any] | None:
@@ -104,9 +103,7 @@ class Runs(NamedTuple):
 
     def failed(self, experiment: Experiment) -> bool:
         """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
-        if (default_folder(experiment, self.out) / "diverged.json").exists():
-            return True
-        found = self.kept(experiment) or self.summary(experiment)
+        found = self.kept(experiment) or read_totals(default_folder(experiment, self.out))
         return found is not None and is_broken(found)
 
     def recorded(self, experiment: Experiment) -> Recorded:

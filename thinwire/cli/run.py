@@ -202,14 +202,10 @@ def rollback(
     from thinwire.runs.retry import roll_back
 
     found = roll_back(run, number, leave_out or [])
-    where = f"round {found.round}" if found.round else "the start"
+    where = f"round {number}" if number else "the start"
     without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
-    print(
-        visible(
-            f"{run} is back at {where}{without}: {found.abandoned} rounds and {human_bytes(found.bytes)} given up. "
-            f"`thinwire resume {run}` continues it."
-        )
-    )
+    given_up = f"{len(found.records)} rounds and {human_bytes(found.bytes_abandoned)} given up"
+    print(visible(f"{run} is back at {where}{without}: {given_up}. `thinwire resume {run}` continues it."))
 
 
 def replay(run: RunDirectory, data_dir: DataDir = None, as_json: AsJson = False) -> None:

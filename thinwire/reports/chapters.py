@@ -19,8 +19,8 @@ from thinwire.reports.seed_groups import (
     TargetCost,
     byte_columns,
     differing,
+    metric_value,
     number_text,
-    numbers_of,
     objective_key,
     objective_name,
     percent_text,
@@ -258,8 +258,7 @@ def targets_chapter(section: Section) -> Chapter | None:
             if cost is not None:
                 some = "" if cost.seeds == len(group.runs) else f" ({cost.seeds} of {len(group.runs)} seeds)"
                 sent = human_bytes(cost.bytes.mean)
-                parts = list(cost.by_direction.values())
-                rows.append(figures.Bar(f"{group.label}{some}", sent, parts, cost.spread, i))
+                rows.append(figures.Bar(f"{group.label}{some}", sent, cost.by_direction, cost.spread, i))
         never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
         note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
         if any(len(group.runs) > 1 for group in groups):
@@ -426,7 +425,7 @@ def retry_text(retry: Mapping[str, Any]) -> str:
     >>> retry_text(found)
     'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
     """
-    number, back, lr, lost = (numbers_of(retry).get(key, 0) for key in ("round", "from_round", "lr", "bytes_abandoned"))
+    number, back, lr, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "lr", "bytes_abandoned"))
     where = f"round {back:g}" if back else "the start"
     status = visible(str(retry.get("status")), 40)
     out = [f"{one}" for one in retry.get("left_out") or () if isinstance(one, int)]

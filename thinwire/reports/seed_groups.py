@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, visible
 from thinwire.metrics.objective import Objective
+from thinwire.runs.best import recorded_objective
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.link_time import link, seconds
-from thinwire.runs.records import Record, Recorded, honest_bytes, totals
+from thinwire.runs.records import Record, Recorded, honest_bytes
 from thinwire.runs.toml import Table as TomlTable, dumps, flat
 
-DIRECTIONS = ("up", "down", "catchup")
 ACCURACY, SLOW = Objective(), "2 Mbps"
 CLIENT_QUANTILES = ("count", "mean", "worst_10", "p10", "p50", "p90")
 WORST_CLIENTS = "worst 10 % of clients"
@@ -74,7 +74,7 @@ class TargetCost(NamedTuple):
     rounds: MeanInterval
     bytes: MeanInterval  # honest: up, down, catch-up and abandoned rounds
     ideal: float  # without catch-up
-    by_direction: dict[str, float]
+    by_direction: tuple[float, ...]  # up, down, catch-up
     seconds: float  # over `SLOW` links
     spread: tuple[float, float]  # bytes of the seed that needed the fewest, and of the one that needed the most
 
@@ -114,8 +114,8 @@ class SeedGroup(NamedTuple):
     @property
     def metrics(self) -> dict[str, MeanInterval]:
         """Its metrics after the last round, apart from accuracy."""
-        found = (numbers_of(record.get("metrics")) for run in self.runs for record in run.records)
-        names = dict.fromkeys(itertools.chain.from_iterable(found))
+        found = (record.get("metrics") for run in self.runs for record in run.records)
+        names = dict.fromkeys(name for one in found if isinstance(one, dict) for name in one)
         return {name: value for name in names if name != "accuracy" and (value := self.final_of(f"metrics.{name}"))}
 
     @property
@@ -131,14 +131,14 @@ class SeedGroup(NamedTuple):
     @property
     def final(self) -> MeanInterval | None:
         """The last value of its objective in each run, over seeds."""
-        return self.final_of(objective_key(self.objective))
+        return self.final_of("")
 
     def final_of(self, metric: str) -> MeanInterval | None:
-        """The last value of a metric (see `metric_value`) in each run, over seeds."""
-        return MeanInterval.of(next(iter(self.values(run, metric)[::-1]), None) for run in self.runs)
+        """The last value of a metric (see `values`) in each run, over seeds."""
+        return MeanInterval.of(next(reversed(self.values(run, metric)), None) for run in self.runs)
 
     def values(self, run: Recorded, metric: str = "") -> list[float]:
-        """The values of a metric, by default its objective, in the evaluated rounds of a run."""
+        """The values of a metric (see `metric_value`), by default its objective, in the evaluated rounds of a run."""
         found = (metric_value(record, metric or objective_key(self.objective)) for record in run.records)
         return [value for value in found if value is not None]
 
@@ -157,7 +157,7 @@ class SeedGroup(NamedTuple):
     def bytes_by_seed(self, target: float) -> dict[int, float]:
         """Bytes to a target by seed, for the seeds that reached it."""
         parts = {seed: self.until(run, target) for seed, run in zip(self.seeds, self.runs, strict=True)}
-        return {seed: totals(part)["bytes_total"] for seed, part in parts.items() if part}
+        return {seed: sum(map(honest_bytes, part)) for seed, part in parts.items() if part}
 
     def total(self, key: str) -> float:
         """The mean of one of the `totals` that every run has, such as bytes."""
@@ -165,15 +165,13 @@ class SeedGroup(NamedTuple):
 
     def curve(self, metric: str) -> list[Point]:
         """A metric (see `metric_value`) by round, where every seed has it."""
-        bytes_so_far = [list(itertools.accumulate(map(honest_bytes, run.records))) for run in self.runs]
+        sent = zip(*(itertools.accumulate(map(honest_bytes, run.records)) for run in self.runs), strict=False)
         points = []
-        for i in range(min(len(run.records) for run in self.runs)):
-            values = [metric_value(run.records[i], metric) for run in self.runs]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
-                sent = statistics.fmean(so_far[i] for so_far in bytes_so_far)
-                number = self.runs[0].records[i]["round"]
-                points.append(Point(number, sent, statistics.fmean(known), min(known), max(known)))
+        for lines, so_far in zip(zip(*(run.records for run in self.runs), strict=False), sent, strict=False):
+            known = [value for line in lines if (value := metric_value(line, metric)) is not None]
+            if len(known) == len(lines):
+                mean = statistics.fmean(known)
+                points.append(Point(lines[0]["round"], statistics.fmean(so_far), mean, min(known), max(known)))
         return points
 
     def cost_to_reach(self, target: float, compute: float | None = None) -> TargetCost | None:
@@ -184,23 +182,15 @@ class SeedGroup(NamedTuple):
             compute: training seconds of a client per round; as measured by default.
         """
         spent = [part for run in self.runs if (part := self.until(run, target))]
-        if not spent:
-            return None
-        sums = [totals(part) for part in spent]
-        by_direction = {way: statistics.fmean(total[f"bytes_{way}"] for total in sums) for way in DIRECTIONS}
-        honest = MeanInterval.of(total["bytes_total"] for total in sums)
         rounds = MeanInterval.of(float(len(part)) for part in spent)
-        assert honest
-        assert rounds
-        return TargetCost(
-            len(spent),
-            rounds,
-            honest,
-            by_direction["up"] + by_direction["down"],
-            by_direction,
-            statistics.fmean(seconds(part, link(SLOW), compute) for part in spent),
-            (min(total["bytes_total"] for total in sums), max(total["bytes_total"] for total in sums)),
-        )
+        sent = [sum(map(honest_bytes, part)) for part in spent]
+        honest = MeanInterval.of(map(float, sent))
+        if not rounds or not honest:
+            return None
+        ways = [[sum(one[f"bytes_{way}"] for one in part) for part in spent] for way in ("up", "down", "catchup")]
+        up, down, catchup = map(statistics.fmean, ways)
+        time = statistics.fmean(seconds(part, link(SLOW), compute) for part in spent)
+        return TargetCost(len(spent), rounds, honest, up + down, (up, down, catchup), time, (min(sent), max(sent)))
 
 
 def group(runs: Sequence[Recorded]) -> list[SeedGroup]:
@@ -237,29 +227,23 @@ def differing(configs: Sequence[TomlTable]) -> list[str]:
 
 
 def unique_labels(names: Sequence[str], configs: Sequence[TomlTable]) -> list[str]:
-    """Names of configurations; those with the same name also get the settings in which they differ.
+    """Names of configurations; those with the same name also get the settings in which they differ, or a number.
 
     >>> unique_labels(["a", "a", "b"], [{"k": 1}, {"k": 2}, {}])
     ['a (k 1)', 'a (k 2)', 'b']
     """
-    labels = []
+    labels: list[str] = []
     for name, config in zip(names, configs, strict=True):
-        same_name = [other for other, other_name in zip(configs, names, strict=True) if other_name == name]
-        if len(same_name) > 1:
-            values, paths = flat(config), differing([without_seed(other) for other in same_name])
-            texts = [f"{path.rsplit('.', 1)[-1]} {values[path]}" for path in paths if path in values]
-            name = f"{name} ({', '.join(texts[:3])})" if texts else name
-        labels.append(name)
-    seen: dict[str, int] = {}
-    for i, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:
-            labels[i] = f"{label} #{seen[label]}"
-    return labels
+        same_name = [without_seed(other) for other, its in zip(configs, names, strict=True) if its == name]
+        values = flat(config)
+        texts = [f"{path.rsplit('.', 1)[-1]} {values[path]}" for path in differing(same_name) if path in values]
+        labels.append(f"{name} ({', '.join(texts[:3])})" if texts else name)
+    before = [labels[:i].count(label) for i, label in enumerate(labels)]
+    return [f"{label} #{count + 1}" if count else label for label, count in zip(labels, before, strict=True)]
 
 
 def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
-    """The value of a metric in a record; None if the round has none.
+    """The value of a metric in a record; None if the round has none, or it is not a finite number.
 
     Args:
         record: a line of `metrics.jsonl`.
@@ -270,21 +254,11 @@ def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
     [0.9, 0.8, None]
     """
     field, _, name = metric.partition(".")
+    found = record.get(field)
     if name:
-        return numbers_of(record.get(field)).get(name)
-    return numbers_of({metric: record.get(metric)}).get(metric)
-
-
-def numbers_of(value: Any) -> dict[str, float]:
-    """The finite numbers of an object, by name; empty for anything else.
-
-    >>> numbers_of({"f1": 0.5, "auc": float("nan"), "note": "x"}), numbers_of(None)
-    ({'f1': 0.5}, {})
-    """
-    if not isinstance(value, Mapping):
-        return {}
-    known = {name: one for name, one in value.items() if isinstance(one, int | float) and not isinstance(one, bool)}
-    return {str(name): float(one) for name, one in known.items() if abs(one) < 1e300}
+        found = found.get(name) if isinstance(found, Mapping) else None
+    known = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300
+    return float(found) if known else None  # type: ignore[arg-type]
 
 
 def objective_key(objective: Objective) -> str:
@@ -302,10 +276,15 @@ def objective_name(objective: Objective) -> str:
 
 
 def objectives(runs: Sequence[Recorded]) -> list[Objective]:
-    """The objective of each run of a task."""
-    stated = dict.fromkeys(one for run in runs if (one := _objective(run)))
-    known = (*stated, ACCURACY, Objective("loss", higher_is_better=False))
-    return [_objective(run, known) or ACCURACY for run in runs]
+    """The objective of each run of a task; of one without a summary, the first of the others' that it has recorded."""
+    stated = [recorded_objective(run.summary) for run in runs]
+    known = dict.fromkeys((*filter(None, stated), ACCURACY, Objective("loss", higher_is_better=False)))
+
+    def has(run: Recorded, objective: Objective) -> bool:
+        return any(metric_value(record, objective_key(objective)) is not None for record in run.records)
+
+    pairs = zip(runs, stated, strict=True)
+    return [own or next((one for one in known if has(run, one)), ACCURACY) for run, own in pairs]
 
 
 def target_text(objective: Objective, target: float) -> str:
@@ -350,7 +329,7 @@ def value_text(objective: Objective | None, value: MeanInterval | None) -> str:
     return mean if value.half is None else f"{mean} ± {std}"
 
 
-def value_interval(objective: Objective, value: MeanInterval | None) -> str:
+def _interval_text(objective: Objective, value: MeanInterval | None) -> str:
     """The 95 % interval of the mean of an objective."""
     if value is None or value.half is None:
         return "-"
@@ -369,7 +348,7 @@ def result_columns(groups: Sequence[SeedGroup], interval: bool = False) -> dict[
         columns[f"final {unit}"] = [value_text(one, group and group.final) for group in own]
         columns[f"best {unit}"] = [value_text(one, group and group.best) for group in own]
         if interval:
-            columns["95 % interval"] = [value_interval(one, group and group.final) for group in own]
+            columns["95 % interval"] = [_interval_text(one, group and group.final) for group in own]
     found, ranked = [group.metrics for group in groups], [group.objective.name for group in groups]
     for name in dict.fromkeys(name for metrics in found for name in metrics if name not in ranked):
         columns[visible(name, 60)] = [value_text(None, metrics.get(name)) for metrics in found]
@@ -383,12 +362,3 @@ def byte_columns(groups: Sequence[SeedGroup]) -> dict[str, list[str]]:
     heads |= {"total": "bytes_total_honest", "ideal": "bytes_total_ideal"}
     sent = {head: [group.total(key) for group in groups] for head, key in heads.items()}
     return {head: list(map(human_bytes, own)) for head, own in sent.items() if head != "abandoned" or any(own)}
-
-
-def _objective(run: Recorded, known: Sequence[Objective] = ()) -> Objective | None:
-    """The objective in the summary of a run; without one, the first of some that the run has recorded."""
-    entry = (run.summary or {}).get("objective")
-    if isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and name:
-        return Objective(name, entry.get("higher_is_better") is not False)
-    recorded = [one for one in known if any(metric_value(r, objective_key(one)) is not None for r in run.records)]
-    return next(iter(recorded), None)

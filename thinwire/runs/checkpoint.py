@@ -45,7 +45,6 @@ def save_checkpoint(
     state: RunState,
     config: str,
     metrics: str = "",
-    retries: int = 0,
     keep: int = KEEP,
     best: Tree | None = None,
 ) -> None:
@@ -56,20 +55,25 @@ def save_checkpoint(
         state: the state.
         config: the digest of the experiment.
         metrics: the lines of `metrics.jsonl` up to that round.
-        retries: how often the run went back before (`retry.py`).
         keep: number of checkpoints in the folder that are kept.
         best: the best model so far, if it is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
     packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
-    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    data = tensor_bytes(tensors)
     write_atomically(file.with_suffix(".safetensors"), data)
     sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics, "retries": retries}
+    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics}
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
         remove_checkpoint(folder, old)
+
+
+def tensor_bytes(tensors: Tree, **metadata: str) -> bytes:
+    """The contents of a safetensors file; of metadata one key at most, since the order of several is random."""
+    blocks = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    return bytes(save(blocks, metadata=metadata or None))
 
 
 def load_checkpoint(

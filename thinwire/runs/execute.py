@@ -47,7 +47,7 @@ from thinwire.runs.loop import (
     Watchers,
 )
 from thinwire.runs.records import ROLLED_BACK, Accounting, byte_totals
-from thinwire.runs.retry import Rescue, Retry, Store, check_retry
+from thinwire.runs.retry import Rescue, Retry, check_retry
 from thinwire.runs.run_directory import RunFolder, Summary
 from thinwire.runs.samples import make_samples, write_samples
 from thinwire.runs.summary import diverged_summary, summarize_run
@@ -186,7 +186,7 @@ def reopen(plan: Plan, folder: RunFolder, summary: Summary) -> Finished:
     check_blocks(simulation, state)
     records = folder.history()
     best = _best(plan, simulation, folder, records)
-    return Finished(simulation, state, records, rescue.store.retries, summary, best)
+    return Finished(simulation, state, records, rescue.retries, summary, best)
 
 
 def check_blocks(simulation: Runner, state: RunState) -> None:
@@ -216,8 +216,8 @@ def _best(plan: Plan, simulation: Runner, folder: RunFolder | None, records: lis
 
 
 def _rescue(plan: Plan, simulation: Runner, folder: RunFolder | None) -> Rescue:
-    store, name = Store(folder, plan.engine.device), str(folder.path) if folder else ""
-    return Rescue(plan.engine.prepare, simulation.job, store, plan.checkpoint.every, name, plan.retries)
+    settings = plan.engine.device, plan.checkpoint.every, plan.retries
+    return Rescue(plan.engine.prepare, simulation.job, folder, *settings)
 
 
 @dataclass(eq=False)
@@ -262,7 +262,7 @@ class _Execution:
             model = self.best.as_bytes() if self.best and self.best.weights is not None else None
             write_samples(self.folder.path, make_samples(simulation.federation, state))
             self.folder.finish(summary, {**weights, **buffers}, model)
-        return Finished(simulation, state, self.records, self.rescue.store.retries, summary, self.best)
+        return Finished(simulation, state, self.records, self.rescue.retries, summary, self.best)
 
     def _train(self, simulation: Runner, state: RunState, watchers: Watchers) -> tuple[Runner, RunState]:
         written = None
@@ -279,7 +279,7 @@ class _Execution:
         except Diverged as error:
             if self.folder:
                 found = diverged_summary(self._summary(simulation, state, "divergence"), error)
-                self.folder.record_diverged(str(error), found)
+                self.folder.write_totals(found)
             raise
         return simulation, state
 
@@ -291,8 +291,8 @@ class _Execution:
             self.folder.record(record)
         self.records.append(record)
         if self.best:
-            points = (self.rescue.store.round,) if self.rescue.active else ()
-            self.best.after(self.records, lambda: {**(model := final_model(simulation, state))[0], **model[1]}, points)
+            good = self.rescue.round if self.rescue.active else 0
+            self.best.after(record, lambda: {**(model := final_model(simulation, state))[0], **model[1]}, good)
         self.done = state
 
     def _save(self, state: RunState) -> None:
@@ -312,7 +312,7 @@ class _Execution:
     def _summary(self, simulation: Runner, state: RunState, ended_by: EndedBy) -> Summary:
         """The totals of the rounds so far."""
         names = self.plan.name, self.plan.task, self.plan.accounting
-        summary = summarize_run(*names, simulation, state, self.records, self.rescue.store.retries)
+        summary = summarize_run(*names, simulation, state, self.records, self.rescue.retries)
         summary["ended_by"] = ended_by
         if self.best and self.best.lead.round:
             lead = self.best.lead

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from thinwire.core.tree import Tree
@@ -37,6 +36,7 @@ from thinwire.models.pretrained import quiet
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState
 from thinwire.runs.build import build_job
+from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.execute import check_blocks
 from thinwire.runs.files import write_all
 from thinwire.runs.run_directory import RunFolder
@@ -110,9 +110,8 @@ def save_adapter(
         "bias": "none",
         "inference_mode": True,
     }
-    data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
     text = (json.dumps(record, indent=1) + "\n").encode()
-    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
+    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": tensor_bytes(tensors)})
 
 
 def inside(model: nn.Module) -> tuple[Any, str]:

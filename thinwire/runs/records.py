@@ -33,7 +33,6 @@ KEEP = 2  # checkpoints, the newest; see `Checkpointing.keep`
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
-_LARGEST = 1 << 63  # of a count
 
 
 class Recorded(NamedTuple):
@@ -66,7 +65,7 @@ class Recorded(NamedTuple):
     def totals(self) -> dict[str, Any]:
         """The totals of its rounds, with the bytes of abandoned ones."""
         known = (self.summary or {}).get("bytes_abandoned")
-        return totals(self.records, abandoned=known if type(known) is int and 0 <= known < _LARGEST else None)
+        return totals(self.records, abandoned=known if _is_count(known) else None)
 
     @property
     def retries(self) -> list[dict[str, Any]]:
@@ -113,21 +112,24 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 def read_records(file: Path) -> list[Record]:
     """The lines of a metrics file up to the first that is incomplete or not valid."""
-    return parse_records(read_lines(file))
+    return read_lines(file, parse_record)
 
 
-def parse_records(lines: Iterable[bytes]) -> list[Record]:
-    """The records of some lines, as `read_records`."""
-    records: list[Record] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not _sound(record):
-            break
-        records.append(record)
-    return records
+def parse_record(line: bytes) -> Record:
+    """The record of a line; one that is not valid is a ValueError."""
+    record: Record = json.loads(line)
+    record.setdefault("accuracy", None)
+    counts = [*(record.get(key) for key in _COUNTS), record.get("bytes_abandoned", 0)]
+    shares = (value for key in ("accuracy", "client_accuracy") if (value := record.get(key)) is not None)
+    numbers: list[Any] = [record.get("loss"), record.get("seconds"), *shares]
+    sound = all(map(_is_count, counts)) and all(type(one) is float or _is_count(one) for one in numbers)
+    if not sound or not all(map(math.isfinite, numbers[1:])):
+        raise ValueError("not the record of a round")
+    return record
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def totals(
@@ -142,27 +144,18 @@ def totals(
     """
     if abandoned is None:
         abandoned = sum(record.get("bytes_abandoned", 0) for record in records)
-    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
-    of_clients = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
+    last = records[-1] if records else {}
     up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
-    return {
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "final_client_accuracy": of_clients[-1] if of_clients else None,
-        "best_client_accuracy": max(of_clients, default=None),
-        "final_loss": records[-1]["loss"] if records else None,
-        **_final("metrics", records),
-        **_final("clients_eval", records),
-        **byte_totals(up, down, catchup, accounting, abandoned),
-        **({"clock": records[-1]["clock"]} if records and records[-1].get("clock") is not None else {}),
-        "seconds": round(sum(record["seconds"] for record in records), 3),
-    }
-
-
-def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last value of a field that not all runs have, as `final_...`; empty if no record has one."""
-    found = next((record[field] for record in reversed(records) if record.get(field)), None)
-    return {f"final_{field}": found} if found else {}
+    found: dict[str, Any] = {}
+    for name in ("accuracy", "client_accuracy"):
+        known = [record[name] for record in records if record.get(name) is not None]
+        found |= {f"final_{name}": known[-1] if known else None, f"best_{name}": max(known, default=None)}
+    found["final_loss"] = last.get("loss")
+    for name in ("metrics", "clients_eval"):  # which not all runs have
+        found |= next(({f"final_{name}": one[name]} for one in reversed(records) if one.get(name)), {})
+    found |= byte_totals(up, down, catchup, accounting, abandoned)
+    found |= {} if last.get("clock") is None else {"clock": last["clock"]}
+    return found | {"seconds": round(sum(record["seconds"] for record in records), 3)}
 
 
 def honest_bytes(record: Mapping[str, Any]) -> int:
@@ -216,7 +209,7 @@ def read_totals(path: Path) -> dict[str, Any] | None:
     if summary is None:
         return None
     for key in ("rounds", "bytes_up", "bytes_down", "bytes_catchup"):
-        if type(summary.get(key)) is not int or not 0 <= summary[key] < _LARGEST:
+        if not _is_count(summary.get(key)):
             given = visible(repr(summary.get(key)), 40)
             raise CheckpointError(f"{path / 'summary.json'} is damaged: {key} is {given}; {_remedy(path)}")
     return summary
@@ -306,31 +299,6 @@ def begins_with(file: Path, data: bytes) -> bool:
             return stream.read(len(data)) == data
     except FileNotFoundError:
         return not data
-
-
-# -- single values ---------------------------------------------------------------------------------------------------
-
-
-def _sound(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    if not all(type(record.get(key)) is int and 0 <= record[key] < _LARGEST for key in _COUNTS):
-        return False
-    for key in ("loss", "seconds", "accuracy", "client_accuracy"):
-        value = record.get(key)
-        if value is None and key.endswith("accuracy"):
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        if abs(value) >= _LARGEST and isinstance(value, int):  # too large for a float
-            return False
-        if key != "loss" and not math.isfinite(value):
-            return False
-    lost = record.get("bytes_abandoned", 0)
-    if type(lost) is not int or not 0 <= lost < _LARGEST:
-        return False
-    record.setdefault("accuracy", None)
-    return True
 
 
 def _read_notes(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from thinwire.core.frames import data_frame
@@ -22,7 +22,8 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.objective import Objective
-from thinwire.runs.best import Lead, by_validation
+from thinwire.runs.best import Lead, by_validation, recorded_objective
+from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
 from thinwire.runs.records import BEST, read_run, verify
 from thinwire.runs.retry import Retry, read_retries
@@ -110,7 +111,7 @@ class Run:
     @property
     def bytes_abandoned(self) -> int:
         """Bytes of rounds that were trained and then abandoned; they are not in `bytes_up` and `bytes_down`."""
-        return sum(retry.bytes for retry in self.retries)
+        return sum(retry.bytes_abandoned for retry in self.retries)
 
     @property
     def bytes_total(self) -> int:
@@ -205,7 +206,7 @@ class Run:
                 folder.record(record)
             if self.best and self._best is not None:
                 number = str(self.summary.get("best", {}).get("round", ""))
-                best = save({name: one.contiguous() for name, one in self._best.items()}, metadata={"round": number})
+                best = tensor_bytes(self._best, round=number)
             folder.finish(self.summary, {**self.weights, **self.buffers}, best)
         return path
 
@@ -283,10 +284,8 @@ def load_run(path: Path | str) -> Run:
         how = how_to_resume(path, run.table)
         raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
     verify(path)
-    records, environment, ranked = records_of(run.records), run.environment, run.summary.get("objective")
-    objective = Objective()
-    if isinstance(ranked, dict) and isinstance(ranked.get("name"), str):
-        objective = Objective(ranked["name"], ranked.get("higher_is_better") is not False)
+    records, environment = records_of(run.records), run.environment
+    objective = recorded_objective(run.summary) or Objective()
     validated = any(record.client_accuracy is not None or record.client_loss is not None for record in records)
     weights, best = (
         dict(load_file(file)) if file.is_file() else None for file in (path / "model.safetensors", path / BEST)

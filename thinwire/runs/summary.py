@@ -58,7 +58,7 @@ def summarize_run(
         **summary_of(judge(lines, chance), chance),
         "parameters": simulation.federation.model.parameters(),
         "trainable": Spec.of(simulation.federation.first.coords).size,
-        **totals(lines, accounting, sum(retry.bytes for retry in retries)),
+        **totals(lines, accounting, sum(retry.bytes_abandoned for retry in retries)),
         "objective": simulation.job.ranked_by.summary(lines),
         "seconds": round(sum(line["seconds"] for line in all_lines), 3),
         **again,
