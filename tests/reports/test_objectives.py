@@ -10,10 +10,9 @@ import pytest
 
 import thinwire as tw
 from thinwire.metrics.objective import Objective
-from thinwire.reports.baseline import Saving, baseline_of, choose_targets
 from thinwire.reports.chapters import sweeps
 from thinwire.reports.figures import DARK, LIGHT, Curve, scale_limits
-from thinwire.reports.seed_groups import group
+from thinwire.reports.seed_groups import Saving, baseline_of, choose_targets, group
 from thinwire.runs.records import read_run
 from thinwire.search.table import table_of
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.reports.baseline import baseline_of, choose_targets
-from thinwire.reports.seed_groups import MeanInterval, group
+from thinwire.reports.seed_groups import MeanInterval, baseline_of, choose_targets, group
 from thinwire.runs.records import find_runs, read_run, totals
 
 

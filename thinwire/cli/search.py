@@ -288,6 +288,9 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
     def plain(value: Any) -> dict[str, Any]:
         return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
 
+    def run_facts(trial: Trial) -> dict[str, Any]:
+        return {key: value for key, value in trial._asdict().items() if key != "value"}
+
     facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
     facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
     facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
@@ -298,12 +301,12 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
         rungs = [
             {
                 "rounds": rung.rounds,
-                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "trials": [{"settings": plain(one.value), **run_facts(one)} for one in rung.trials],
                 "kept": [plain(value) for value in rung.kept],
             }
             for rung in found.rungs
         ]
-        runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
+        runs = {name: one and run_facts(one) for name, one in (("result", full.found), ("start", full.start))}
         facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
         facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
         print_json(facts)
@@ -408,7 +411,6 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
 
 def _trial_cells(trial: Trial) -> tuple[str, ...]:
     """Accuracy, loss, rounds, bytes and status of a trial."""
-    found = trial.measured
-    loss = "-" if found.loss is None else f"{found.loss:.4g}"
-    status = "" if found.status == "finished" else found.status
-    return percent(found.accuracy), loss, f"{found.rounds:,}", human_bytes(found.bytes), status
+    loss = "-" if trial.loss is None else f"{trial.loss:.4g}"
+    status = "" if trial.status == "finished" else trial.status
+    return percent(trial.accuracy), loss, f"{trial.rounds:,}", human_bytes(trial.bytes), status

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
-from thinwire.reports.baseline import Costs, headline, untuned
-from thinwire.reports.page import Cells, Chapter, Drawing, Lead, Piece
+from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
 from thinwire.reports.seed_groups import (
     ACCURACY,
     SLOW,
+    Costs,
     SeedGroup,
     TargetCost,
     byte_columns,
     differing,
+    headline,
     metric_value,
     number_text,
     objective_key,
@@ -26,13 +27,14 @@ from thinwire.reports.seed_groups import (
     percent_text,
     result_columns,
     target_text,
+    untuned,
 )
 from thinwire.runs.collapse import FAILED_RUNS, count_broken
 from thinwire.runs.records import ROLLED_BACK
 from thinwire.runs.search_record import SearchRecord, read_search
 from thinwire.runs.toml import flat
 
-MOST_LAYERS = 16
+MAX_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."
 _NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
 _TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
@@ -73,7 +75,7 @@ def overview(section: Section) -> Chapter:
         if metric != ranked and any(group.curve(metric) for group in groups):
             drawn.append(curve_drawing(section.name, groups, metric))
     lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
-    pieces: list[Piece] = [*section.notes, *([Lead(lead)] if lead else []), *([tuned] if tuned else [])]
+    pieces: list[Piece] = [*section.notes, *([Headline(lead)] if lead else []), *([tuned] if tuned else [])]
     pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section)]
     name = name.removeprefix("test ")
     return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
@@ -300,9 +302,9 @@ def layers_chapter(section: Section) -> Chapter | None:
         summary = group.runs[0].summary or {}
         layers = [row for row in summary.get("layers") or [] if isinstance(row, dict) and "layer" in row]
         what, rows = figures.layer_bars(layers, summary.get("rounds"), i)
-        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MOST_LAYERS]
+        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MAX_LAYERS]
         if len(ranked) < len(rows):
-            what += f", the {MOST_LAYERS} largest of {len(rows)}"
+            what += f", the {MAX_LAYERS} largest of {len(rows)}"
         # without bytes, layers that were synchronized in every round are not worth a figure
         if layers and ("bytes" in what or any(row.get("syncs") != summary.get("rounds") for row in layers)):
             charts.append((group, what, [row for row in rows if row in ranked]))

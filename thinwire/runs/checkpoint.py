@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +31,6 @@ from thinwire.runs.records import KEEP, checkpoint_file, remove_checkpoint, roun
 
 FORMAT = 3
 ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
-
-
-class Bounds(NamedTuple):
-    """Number of rounds and clients of the experiment, the limits for the counts of a checkpoint."""
-
-    rounds: int = 1 << 40
-    clients: int = 1 << 40
 
 
 def save_checkpoint(
@@ -76,16 +69,13 @@ def tensor_bytes(tensors: Tree, **metadata: str) -> bytes:
     return bytes(save(blocks, metadata=metadata or None))
 
 
-def load_checkpoint(
-    folder: Path, config: str, device: Device = None, bounds: Bounds | None = None, number: int | None = None
-) -> RunState | None:
+def load_checkpoint(folder: Path, config: str, device: Device = None, number: int | None = None) -> RunState | None:
     """The state of a checkpoint, by default the newest; None if there is none.
 
     Args:
         folder: the folder of checkpoints.
         config: the digest of the experiment, which must match.
         device: the device of the public state and the averaged model; server and client states are on the CPU.
-        bounds: the limits of the experiment; by default very large ones.
         number: the round of the checkpoint.
     """
     rounds = [one for one in rounds_in(folder) if number is None or one <= number]
@@ -104,8 +94,6 @@ def load_checkpoint(
             for name, one in _tensors(path, meta, older).items()
         }
         state: RunState = unpack(RunState, meta["state"], tensors)
-        if wrong := _out_of_range(state, bounds or Bounds()):
-            raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
         return state
     except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
@@ -128,30 +116,6 @@ def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
     if hashlib.sha256(data).hexdigest() != meta["sha256"]:
         raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
     return dict(load(data))
-
-
-def _out_of_range(state: RunState, bounds: Bounds) -> str:
-    """Describe the first count of a state that is out of range; "" if there is none."""
-    ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
-    clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
-    seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
-    seen += [*(one.version for one in state.clients.values()), *(one.version for one in flights)]
-    seen += [edge for window in ledger.past for edge in window[:2]]
-    if len({one.client for one in flights}) < len(flights):
-        return "a client that trains is in it twice"
-    ranges: tuple[tuple[str, Iterable[int], int], ...] = (
-        ("round", [state.round], bounds.rounds),
-        ("version", [version], state.round),
-        ("version of a client or an entry", seen, version),
-        ("client", clients, bounds.clients - 1),
-        ("number of clients trained together", [state.chunk], bounds.clients),
-        ("number of synchronizations", state.sync_counts.syncs.values(), state.round),
-    )
-    for what, values, most in ranges:
-        for value in values:
-            if value > most:
-                return f"it holds the {what} {value}, expected 0 to {most:,}"
-    return ""
 
 
 def pack(value: Any, tensors: Tree, path: str = "") -> Any:

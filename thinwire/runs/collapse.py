@@ -95,7 +95,7 @@ class Chance(NamedTuple):
         return found if found is None or _finite(found) or not self.is_r2 else None
 
     def text(self, value: float) -> str:
-        """A value for readers."""
+        """A value as text."""
         return f"{value:.4g}" if self.is_r2 else percent(value)
 
     @property

@@ -109,11 +109,10 @@ def must_repeat(plan: Plan, folder: RunFolder, done: Summary, remedy: str) -> bo
 
     Args:
         plan: the run that is wanted.
-        folder: its directory, whose files are verified.
+        folder: its directory.
         done: the totals of the finished run.
         remedy: what to write if the run went back and now may not.
     """
-    folder.verify()
     then = RunFolder.open(folder.path).table.get("checkpoint", {}).get("on_divergence", "stop")
     halved = [one for one in done.get("retries", ()) if one.get("status") != ROLLED_BACK]
     if halved and not plan.retries:

@@ -2,8 +2,7 @@
 
 Reading of `metrics.jsonl` stops at an incomplete line (the run is still writing, or was killed).
 
-`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`. The rounds of an unfinished run
-are covered up to its newest checkpoint, which holds their lines. The error for a file that does not match has its path.
+`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`; `verify` compares them.
 """
 
 from __future__ import annotations
@@ -85,18 +84,15 @@ class Recorded(NamedTuple):
 
 
 def read_run(path: Path) -> Recorded:
-    """Read a run directory; a file whose checksum does not match is a CheckpointError with its path."""
+    """Read a run directory; checksums are not compared (see `verify`)."""
     file = path / "config.toml"
     if not file.is_file():
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
-    table = read_toml(file)
-    summary = read_summary(path)
-    if summary is None:
-        records = _covered_records(path)
-    else:
-        verify(path, "metrics.jsonl")
-        records = read_records(path / "metrics.jsonl")
-    return Recorded(path, table, records, _read_notes(path / "environment.json"), summary)
+    try:
+        environment = read_json(path / "environment.json")
+    except CheckpointError:  # no result depends on it
+        environment = {}
+    return Recorded(path, read_toml(file), read_records(path / "metrics.jsonl"), environment, read_summary(path))
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -158,6 +154,17 @@ def totals(
     return found | {"seconds": round(sum(record["seconds"] for record in records), 3)}
 
 
+def columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a round by column: its fields, metrics by their names, and values over clients after `clients_`.
+
+    >>> columns({"round": 1, "metrics": {"f1": 0.5}, "clients_eval": {"p10": 0.2}, "layers": {}})
+    {'round': 1, 'f1': 0.5, 'clients_p10': 0.2}
+    """
+    nested = {key: record.get(key) or {} for key in ("metrics", "clients_eval", "sites_eval", "layers")}
+    fields = {key: value for key, value in record.items() if key not in nested}
+    return {**fields, **nested["metrics"], **{f"clients_{key}": one for key, one in nested["clients_eval"].items()}}
+
+
 def honest_bytes(record: Mapping[str, Any]) -> int:
     """All bytes up to a round since the one before: up, down, catch-up, and those of rounds abandoned in between."""
     sent = record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
@@ -197,10 +204,7 @@ def sums_of(files: Mapping[str, bytes]) -> bytes:
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None if it is not finished."""
-    if not (path / "summary.json").is_file():
-        return None
-    verify(path, "summary.json")
-    return read_json(path / "summary.json")
+    return read_json(path / "summary.json") if (path / "summary.json").is_file() else None
 
 
 def read_totals(path: Path) -> dict[str, Any] | None:
@@ -215,33 +219,20 @@ def read_totals(path: Path) -> dict[str, Any] | None:
     return summary
 
 
-def verify(path: Path, *names: str) -> None:
-    """Raise a CheckpointError if files of a finished run do not match their checksums; by default all of them."""
-    sums = _sums(path)
-    for name in (name for name in names or (*COVERED, BEST) if name in sums):
-        file = path / name
+def verify(path: Path) -> None:
+    """Raise a CheckpointError if a file of a finished run does not match its checksum; early versions have none."""
+    if not (path / SUMS).is_file():
+        return
+    listed = (path / SUMS).read_text("utf-8", "replace").splitlines()
+    for name in (*COVERED, BEST):
+        file, wanted = path / name, [line for line in listed if line.endswith(f"  {name}")]
+        found = []
         if file.is_file():
             with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            what = "is damaged, or of another run: its SHA-256 is not the one in"
-        else:
-            found, what = "", "is missing, but listed in"
-        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just started again
+                found = [f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {name}"]
+        if found != wanted:
+            what = "is damaged, missing, or of another run: its SHA-256 is not the one in"
             raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
-
-
-def _sums(path: Path) -> dict[str, str]:
-    """SHA-256 by file; empty for a run of an early version."""
-    file = path / SUMS
-    if not file.is_file():
-        return {}
-    with file.open("rb") as stream:
-        lines = stream.read(4096).decode("utf-8", "replace").splitlines()
-    found = [re.fullmatch(r"([0-9a-f]{64})  ([a-z.]+)", line) for line in lines]
-    sums = {match[2]: match[1] for match in found if match}
-    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= {*COVERED, BEST} or not all(found):
-        raise CheckpointError(f"{file} is damaged: it must hold the SHA-256 of {', '.join(COVERED)}; {_remedy(path)}")
-    return sums
 
 
 def _remedy(path: Path) -> str:
@@ -277,21 +268,6 @@ def lines_at(folder: Path, number: int) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _covered_records(path: Path) -> list[Record]:
-    """The records of an unfinished run; those up to its newest checkpoint must match the checkpoint."""
-    folder, file = path / "checkpoints", path / "metrics.jsonl"
-    rounds = rounds_in(folder)
-    wanted = lines_at(folder, rounds[-1]) if rounds else None
-    if wanted and not begins_with(file, wanted.encode()):
-        newest = checkpoint_file(folder, rounds[-1])
-        if newest.is_file():  # if not, the run was just started again
-            raise CheckpointError(
-                f"{file} is damaged, or of another run: its first {rounds[-1]} rounds are not those in {newest}; "
-                f"`thinwire resume {path}` restores them"
-            )
-    return read_records(file)
-
-
 def begins_with(file: Path, data: bytes) -> bool:
     """Whether a file begins with these bytes; a missing file is empty."""
     try:
@@ -299,11 +275,3 @@ def begins_with(file: Path, data: bytes) -> bool:
             return stream.read(len(data)) == data
     except FileNotFoundError:
         return not data
-
-
-def _read_notes(file: Path) -> dict[str, Any]:
-    """The object of a file that no result depends on; empty if it cannot be read."""
-    try:
-        return read_json(file)
-    except CheckpointError:
-        return {}

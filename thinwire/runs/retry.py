@@ -73,7 +73,9 @@ def read_retries(path: Path) -> list[Retry]:
     try:
         return [Retry(**one) for one in read_checked(file)["retries"]]
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} holds no retries that this version reads; `--again` runs from the start") from error
+        raise CheckpointError(
+            f"{file} holds no retries that this version reads; `--again` runs from the start"
+        ) from error
 
 
 @dataclass
@@ -191,8 +193,12 @@ class Rescue:
             if (number and start is None) or len(before) >= MAX_ROLLBACKS:
                 raise error
         else:
-            if not self.active or len(before) >= MAX_RETRIES:
-                raise self._last(error) from error
+            if not self.active:
+                raise error
+            if len(before) >= MAX_RETRIES:
+                what = f"{error.verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
+                tried = f"{len(before)} retries, with learning rate {before[-1].lr:.4g}"
+                raise Diverged(f"{what}; also after {tried}", error.sent) from error
             number, left_out = self.round, {}
             status, why = "diverged", str(error).removeprefix(f"round {failed}: ")
             if isinstance(error, Collapsed):
@@ -219,14 +225,6 @@ class Rescue:
         if self.folder:
             return self.folder.load(self.device, number) if number else None
         return self.good if self.good and self.good.round == number else None
-
-    def _last(self, error: Diverged) -> Diverged:
-        """The error that ends the run."""
-        if not self.active or not self.retries:
-            return error
-        what = f"{error.verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
-        rate = f"{self.retries[-1].lr:.4g}"
-        return Diverged(f"{what}; also after {len(self.retries)} retries, with learning rate {rate}", error.sent)
 
 
 def _abandoned(records: Sequence[RoundRecord], number: int) -> tuple[int, list[dict[str, Any]]]:

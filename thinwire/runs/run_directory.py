@@ -42,7 +42,7 @@ import torch
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord, RunState
-from thinwire.runs.checkpoint import Bounds, load_checkpoint, save_checkpoint, tensor_bytes
+from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.cohort_file import COHORTS
 from thinwire.runs.experiment import Experiment, digest, to_table
 from thinwire.runs.files import (
@@ -216,8 +216,7 @@ class RunFolder:
 
     def load(self, device: str, number: int | None = None) -> RunState | None:
         """The state of a checkpoint, by default the newest; None if there is none."""
-        bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
-        return load_checkpoint(self.checkpoints, self.config, device, bounds, number)
+        return load_checkpoint(self.checkpoints, self.config, device, number)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""
@@ -268,12 +267,10 @@ class RunFolder:
         (self.path / PROCESS).unlink(missing_ok=True)
 
     def summary(self) -> Summary | None:
-        """The totals of a finished run; None if it is not finished."""
+        """The totals of a finished run, whose files are verified; None if it is not finished."""
+        if (self.path / "summary.json").is_file():
+            verify(self.path)
         return read_totals(self.path)
-
-    def verify(self) -> None:
-        """Raise a CheckpointError if a file of a finished run is damaged or of another run."""
-        verify(self.path)
 
 
 def identity(table: Table) -> Table:

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from thinwire.core.text import human_bytes, percent
 from thinwire.errors import ConfigError
 from thinwire.runs.collapse import BROKEN, Status
 
@@ -41,10 +41,11 @@ class Spent(Exception):
         self.lost, self.rounds = lost, rounds
 
 
-class Measured(NamedTuple):
-    """A run of the search.
+class Trial(NamedTuple):
+    """A run of a candidate.
 
     Args:
+        value: the candidate.
         accuracy: the criterion, larger is better; None if there is none.
         loss: decides between equal accuracies, smaller is better; None if unknown.
         bytes: bytes that were sent; decides between equal losses.
@@ -53,6 +54,7 @@ class Measured(NamedTuple):
         by: `loss` if that is the criterion; then accuracies are only shown.
     """
 
+    value: Any
     accuracy: float | None
     loss: float | None
     bytes: int
@@ -60,17 +62,24 @@ class Measured(NamedTuple):
     status: TrialStatus = "finished"
     by: Literal["accuracy", "loss"] = "accuracy"
 
-
-class Trial(NamedTuple):
-    """One candidate in a rung, and its run."""
-
-    value: Any
-    measured: Measured
-
     @property
     def failed(self) -> bool:
-        """Whether its run diverged, collapsed or ended at chance."""
-        return self.measured.status in BROKEN
+        """Whether the run diverged, collapsed or ended at chance."""
+        return self.status in BROKEN
+
+    @property
+    def outcome(self) -> str:
+        """The criterion and the bytes, or how the run failed.
+
+        >>> Trial("a", 0.9, 0.3, 10, 5).outcome, Trial("a", None, 0.25, 10, 5, by="loss").outcome
+        ('90.00 % (10 B)', 'loss 0.25 (10 B)')
+        >>> Trial("a", 0.1, 2.3, 10, 5, "at chance").outcome
+        'at chance'
+        """
+        if self.status != "finished":
+            return self.status.removesuffix(" so far")
+        value = f"loss {self.loss:.4g}" if self.by == "loss" else percent(self.accuracy)
+        return f"{value} ({human_bytes(self.bytes)})"
 
 
 class Rung(NamedTuple):
@@ -81,7 +90,7 @@ class Rung(NamedTuple):
     kept: tuple[Any, ...] = ()
 
 
-class Halved(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Args:
@@ -104,12 +113,12 @@ class Halved(NamedTuple):
     @property
     def bytes(self) -> int:
         """The bytes of all runs."""
-        return self.lost + sum(trial.measured.bytes for trial in self.trials)
+        return self.lost + sum(trial.bytes for trial in self.trials)
 
     @property
     def rounds(self) -> int:
         """The rounds of all runs."""
-        return self.lost_rounds + sum(trial.measured.rounds for trial in self.trials)
+        return self.lost_rounds + sum(trial.rounds for trial in self.trials)
 
     @property
     def tried(self) -> tuple[Any, ...]:
@@ -122,7 +131,7 @@ class Halved(NamedTuple):
         return self.lost > 0
 
 
-Measure = Callable[[Any, int], Measured]  # of a candidate and a number of rounds; raises `Spent`
+Measure = Callable[[Any, int], Trial]  # of a candidate and a number of rounds; raises `Spent`
 OnRung = Callable[[Rung], None]
 
 
@@ -161,55 +170,49 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
 
     Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
 
-    >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
-    >>> [trial.value for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
-    [0.2, 0.1]
+    >>> [trial.value for trial in ranked([Trial("a", 0.5, 1.0, 10, 1), Trial("b", 0.5, 0.9, 20, 1)])]
+    ['b', 'a']
     """
 
     def key(trial: Trial) -> tuple[bool, float, float, int]:
-        accuracy, loss, sent, _, status, by = trial.measured
-        worst = math.inf
-        error = worst if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
-        known = loss if loss is not None and not math.isnan(loss) else worst
-        return trial.failed, error, known, sent
+        _, accuracy, loss, sent, _, status, by = trial
+        error = math.inf if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
+        return trial.failed, error, math.inf if loss is None or math.isnan(loss) else loss, sent
 
     return sorted(trials, key=key)
 
 
 def halve_rates(
     measure: Measure, rates: Sequence[float], rounds: int, *, extend: int = 0, on_rung: OnRung = lambda rung: None
-) -> Halved:
+) -> SearchResult:
     """The search for a rate.
 
     Args:
         measure: runs a rate for a number of rounds.
-        rates: ascending, a constant factor apart, the likely best one in the middle.
+        rates: ascending, a factor of 2 apart, the likely best one in the middle.
         rounds: of the last rung.
         extend: if the best rate of the first rung is at an end, or all rates fail, up to so many more are tried there
             (below the smallest, if all fail).
         on_rung: is called with each rung when it ends.
 
     >>> def measure(rate, rounds):
-    ...     return Measured(1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
+    ...     return Trial(rate, 1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
     >>> found = halve_rates(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
     >>> found.value, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
     (1.0, [(2, 4), (4, 2), (8, 1)], 24, 2400)
     """
     middle = (len(rates) - 1) // 2
     ahead = [rates[i] for i in sorted(range(len(rates)), key=lambda i: abs(i - middle))]  # a budget ends the last ones
-    more = partial(_beyond, factor=rates[1] / rates[0])
-    return halving(measure, ahead, rounds, key=float, extend=extend, more=more, on_rung=on_rung)
+    return halving(measure, ahead, rounds, key=float, extend=extend, on_rung=on_rung)
 
 
-def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
+def _beyond(trials: Iterable[Trial]) -> float | None:
     """The next rate beyond the end that has the best one; None if the best one is not at an end."""
-    order = ranked(trials)
-    rates: list[float] = [trial.value for trial in order]
-    low, high = min(rates), max(rates)
-    best = low if order[0].failed else rates[0]
-    if best not in (low, high):
-        return None
-    return low / factor if best == low else high * factor
+    first, *others = ranked(trials)
+    low, high = (end(trial.value for trial in (first, *others)) for end in (min, max))
+    if first.failed or first.value == low:
+        return float(low / 2)
+    return float(2 * high) if first.value == high else None
 
 
 def halving(
@@ -220,9 +223,8 @@ def halving(
     key: Callable[[Any], Any],
     rank: Callable[[Iterable[Trial]], list[Trial]] = ranked,
     extend: int = 0,
-    more: Callable[[Iterable[Trial]], Any] = lambda trials: None,
     on_rung: OnRung = lambda rung: None,
-) -> Halved:
+) -> SearchResult:
     """The search over candidates of any kind, in the order in which they are tried: a budget ends the last ones.
 
     Args:
@@ -231,12 +233,11 @@ def halving(
         rounds: of the last rung.
         key: the order of the candidates in a rung.
         rank: sorts the trials of a rung, the best first.
-        extend: how many further candidates of `more` are tried in the first rung.
-        more: a further candidate after some trials; None for none.
+        extend: how many further rates are tried in the first rung while the best one is at an end.
         on_rung: is called with each rung when it ends.
 
     >>> def measure(point, rounds):
-    ...     return Measured(None, abs(point[0] - 0.3) + point[1], bytes=0, rounds=rounds, by="loss")
+    ...     return Trial(point, None, abs(point[0] - 0.3) + point[1], bytes=0, rounds=rounds, by="loss")
     >>> halving(measure, [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)], rounds=8, key=tuple).value
     (0.3, 1)
     """
@@ -248,11 +249,11 @@ def halving(
         trials: dict[Any, Trial] = {}
         try:
             for value in ahead:
-                trials[value] = Trial(value, measure(value, length))
+                trials[value] = measure(value, length)
             for _ in range(extend if i == 0 else 0):
-                if (further := more(trials.values())) is None:
+                if (further := _beyond(trials.values())) is None:
                     break
-                trials[further] = Trial(further, measure(further, length))
+                trials[further] = measure(further, length)
         except Spent as error:
             spent = error
         fit = [trial.value for trial in rank(trials.values()) if not trial.failed]
@@ -266,11 +267,12 @@ def halving(
     return _result(rungs, spent)
 
 
-def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], rounds: int) -> Halved:
+def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], rounds: int) -> SearchResult:
     """FLASC-S over pairs of a size and a share, both ascending; no pair is measured twice.
 
     >>> def measure(pair, rounds):
-    ...     return Measured(min(pair[0] * pair[1], 2.0) / 4 + pair[0] / 100, 0.0, int(100 * pair[0] * pair[1]), rounds)
+    ...     size, share = pair
+    ...     return Trial(pair, min(size * share, 2.0) / 4 + size / 100, 0.0, int(100 * size * share), rounds)
     >>> found = flasc_s(measure, (1, 2, 4), (0.25, 0.5, 1.0), rounds=40)
     >>> found.value, found.bytes, len(found.trials)
     ((4, 0.25), 200, 3)
@@ -281,7 +283,7 @@ def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], round
     def run(size: Any, share: Any) -> Trial:
         pair = size, share
         if pair not in trials:
-            trials[pair] = Trial(pair, measure(pair, rounds))
+            trials[pair] = measure(pair, rounds)
         return trials[pair]
 
     try:
@@ -299,7 +301,7 @@ def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], round
     return _result([Rung(rounds, tuple(trials.values()))] if trials else [], spent)
 
 
-def _result(rungs: Sequence[Rung], spent: Spent) -> Halved:
+def _result(rungs: Sequence[Rung], spent: Spent) -> SearchResult:
     """The best candidate of the longest rung that has one which never failed and is above chance."""
     if not rungs:
         raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")
@@ -308,6 +310,6 @@ def _result(rungs: Sequence[Rung], spent: Spent) -> Halved:
         trial.value
         for rung in reversed(rungs)
         for trial in ranked(rung.trials)
-        if trial.value not in out and trial.measured.status == "finished"
+        if trial.value not in out and trial.status == "finished"
     )
-    return Halved(next(fit, None), tuple(rungs), spent.lost, spent.rounds)
+    return SearchResult(next(fit, None), tuple(rungs), spent.lost, spent.rounds)

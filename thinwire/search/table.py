@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.metrics.objective import Objective
-from thinwire.reports.baseline import baseline_of
 from thinwire.reports.page import Cells
 from thinwire.reports.report import plot, report
 from thinwire.reports.seed_groups import (
     ACCURACY,
     MeanInterval,
     SeedGroup,
+    baseline_of,
     byte_columns,
     objective_name,
     result_columns,

@@ -20,11 +20,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from thinwire.core.text import human_bytes, percent
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged
-from thinwire.federation.job import RoundRecord
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, judge, validation_chance
 from thinwire.runs.execute import default_folder, execute
@@ -32,7 +30,7 @@ from thinwire.runs.experiment import Experiment, to_table
 from thinwire.runs.load import from_table
 from thinwire.runs.records import Recorded, read_run
 from thinwire.runs.toml import Table
-from thinwire.search.halving import Measure, Measured, Spent, Trial, TrialStatus, ranked
+from thinwire.search.halving import Measure, Spent, Trial, TrialStatus, ranked
 
 Criterion = Literal["accuracy", "loss"]
 OnTrial = Callable[[Trial], None]
@@ -74,36 +72,39 @@ class ValidationRuns:
         self.chance, self.constant_loss = validation_chance(simulation), constant_loss(task)
         self.variant, self.fraction, self.on_trial = variant, held.task.validation_fraction, on_trial
         self.out, self.data_dir, self.budget, self.spent = out, data_dir, budget, 0
-        self.known: dict[tuple[Any, int], Measured] = {}
+        self.known: dict[tuple[Any, int], Trial] = {}
 
-    def measure(self, value: Any, rounds: int) -> Measured:
-        """Accuracy and loss of a candidate after a number of rounds; raises `Spent` if the budget ends its run."""
+    def measure(self, value: Any, rounds: int) -> Trial:
+        """Run a candidate for a number of rounds; raises `Spent` if the budget ends its run."""
         if (value, rounds) not in self.known:
             run = self._run(over(held_out(self.variant(value), self.fraction), rounds))
-            found = self.known[value, rounds] = measured(run, self.chance, self.by, self.constant_loss)
-            self.on_trial(Trial(value, found))
+            self.known[value, rounds] = trial_of(value, run, self.chance, self.by, self.constant_loss)
+            self.on_trial(self.known[value, rounds])
         return self.known[value, rounds]
 
     def _run(self, experiment: Experiment) -> Recorded:
         sent = 0
 
-        def watch(record: RoundRecord) -> None:
+        def add(more: int, rounds: int) -> None:
             nonlocal sent
-            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
-            self._within(sent, record.round)
+            sent += more
+            if self.budget is not None and self.spent + sent > self.budget:
+                raise Spent(sent, rounds)
 
         path = default_folder(experiment, self.out)
         with suppress(Diverged):  # its totals until then are written
-            execute(experiment, path, data_dir=self.data_dir, resume=True, on_round=watch)
+            execute(
+                experiment,
+                path,
+                data_dir=self.data_dir,
+                resume=True,
+                on_round=lambda one: add(one.bytes_up + one.bytes_down + one.bytes_catchup, one.round),
+            )
         run = read_run(path)
         found = run.summary or {}
-        self._within(found["bytes_total_honest"], found["rounds"])
-        self.spent += found["bytes_total_honest"]
+        add(found["bytes_total_honest"] - sent, found["rounds"])
+        self.spent += sent
         return run
-
-    def _within(self, sent: int, rounds: int) -> None:
-        if self.budget is not None and self.spent + sent > self.budget:
-            raise Spent(sent, rounds)
 
     @property
     def chosen_by(self) -> str:
@@ -125,13 +126,14 @@ def constant_loss(task: Task) -> float | None:
     return statistics.fmean(float(mse(mean.expand_as(one), one).mean()) for one in held)
 
 
-def measured(
-    run: Recorded, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
-) -> Measured:
+def trial_of(
+    value: Any, run: Recorded, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
+) -> Trial:
     """Accuracy and loss on validation examples, cost and status of a run.
 
     Args:
-        run: the run, finished or diverged.
+        value: the candidate.
+        run: its run, finished or diverged.
         chance: the chance accuracy on the validation examples; None if unknown.
         by: the criterion; without accuracy it is the loss.
         constant_loss: the loss of a constant prediction on the validation examples; None if unknown.
@@ -145,8 +147,8 @@ def measured(
         no_better = chance is not None and accuracy is not None and accuracy <= chance.ceiling
         if no_better or (constant_loss is not None and loss is not None and loss >= constant_loss):
             status = "at chance so far"
-    sent, rounds = totals["bytes_total_honest"], totals["rounds"]
-    return Measured(accuracy, loss, sent, rounds, status, "loss" if accuracy is None else by)
+    cost = totals["bytes_total_honest"], totals["rounds"]
+    return Trial(value, accuracy, loss, *cost, status, "loss" if accuracy is None else by)
 
 
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -219,52 +221,37 @@ class Confirmation(NamedTuple):
 
     value: Any
     rounds: int
-    found: Measured | None
-    start: Measured | None = None
+    found: Trial | None
+    start: Trial | None = None
     is_start: bool = False
     text: str = ""
 
 
-def outcome(measured: Measured) -> str:
-    """The criterion of a run and its bytes, or how it failed.
-
-    >>> outcome(Measured(0.9, 0.3, 10, 5)), outcome(Measured(None, 0.25, 10, 5, by="loss"))
-    ('90.00 % (10 B)', 'loss 0.25 (10 B)')
-    >>> outcome(Measured(0.1, 2.3, 10, 5, "at chance"))
-    'at chance'
-    """
-    if measured.status != "finished":
-        return measured.status.removesuffix(" so far")
-    value = f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
-    return f"{value} ({human_bytes(measured.bytes)})"
-
-
-def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmation:
+def confirm(measure: Measure | None, found: Any, start: Any, rounds: int) -> Confirmation:
     """Run the result of a search and the start setting in full; the better one that does not fail is recommended.
 
     Args:
-        measure: runs a candidate for a number of rounds.
+        measure: runs a candidate for a number of rounds; None if the budget is spent.
         found: the result of the search.
         start: the start setting.
         rounds: of the whole run.
 
     >>> def measure(value, rounds):  # 2 was the best of shorter runs
-    ...     return Measured({1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
+    ...     return Trial(value, {1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
     >>> print(confirm(measure, 2, 1, 60).text)
     the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
     """
     runs: list[Trial] = []
     with suppress(Spent):
-        for value in dict.fromkeys((found, start)):
-            runs.append(Trial(value, measure(value, rounds)))
-    over = f"over {rounds} rounds"
+        for value in dict.fromkeys((found, start)) if measure else ():
+            runs.append(measure(value, rounds))
     if not runs:
-        text = f"not confirmed {over}: the budget was spent before"
+        text = f"not confirmed over {rounds} rounds: the budget was spent before"
         return Confirmation(found, rounds, None, is_start=found == start, text=text)
-    measured, *before = (trial.measured for trial in runs)
-    best = next((trial.value for trial in ranked(runs) if trial.measured.status == "finished"), None)
+    own, before = runs[0], next(iter(runs[1:]), None)
+    best = next((trial.value for trial in ranked(runs) if trial.status == "finished"), None)
     if before:
-        other = f"the start setting {outcome(before[0])}"
+        other = f"the start setting {before.outcome}"
     else:
         other = "which is the start setting" if found == start else "the start setting was not run: no budget left"
     if best is None:
@@ -272,6 +259,6 @@ def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmati
     elif best == found:
         verb = "confirmed"
     else:
-        verb = "the result is worse than the start setting" if measured.status == "finished" else "the result fails"
-    text = f"{verb} {over}: {outcome(measured)}, {other}"
-    return Confirmation(best, rounds, measured, next(iter(before), None), best == start, text)
+        verb = "the result is worse than the start setting" if own.status == "finished" else "the result fails"
+    text = f"{verb} over {rounds} rounds: {own.outcome}, {other}"
+    return Confirmation(best, rounds, own, before, best == start, text)
