@@ -123,8 +123,7 @@ def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
         label = f"{label} ({len(group.runs)} of {len(runs)} seeds; the others failed)"
     elif failed:
         label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in failed))})"
-    points = [(p.bytes if by_bytes else p.round, p.value, p.low, p.high) for p in group.curve(metric)]
-    return figures.Curve(label, points, len(failed) == len(runs))
+    return figures.Curve(label, group.curve(metric, by_bytes), len(failed) == len(runs))
 
 
 def _setup(groups: Sequence[SeedGroup]) -> str:
@@ -258,9 +257,10 @@ def targets_chapter(section: Section) -> Chapter | None:
         rows = []
         for i, (group, cost) in enumerate(zip(groups, reached, strict=True)):
             if cost is not None:
-                some = "" if cost.seeds == len(group.runs) else f" ({cost.seeds} of {len(group.runs)} seeds)"
-                sent = human_bytes(cost.bytes.mean)
-                rows.append(figures.Bar(f"{group.label}{some}", sent, cost.by_direction, cost.spread, i))
+                sent, count = cost.by_seed.values(), f"{len(cost.by_seed)} of {len(group.runs)}"
+                label = group.label if len(sent) == len(group.runs) else f"{group.label} ({count} seeds)"
+                spread, total = (min(sent), max(sent)), human_bytes(cost.bytes.mean)
+                rows.append(figures.Bar(label, total, cost.by_direction, spread, i))
         never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
         note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
         if any(len(group.runs) > 1 for group in groups):
@@ -281,17 +281,16 @@ def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCos
     seeds = len(group.runs)
     if cost is None:
         return [group.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
-    half = cost.bytes.half
-    ends = [] if half is None else [max(0.0, cost.bytes.mean - half), cost.bytes.mean + half]
+    mean, _, half = cost.bytes
     return [
         group.label,
-        human_bytes(cost.bytes.mean),
-        f"{baseline.bytes.mean / cost.bytes.mean:.3g}x" if baseline and cost.seeds == seeds else "-",
-        f"{cost.rounds.mean:.1f}",
-        " to ".join(map(human_bytes, ends)) or "-",
-        human_bytes(cost.ideal),
+        human_bytes(mean),
+        f"{baseline.bytes.mean / mean:.3g}x" if baseline and len(cost.by_seed) == seeds else "-",
+        f"{cost.rounds:.1f}",
+        "-" if half is None else f"{human_bytes(max(0.0, mean - half))} to {human_bytes(mean + half)}",
+        human_bytes(sum(cost.by_direction[:2])),
         human_seconds(cost.seconds),
-        f"{cost.seeds} of {seeds}",
+        f"{len(cost.by_seed)} of {seeds}",
     ]
 
 

@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes, visible
 from thinwire.metrics.objective import Objective
+from thinwire.reports.figures import Point
 from thinwire.runs.best import recorded_objective
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.link_time import link, seconds
-from thinwire.runs.records import Record, Recorded, honest_bytes
+from thinwire.runs.records import Record, Recorded, honest_bytes, totals
 from thinwire.runs.search_record import read_search
 from thinwire.runs.toml import Table as TomlTable, dumps, flat
 
@@ -66,26 +67,20 @@ class MeanInterval(NamedTuple):
         return cls(statistics.fmean(known), std, half)
 
 
-class CurvePoint(NamedTuple):
-    """One round of a curve: mean bytes so far, mean value, and the values of the lowest and the highest seed."""
-
-    round: int
-    bytes: float
-    value: float
-    low: float
-    high: float
-
-
 class TargetCost(NamedTuple):
     """The cost of reaching a target; means over the seeds that reached it."""
 
-    seeds: int
-    rounds: MeanInterval
-    bytes: MeanInterval  # honest: up, down, catch-up and abandoned rounds
-    ideal: float  # without catch-up
+    by_seed: dict[int, int]  # all bytes until then: up, down, catch-up and abandoned rounds
     by_direction: tuple[float, ...]  # up, down, catch-up
+    rounds: float
     seconds: float  # over `SLOW` links
-    spread: tuple[float, float]  # bytes of the seed that needed the fewest, and of the one that needed the most
+
+    @property
+    def bytes(self) -> MeanInterval:
+        """All bytes, over seeds."""
+        found = MeanInterval.of(self.by_seed.values())
+        assert found  # a target that no seed reached has no cost
+        return found
 
 
 Costs = dict[float, list[TargetCost | None]]  # by target, for each group
@@ -166,24 +161,22 @@ class SeedGroup(NamedTuple):
                 return run.records[: i + 1]
         return []
 
-    def bytes_by_seed(self, target: float) -> dict[int, float]:
-        """Bytes to a target by seed, for the seeds that reached it."""
-        parts = {seed: self.until(run, target) for seed, run in zip(self.seeds, self.runs, strict=True)}
-        return {seed: sum(map(honest_bytes, part)) for seed, part in parts.items() if part}
-
     def total(self, key: str) -> float:
         """The mean of one of the `totals` that every run has, such as bytes."""
         return statistics.fmean(run.totals[key] for run in self.runs)
 
-    def curve(self, metric: str) -> list[CurvePoint]:
-        """A metric (see `metric_value`) by round, where every seed has it."""
+    def curve(self, metric: str, by_bytes: bool = True) -> list[Point]:
+        """A metric (see `metric_value`) against mean bytes so far or rounds, where every seed has it.
+
+        A point is x, the mean over seeds, and the values of the lowest and the highest seed.
+        """
         sent = zip(*(itertools.accumulate(map(honest_bytes, run.records)) for run in self.runs), strict=False)
         points = []
         for lines, so_far in zip(zip(*(run.records for run in self.runs), strict=False), sent, strict=False):
             known = [value for line in lines if (value := metric_value(line, metric)) is not None]
             if len(known) == len(lines):
-                mean = statistics.fmean(known)
-                points.append(CurvePoint(lines[0]["round"], statistics.fmean(so_far), mean, min(known), max(known)))
+                x = statistics.fmean(so_far) if by_bytes else lines[0]["round"]
+                points.append((x, statistics.fmean(known), min(known), max(known)))
         return points
 
     def cost_to_reach(self, target: float, compute: float | None = None) -> TargetCost | None:
@@ -193,16 +186,15 @@ class SeedGroup(NamedTuple):
             target: a value of the objective; an accuracy from 0 to 1.
             compute: training seconds of a client per round; as measured by default.
         """
-        spent = [part for run in self.runs if (part := self.until(run, target))]
-        rounds = MeanInterval.of(float(len(part)) for part in spent)
-        sent = [sum(map(honest_bytes, part)) for part in spent]
-        honest = MeanInterval.of(map(float, sent))
-        if not rounds or not honest:
+        pairs = zip(self.seeds, self.runs, strict=True)
+        spent = {seed: part for seed, run in pairs if (part := self.until(run, target))}
+        if not spent:
             return None
-        ways = [[sum(one[f"bytes_{way}"] for one in part) for part in spent] for way in ("up", "down", "catchup")]
-        up, down, catchup = map(statistics.fmean, ways)
-        time = statistics.fmean(seconds(part, link(SLOW), compute) for part in spent)
-        return TargetCost(len(spent), rounds, honest, up + down, (up, down, catchup), time, (min(sent), max(sent)))
+        sums = [totals(part) for part in spent.values()]
+        ways = (statistics.fmean(one[f"bytes_{way}"] for one in sums) for way in ("up", "down", "catchup"))
+        time = statistics.fmean(seconds(part, link(SLOW), compute) for part in spent.values())
+        by_seed = dict(zip(spent, (one["bytes_total"] for one in sums), strict=True))
+        return TargetCost(by_seed, tuple(ways), statistics.fmean(map(len, spent.values())), time)
 
 
 def group(runs: Sequence[Recorded]) -> list[SeedGroup]:
@@ -478,16 +470,18 @@ def headline(groups: Sequence[SeedGroup], baseline: SeedGroup, costs: Costs) -> 
     for target in sorted(costs, reverse=baseline.objective.higher_is_better):
         theirs = costs[target][groups.index(baseline)]
         able = [
-            (cost.bytes.mean, group)
+            (cost, group)
             for group, cost in zip(groups, costs[target], strict=True)
-            if cost and cost.seeds == len(group.runs) and not group.failed  # a collapsed run lost what it had reached
+            if cost
+            and len(cost.by_seed) == len(group.runs)
+            and not group.failed  # a collapsed run lost what it had reached
         ]
         if theirs is None or len(able) < 2:
             continue
-        least, best = min(able, key=lambda pair: pair[0])
+        least, best = min(able, key=lambda pair: pair[0].bytes.mean)
         goal = target_text(baseline.objective, target)
-        start = f"Fewest bytes to reach {goal}: {best.label}, {human_bytes(least)} in total"
-        saving = Saving.of(baseline.bytes_by_seed(target), best.bytes_by_seed(target))
+        start = f"Fewest bytes to reach {goal}: {best.label}, {human_bytes(least.bytes.mean)} in total"
+        saving = Saving.of(theirs.by_seed, least.by_seed)
         if best is baseline or saving is None:
             return f"{start}."
         total = human_bytes(theirs.bytes.mean)
