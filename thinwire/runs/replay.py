@@ -1,4 +1,4 @@
-"""`thinwire replay`: simulate a deployed run with its recorded cohorts, and compare the final weights bit for bit.
+"""`thinwire check --replay`: simulate a deployed run with its recorded cohorts, and compare the weights bit for bit.
 
 A deployment accepts uploads of some of the clients that it asked. Batches, bases and initial weights depend on the seed
 alone, so a simulation whose cohorts are the accepted clients gives the same weights, on machines of one kind and with
@@ -18,10 +18,10 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.federation.runner import Runner
+from thinwire.federation.settings import Settings
 from thinwire.runs.build import build_job
 from thinwire.runs.cohort_file import COHORTS, CohortLog, RecordedRound
 from thinwire.runs.execute import final_model, settled
-from thinwire.runs.experiment import Experiment
 from thinwire.runs.run_directory import RunFolder
 
 
@@ -96,7 +96,7 @@ def _arrivals(path: Path, known: Mapping[int, RecordedRound]) -> dict[int, dict[
     return {number: dict(zip(one.accepted or (), one.based, strict=True)) for number, one in known.items()}
 
 
-def _job(experiment: Experiment, data_dir: Path | None) -> Job:
+def _job(experiment: Settings, data_dir: Path | None) -> Job:
     """The job of a deployment with the data of all clients."""
     if experiment.method.privacy.active:
         raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")

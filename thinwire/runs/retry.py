@@ -12,7 +12,7 @@ It is written first: a process that is killed at any moment and resumed goes on 
 A deployment goes back otherwise (`Unfit`): to the state before a round in which clients were far off, with the same
 learning rate, and without these clients for some rounds. `retries.json` lists that, too.
 
-Go back to a checkpoint by hand: what `thinwire rollback` does.
+Go back to a checkpoint by hand: what `thinwire resume --from` does.
 
 Rounds after it are given up: their records move to `retries.json`, and their bytes count as `bytes_abandoned` in the
 record that follows. A finished run is no longer finished. Clients of a deployment that are ahead of the server receive
@@ -181,7 +181,7 @@ def read_retries(path: Path) -> list[Retry]:
     try:
         return [Retry(**one) for one in read_checked(file)["retries"]]
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} holds no retries; `--again` runs from the start") from error
+        raise CheckpointError(f"{file} holds no retries; `--overwrite` runs from the start") from error
 
 
 @dataclass

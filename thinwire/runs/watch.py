@@ -100,7 +100,7 @@ def how_to_resume(path: Path, table: Table) -> str:
     if "script" in table:
         return f"run `python {table['script']}` again, with resume=True"
     if _deployed_elsewhere(path):
-        return f"`thinwire supervise APP_DIR CONNECTION --run-dir {path}` continues it"
+        return f"`thinwire site supervise APP_DIR CONNECTION --run-dir {path}` continues it"
     return f"`thinwire resume {path}` continues it"
 
 
