@@ -35,7 +35,7 @@ def world(tmp_path, monkeypatch):
     return str(write_checkpoint(tmp_path / "checkpoint"))
 
 
-def small(world: str, method: str = "lora", **more) -> tw.Experiment:
+def small(world: str, method: str = "lora", **more) -> tw.Settings:
     overrides = {"task.data": "sst2", "task.checkpoint": world, "task.clients": 3, "task.partition": {"kind": "iid"}}
     overrides |= {"cohort.size": 2, "rounds": 2, "local.batch": 4, "engine.backend": "vmap"}
     return resolve(method, on="text-classification", overrides=overrides | more)

@@ -4,7 +4,7 @@
     run = tw.simulate(model, clients, tw.methods.mapo(k=128), rounds=50, cohort=10, test=test)
     print(run.accuracy, run.bytes_total)
 
-    run        simulate, run_task, load_run, Run, RoundRecord, report; resolve and Experiment for presets and files
+    run        simulate, run_task, load_run, Run, RoundRecord, report; resolve and Settings for presets and files
     search     compare, sweep, tune: many runs, as a table, a page and the settings that they recommend
     method     methods: published methods as functions; Method: the slots that they fill
     parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
@@ -29,16 +29,17 @@ _SUBMODULES = (
 
 # The names that most scripts need, by the module that has them.
 _COMMON = {
-    "thinwire.runs.simulate": ("Run", "simulate"),
-    "thinwire.runs.run_task": ("run_task",),
-    "thinwire.runs.result": ("load_run",),
-    "thinwire.runs.config": ("Experiment", "resolve"),
+    "thinwire.runs.run": ("run", "simulate"),
+    "thinwire.runs.options": ("Options",),
+    "thinwire.runs.result": ("Run", "load_run"),
+    "thinwire.runs.config": ("resolve",),
     "thinwire.reports.report": ("report",),
     "thinwire.search.compare": ("compare", "sweep"),
     "thinwire.search.table": ("Table",),
     "thinwire.search.tune": ("Tuned", "tune"),
     "thinwire.federation": ("Job", "RoundRecord", "Speed"),
     "thinwire.federation.local_engine": ("LocalEngine",),
+    "thinwire.federation.settings": ("Settings",),
     "thinwire.core.registry": ("register",),
     "thinwire.runs.plugins": ("load_plugins",),
     "thinwire.data.task": ("Task",),
@@ -142,6 +143,7 @@ if TYPE_CHECKING:
     )
     from thinwire.federation import Job as Job, RoundRecord as RoundRecord, Speed as Speed
     from thinwire.federation.local_engine import LocalEngine as LocalEngine
+    from thinwire.federation.settings import Settings as Settings
     from thinwire.masks import (
         Mask as Mask,
     )
@@ -163,11 +165,11 @@ if TYPE_CHECKING:
         Tier as Tier,
     )
     from thinwire.reports.report import report as report
-    from thinwire.runs.config import Experiment as Experiment, resolve as resolve
+    from thinwire.runs.config import resolve as resolve
+    from thinwire.runs.options import Options as Options
     from thinwire.runs.plugins import load_plugins as load_plugins
-    from thinwire.runs.result import load_run as load_run
-    from thinwire.runs.run_task import run_task as run_task
-    from thinwire.runs.simulate import Run as Run, simulate as simulate
+    from thinwire.runs.result import Run as Run, load_run as load_run
+    from thinwire.runs.run import run as run, simulate as simulate
     from thinwire.schedules import FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
     from thinwire.search.compare import compare as compare, sweep as sweep
     from thinwire.search.table import Table as Table

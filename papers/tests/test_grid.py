@@ -11,8 +11,8 @@ from papers.grid_page import load_grid
 from papers.markdown import widened
 from papers.runs import SPENT, Progress, run_grids, run_one
 from papers.tables import FOLDER
+from thinwire.runs.config import digest, to_table
 from thinwire.runs.execute import default_folder
-from thinwire.runs.experiment import digest, to_table
 from thinwire.runs.run_directory import RunFolder
 
 CONTENT = {

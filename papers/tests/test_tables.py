@@ -17,7 +17,7 @@ import thinwire as tw
 from papers.tables import SCALES, listed, load, names, papers, table_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.runs.check import check
-from thinwire.runs.config import resolve
+from thinwire.runs.config import digest, resolve
 
 TABLES = {
     "mapa": (1, 3, 4, 5),
@@ -91,9 +91,7 @@ def test_the_criterion_of_a_search_is_the_measure_of_its_row() -> None:
 
 @pytest.mark.slow
 def test_tables_share_runs() -> None:
-    one, *others = (
-        {line.runs[0].digest() for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5)
-    )
+    one, *others = ({digest(line.runs[0]) for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5))
     assert one <= set.union(*others)
 
 
@@ -220,7 +218,7 @@ def test_the_lstm_of_table_11_has_weight_norm_and_the_papers_settings():
 def test_rounds_and_uploads_of_table_5_are_of_the_runs_of_its_accuracies():
     runs, measures = {}, {}
     for cell, experiment in experiments("mapo-5"):
-        runs.setdefault((cell["label"], cell["column"][:3]), set()).add(experiment.digest())
+        runs.setdefault((cell["label"], cell["column"][:3]), set()).add(digest(experiment))
         measures[cell["label"], cell["column"]] = cell["measure"]
     assert all(len(digests) == 1 for digests in runs.values())
     assert measures["LoRA", "RTE, rounds to 80 %"] == "rounds to 0.8"
@@ -292,6 +290,6 @@ def test_a_killed_call_with_a_budget_goes_on(tmp_path):
 def test_every_run_of_every_table_passes_check(name, scale) -> None:
     grid = load(name, scale).grid
     firsts = [{key: values[0] for key, values in row.get("over", {}).items()} for row in grid.content["rows"]]
-    ready = {e.digest(): e for i, chosen in enumerate(firsts) for e in grid.line(i, chosen, [0]).runs}
+    ready = {digest(e): e for i, chosen in enumerate(firsts) for e in grid.line(i, chosen, [0]).runs}
     for experiment in ready.values():
         assert check(experiment, DATA)["trainable"] > 0

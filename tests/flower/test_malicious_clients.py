@@ -22,8 +22,9 @@ from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.fields import raw, unraw
+from thinwire.protocol.method import Method
 from thinwire.protocol.round import Response
-from thinwire.runs.config import join, method_from, named
+from thinwire.runs.config import join, named_methods, update
 from thinwire.runs.parts import build
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
@@ -141,7 +142,7 @@ AGGREGATORS = list(entries("aggregator"))
 
 
 def federation(name: str, aggregator: str) -> tuple[FlowerServer, Malicious, list[str]]:
-    method = method_from(join(named(name), "digits").get("method", {}))
+    method = update(Method(), join(named_methods(name), "digits").get("method", {}))
     method = replace(method, aggregator=build("aggregator", aggregator, "method.aggregator"))
     task = digits_task(perceptron(norm=name in ("fedavg", "fedadam")), sizes=(30, 24, 18, 30, 24))
     engine = LocalEngine("cpu", "loop", 1)

@@ -14,7 +14,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.upload import as_received, decode_upload
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
@@ -27,7 +27,7 @@ PRESETS = (*SPARSE, "federated-select", "hetlora", "full", "lowest-tier", "highe
 
 
 def named(name: str, **changes) -> tw.Method:
-    return replace(method_from(preset("methods", name).table["method"]), **changes)
+    return replace(update(tw.Method(), preset("methods", name).table["method"]), **changes)
 
 
 def values(federation: Federation, data: bytes) -> int:

@@ -14,7 +14,7 @@ from thinwire.core.tree import flatten, same, scale, weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.privacy.discrete import discrete_gaussian
 from thinwire.runs.build import build_job
-from thinwire.runs.config import method_from, resolve
+from thinwire.runs.config import resolve, update
 from thinwire.runs.execute import execute
 from thinwire.runs.presets import preset
 from thinwire.testing import check_privacy
@@ -121,7 +121,7 @@ def test_uploads_besides_the_update_are_refused(changes, words):
 
 
 def test_dp_combines_with_other_methods():
-    flasc = method_from(preset("methods", "flasc").table["method"])
+    flasc = update(tw.Method(), preset("methods", "flasc").table["method"])
     private = resolve("flasc+dp-fedadam", "digits", recipe="paper").method
     assert private == replace(flasc, privacy=tw.privacy.DP(clip=0.1, sigma=0.34))
     federation = Federation(private)

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol.upload import decode_upload
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
@@ -25,7 +25,7 @@ ALL_CLIENTS = range(len(SIZES))
 
 
 def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
-    named = method_from(preset("methods", "flasc").table["method"])
+    named = update(tw.Method(), preset("methods", "flasc").table["method"])
     named = replace(named, space=replace(named.space, from_start=False))  # as in the paper
     return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
 

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.training import Local
@@ -23,7 +23,7 @@ STAGED = ("flora", "slora")
 
 
 def named(name: str, at: int = 2, **changes) -> tw.Method:
-    method = replace(method_from(preset("methods", name).table["method"]), **changes)
+    method = replace(update(tw.Method(), preset("methods", name).table["method"]), **changes)
     return replace(method, next_stage=replace(method.next_stage, at=at))
 
 

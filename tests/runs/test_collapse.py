@@ -168,7 +168,7 @@ def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
     with pytest.raises(Diverged, match="known from an earlier run"):
         execute(experiment, path, resume=True)
     with pytest.raises(Diverged, match="round 1"):
-        execute(experiment, path, again=True)
+        execute(experiment, path, overwrite=True)
     assert read_run(path).verdict.status == "diverged"
     assert [now.state for now in follow(path, 0.05)] == ["finished"], "watching ends"
 

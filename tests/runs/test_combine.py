@@ -15,7 +15,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.runs import config
 from thinwire.runs.build import build_task
-from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.config import digest, from_table, resolve, to_table
 from thinwire.runs.execute import execute
 from thinwire.runs.presets import Preset, presets
 from thinwire.runs.toml import dumps, loads
@@ -34,7 +34,7 @@ def test_methods_that_fill_different_slots_are_combined():
 def test_joined_method_survives_a_file():
     experiment = resolve("mapo+int8", on="fashion-mnist")
     again = from_table(loads(dumps(to_table(experiment)), "test"))
-    assert (again, again.digest()) == (experiment, experiment.digest())
+    assert (again, digest(again)) == (experiment, digest(experiment))
     assert experiment.name == "mapo+int8"
     assert experiment.method.space.redraw_every == 10  # the value of mapo on this task
 
@@ -74,11 +74,11 @@ def test_conflict_names_the_slot_and_both_methods():
 
 
 def test_first_client_optimizer_wins():
-    slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = config.named("mapo-paper")
+    slow = Preset("slow", "", "", {"method": {"client_opt": tw.optimizers.Adam(0.5)}})
+    (mapo,) = config.named_methods("mapo-paper")
     assert config.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
-    assert config.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
-    assert config.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
+    assert config.join([slow, mapo])["method"]["client_opt"] == tw.optimizers.Adam(0.5)
+    assert config.join([slow, mapo], "cifar10")["method"]["space"].k == 1024
 
 
 def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refused():
@@ -89,7 +89,7 @@ def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refus
 
 
 def test_different_local_settings_are_refused():
-    (fedsgd,) = config.named("fedsgd")
+    (fedsgd,) = config.named_methods("fedsgd")
     other = Preset("other", "", "", {"local": {"steps": 5}})
     with pytest.raises(IncompatibleParts, match=r"'fedsgd' and 'other' both fill local\.steps"):
         config.join([fedsgd, other])

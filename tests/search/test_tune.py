@@ -24,7 +24,7 @@ SETTINGS = {"rounds": 8, "task.clients": 10, "cohort.size": 2, "seed": 100, **QU
 
 
 def tune(method, out, rate=None, overrides=(), **options):
-    return tw.tune(method, "digits", out=out, overrides={**QUICK, **dict(overrides)}, **{**SMALL, **options})
+    return tw.tune(method, "digits", out=out, set={**QUICK, **dict(overrides)}, **{**SMALL, **options})
 
 
 def test_the_searched_rate_is_the_one_that_decides_the_step():
@@ -132,7 +132,7 @@ def test_what_cannot_be_searched_is_refused(tmp_path):
         ({"over": {"lr": [0.1, 0.2, 0.3]}, "rounds": 3}, "3 settings are searched in 3 rungs"),
         ({"bytes": "1MB", "accuracy": 0.5}, "--bytes or --accuracy alone"),
         ({"accuracy": 84.0}, "an accuracy is between 0 and 1"),
-        ({"speed": 3}, "unknown option speed; write one of rounds, clients, cohort"),
+        ({"spead": 3}, "unknown option spead; write one of rounds, clients, cohort"),
     ):
         with pytest.raises(ConfigError, match=message):
             tune("fedavg", tmp_path, **wrong)

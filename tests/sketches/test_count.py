@@ -127,7 +127,7 @@ def test_a_schedule_of_some_blocks_needs_a_number_of_columns():
 
 
 def test_fetchsgd_learns_the_digits():
-    run = tw.run_task("fetchsgd", on="digits", rounds=8, eval_every=8, overrides={"engine.backend": "vmap"})
+    run = tw.run("fetchsgd", on="digits", rounds=8, eval_every=8, backend="vmap")
     assert run.history[-1].accuracy > 0.7
     assert run.history[-1].bytes_up < 0.3 * 4 * 4810 * 10
 

@@ -176,7 +176,7 @@ def test_a_route_converts_the_coordinates_of_its_spaces():
 
 @pytest.mark.parametrize(("name", "least"), [("fedpm", 0.7), ("fedmrn", 0.5)])
 def test_presets_learn_the_digits(name, least):
-    run = tw.run_task(name, on="digits", rounds=8, eval_every=8, overrides={"engine.backend": "vmap"})
+    run = tw.run(name, on="digits", rounds=8, eval_every=8, backend="vmap")
     assert run.history[-1].accuracy > least
     assert run.history[-1].bytes_up < 4810 * 10 / 8 + 600  # at most a bit a weight
 

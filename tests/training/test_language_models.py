@@ -95,7 +95,7 @@ def task_of(model, window=1):
 def trained(model, backend="loop", **more):
     method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.02))
     settings = {"local.batch": 2, "engine.backend": backend}
-    return tw.run_task(method, task_of(model, **more), rounds=2, cohort=2, overrides=settings, recipe="paper")
+    return tw.run(method, task_of(model, **more), rounds=2, cohort=2, set=settings, recipe="paper")
 
 
 def largest_difference(one, other):

@@ -10,7 +10,7 @@ from thinwire.data.losses import adjust_logits, cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.federation.sampler import Sampler
-from thinwire.runs.config import resolve
+from thinwire.runs.config import digest, resolve
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
@@ -91,7 +91,7 @@ def test_evaluation_does_not_change():
 def test_digests_of_experiments_without_it_stay():
     assert "logit_adjustment" not in repr(tw.Local())
     plain, same, other = (
-        resolve("fedavg", "digits", changes).digest()
+        digest(resolve("fedavg", "digits", changes))
         for changes in ({}, {"local.logit_adjustment": 0.0, "local.pseudo_count": 0.5}, {"local.logit_adjustment": 1.0})
     )
     assert plain == same != other

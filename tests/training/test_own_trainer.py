@@ -21,6 +21,7 @@ from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request
+from thinwire.runs.config import digest
 
 
 def clients(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -262,7 +263,7 @@ def test_a_trainer_by_reference_is_a_setting_of_files_whose_digest_has_no_folder
     by_file = tw.resolve("run.toml", "digits")
     by_option = tw.resolve("fedavg", "digits", {"local.trainer": "mine.py:fit"})
     assert by_file.local.trainer == by_option.local.trainer == f"{tmp_path}/mine.py:fit"
-    assert by_option.digest() == tw.resolve("fedavg", "digits", {"local.trainer": f"{tmp_path}/mine.py:fit"}).digest()
+    assert digest(by_option) == digest(tw.resolve("fedavg", "digits", {"local.trainer": f"{tmp_path}/mine.py:fit"}))
 
 
 def test_the_command_line_trains_with_a_trainer_and_says_on_one_line_what_is_wrong(thinwire, tmp_path):

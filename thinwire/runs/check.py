@@ -17,6 +17,7 @@ import numpy as np
 from thinwire.core.tree import restrict
 from thinwire.federation.groups import GroupTask
 from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import Simulation
 from thinwire.protocol.advance import switch_stage
 from thinwire.protocol.aggregate import Terms
@@ -31,7 +32,6 @@ from thinwire.protocol.setup import initial_server_state, plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import decode_uploads
 from thinwire.runs.build import build_job
-from thinwire.runs.experiment import Experiment
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.training.batches import plan_batches
@@ -53,7 +53,7 @@ class Traffic(NamedTuple):
     catchup: int
 
 
-def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
+def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     """The cost of the experiment. Raises the errors that a run would raise.
 
     Bytes of a client are means over all clients, in a round that synchronizes all blocks, without catch-up; for a
@@ -211,7 +211,7 @@ def _vary(contract: Contract) -> bool:
     return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
 
 
-def _notes(experiment: Experiment, simulation: Simulation) -> list[str]:
+def _notes(experiment: Settings, simulation: Simulation) -> list[str]:
     """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
     stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
     notes = [stage.method.space.note(stage.weights) for stage in stages]

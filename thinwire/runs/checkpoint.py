@@ -26,8 +26,9 @@ from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.federation.job import RunState
+from thinwire.federation.settings import KEEP
 from thinwire.runs.files import INVALID, read_checked, unpack, with_checksum, write_atomically
-from thinwire.runs.records import KEEP, checkpoint_file, remove_checkpoint, rounds_in
+from thinwire.runs.records import checkpoint_file, remove_checkpoint, rounds_in
 
 FORMAT = 3
 ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU

@@ -5,8 +5,8 @@
 
 In asynchronous rounds the second line also has the versions that the accepted uploads were trained from (`based`).
 A round that was resumed may have several lines of the first kind: the last counts, and removes later rounds, since the
-run went back. An incomplete last line of a killed process is removed. `thinwire replay` simulates a run with these
-cohorts.
+run went back. An incomplete last line of a killed process is removed. `thinwire check --replay` simulates a run
+with these cohorts.
 """
 
 from __future__ import annotations

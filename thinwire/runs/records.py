@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from thinwire.core.reference import task_label
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.runs.collapse import Chance, Verdict, judge, known_chance, known_verdict
 from thinwire.runs.files import read_checked, read_json, read_lines
-from thinwire.runs.task_files import task_label
 from thinwire.runs.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl

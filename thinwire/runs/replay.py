@@ -1,4 +1,4 @@
-"""`thinwire replay`: simulate a deployed run with its recorded cohorts, and compare the final weights bit for bit.
+"""`thinwire check --replay`: simulate a deployed run with its recorded cohorts, and compare the weights bit for bit.
 
 A deployment accepts uploads of some of the clients that it asked. Batches, bases and initial weights depend on the seed
 alone, so a simulation whose cohorts are the accepted clients gives the same weights, on machines of one kind and with

@@ -209,7 +209,7 @@ class Run:
         if self._averaged:
             raise no_adapter_of_average()
         if self._start is None:
-            raise ConfigError("a loaded run holds no adapter; `thinwire export-peft RUN FOLDER` reads its checkpoint")
+            raise ConfigError("a loaded run holds no adapter; `thinwire export RUN FOLDER` reads its checkpoint")
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
     def lines(self) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ that follows, so that sums over records are what was sent. `retries.json` lists 
 A process that is killed at any moment and resumed goes on with the same bits.
 
 A deployment goes back otherwise (`Unfit`): to the state before a round in which clients were far off, with the same
-learning rate, and without these clients for some rounds. `thinwire rollback` goes back by hand (`roll_back`). Clients
-of a deployment that are ahead of the server receive the whole state.
+learning rate, and without these clients for some rounds. `thinwire resume --from` goes back by hand (`roll_back`).
+Clients of a deployment that are ahead of the server receive the whole state.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_retries(path: Path) -> list[Retry]:
         return [Retry(**one) for one in read_checked(file)["retries"]]
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} holds no retries that this version reads; `--again` runs from the start"
+            f"{file} holds no retries that this version reads; `--overwrite` runs from the start"
         ) from error
 
 

@@ -42,9 +42,10 @@ import torch
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord, RunState
+from thinwire.federation.settings import KEEP, Settings
 from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.cohort_file import COHORTS
-from thinwire.runs.experiment import Experiment, digest, to_table
+from thinwire.runs.config import digest, from_table, to_table
 from thinwire.runs.files import (
     INVALID,
     PROCESS,
@@ -59,11 +60,9 @@ from thinwire.runs.files import (
     write_atomically,
     write_json,
 )
-from thinwire.runs.load import from_table
 from thinwire.runs.loop import Training as Training
 from thinwire.runs.records import (
     BEST,
-    KEEP,
     SUMS,
     begins_with,
     lines_at,
@@ -93,10 +92,10 @@ class RunFolder:
         configuration: the experiment, or the table of a script that calls `tw.simulate`.
     """
 
-    def __init__(self, path: Path, configuration: Experiment | Table) -> None:
+    def __init__(self, path: Path, configuration: Settings | Table) -> None:
         self.path = path
-        self.table = to_table(configuration) if isinstance(configuration, Experiment) else configuration
-        self.config = digest(identity(self.table), script="script" in self.table)
+        self.table = to_table(configuration) if isinstance(configuration, Settings) else configuration
+        self.config = digest(identity(self.table))
         self.retries = 0  # how often the run went back
         self.keep = int(self.table.get("checkpoint", {}).get("keep", KEEP))  # number of checkpoints
         self.checkpoints = path / "checkpoints"
@@ -105,11 +104,11 @@ class RunFolder:
         self._since: tuple[float, float] | None = None  # clock and processor, at the first round here
 
     @property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> Settings:
         """The experiment of the run; the run of a script has none."""
         if "script" in self.table:
             raise CheckpointError(
-                f"{self.path} was written by tw.simulate; run `python {self.table['script']}` again, with resume=True"
+                f"{self.path} was written by a script; run `python {self.table['script']}` again, with resume=True"
             )
         return from_table(self.table)
 

@@ -15,12 +15,13 @@ from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.runner import Runner
+from thinwire.federation.settings import Accounting
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runs.collapse import Verdict, chance_of, judge, summary_of
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import Accounting, byte_totals, totals
+from thinwire.runs.records import byte_totals, totals
 from thinwire.runs.retry import Retry
 from thinwire.runs.run_directory import Summary
 

@@ -99,7 +99,7 @@ def how_to_resume(path: Path, table: Table) -> str:
         return f"run `python {table['script']}` again, with resume=True"
     with suppress(CheckpointError):
         if not read_json(path / "deployment.json").get("nodes"):  # `thinwire deploy` notes them, `flwr run` does not
-            return f"`thinwire supervise APP_DIR CONNECTION --run-dir {path}` continues it"
+            return f"`thinwire site supervise APP_DIR CONNECTION --run-dir {path}` continues it"
     return f"`thinwire resume {path}` continues it"
 
 

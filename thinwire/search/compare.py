@@ -17,9 +17,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from thinwire.errors import ConfigError, Diverged
+from thinwire.federation.settings import Accounting, Settings
 from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
 from thinwire.reports.report import check_page
@@ -27,9 +28,9 @@ from thinwire.reports.seed_groups import ACCURACY, MeanInterval, SeedGroup, obje
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, count_broken
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.experiment import Experiment
+from thinwire.runs.options import Options
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import Accounting, Recorded, read_run, read_totals
+from thinwire.runs.records import Recorded, read_run, read_totals
 from thinwire.runs.search_record import SearchRecord, write_search
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
@@ -38,17 +39,17 @@ from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch, silent
 from thinwire.search.validation import mean_of_last
 
 
-def _run_all(
-    experiments: Sequence[Experiment], out: Path, progress: bool | None, data_dir: Path | str | None, again: bool
-) -> None:
-    for one in experiments:
-        label, path = f"{one.name} seed {one.seed}", default_folder(one, out)
+def _run_all(every: Sequence[Settings], out: Path, options: Mapping[str, Any]) -> None:
+    data_dir = options.get("data_dir")
+    how: dict[str, Any] = {"data_dir": data_dir and Path(data_dir), "resume": True}
+    how["overwrite"] = bool(options.get("overwrite"))
+    for one in every:
+        style = style_of(options.get("progress"))
         with (
-            shown(label, one.rounds, style_of(progress), one.accounting) as on_round,
-            suppress(Diverged),  # a row of the table; the other experiments still run
+            shown(f"{one.name} seed {one.seed}", one.rounds, style, one.accounting) as on_round,
+            suppress(Diverged),  # a row of the table; the other runs still go on
         ):
-            folder = data_dir and Path(data_dir)
-            execute(one, path, data_dir=folder or None, resume=True, again=again, on_round=on_round)
+            execute(one, default_folder(one, out), on_round=on_round, **how)
 
 
 def _group(label: str, paths: Sequence[Path]) -> SeedGroup:
@@ -61,19 +62,14 @@ def compare(
     on: Any = None,
     *,
     seeds: int = 3,
-    seed: int = 0,
     tune: bool = False,
     tune_rates: int = RATES,
     tune_share: float = 1.0,
     tune_seed: int = SEARCH_SEED,
-    out: Path | str = "runs/compare",
     html: Path | str | None = None,
     targets: Sequence[float] = (),
-    data_dir: Path | str | None = None,
-    again: bool = False,
-    progress: bool | None = None,
     on_search: OnSearch = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Table:
     """Train several methods on the same clients and batches, and compare the objective and bytes.
 
@@ -82,19 +78,15 @@ def compare(
             `{"mine": tw.methods.mapo(k=64), "fedavg": "fedavg"}`.
         on: a task by name or reference, a Task, or a function of a seed that returns one.
         seeds: number of seeds, from `seed` upward.
-        seed: the first seed.
         tune: first search the learning rate of every method with the same budget.
         tune_rates: number of rates that each method may try.
         tune_share: rounds of the last rung of the search, as a fraction.
         tune_seed: the seed of the search; none of the seeds of the comparison.
-        out: the folder of the runs; finished ones are used again; those of searches are in `search` in it.
         html: the file of a page.
         targets: values of the objective whose cost the page compares.
-        data_dir: the folder of datasets.
-        again: run even if a run is finished.
-        progress: a progress bar for each run: True, False, or None for terminals and notebooks.
         on_search: returns functions that are called with each run and each rung of a search.
-        **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
+        **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
+            `runs`; those of searches are in `search` in it.
     """
     check_page([html] if html else [], ())
     if isinstance(methods, str | Method) or not methods:
@@ -102,10 +94,11 @@ def compare(
     if seeds < 1:
         raise ConfigError(f"seeds must be 1 or more, not {seeds}")
     pairs = list(methods.items()) if isinstance(methods, Mapping) else [("", one) for one in methods]
-    makes = [maker(one, on, name=name, **options) for name, one in pairs]
+    makes = [maker(one, on, **{**options, **({"name": name} if name else {})}) for name, one in pairs]
     check_page([], targets, makes[0]({}).eval.objective)
-    every, folder = range(seed, seed + seeds), Path(out)
-    experiments: dict[str, dict[Path, Experiment]] = {}  # by label and run directory
+    seed, folder = options.get("seed") or 0, Path(options.get("out") or "runs")
+    every = range(seed, seed + seeds)
+    experiments: dict[str, dict[Path, Settings]] = {}  # by label and run directory
     searches: dict[str, SearchRecord] = {}
     if tune and tune_seed in every:
         raise ConfigError(
@@ -119,13 +112,13 @@ def compare(
         if tune:
             if name not in searches:
                 how: dict[str, Any] = {"rates": tune_rates, "share": tune_share, "seed": tune_seed, "full_run": False}
-                how |= {"out": folder / "search", "data_dir": data_dir, "on_search": on_search}
+                how |= {"out": folder / "search", "data_dir": options.get("data_dir"), "on_search": on_search}
                 searches[name] = tuner.tune(make, **how).record
             found = {searches[name].setting: searches[name].value}
         runs = [make({**found, "seed": one}) for one in every]
         experiments.setdefault(name, {}).update({default_folder(one, folder): one for one in runs})
     every_run = [one for same in experiments.values() for one in same.values()]
-    _run_all(every_run, folder, progress, data_dir, again)
+    _run_all(every_run, folder, options)
     groups = [_group(name, list(same)) for name, same in experiments.items()]
     for group in groups:
         for run in group.runs:
@@ -146,15 +139,8 @@ def sweep(
     on: Any = None,
     *,
     seeds: int = 3,
-    seed: int = 0,
-    validation_fraction: float | None = None,
-    out: Path | str = "runs",
     html: Path | str | None = None,
-    data_dir: Path | str | None = None,
-    again: bool = False,
-    progress: bool | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Table:
     """Run a method with every combination of some values, over the same seeds; impossible values are refused first.
 
@@ -165,23 +151,16 @@ def sweep(
         over: values by short key or dotted path, `{"lr": [0.1, 0.3], "k": [64, 128]}`.
         on: a task by name or reference, a Task, or a function of a seed that returns one.
         seeds: number of seeds, from `seed` upward.
-        seed: the first seed.
-        validation_fraction: fraction of each client's examples that is held out and ranks the settings; by default
-            they are ranked by the test set.
-        out: the folder of the runs; finished ones are used again.
         html: the file of a page.
-        data_dir: the folder of datasets.
-        again: run even if a run is finished.
-        progress: a progress bar for each run: True, False, or None for terminals and notebooks.
-        overrides: settings by dotted path.
-        **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, ... (`candidates.maker`).
+        **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
+            `runs`. Settings are ranked on validation examples if there are any (`validation_fraction`), or else on the
+            test set.
     """
     check_page([html] if html else [], ())
     if seeds < 1:
         raise ConfigError(f"seeds must be 1 or more, not {seeds}")
-    held = {} if validation_fraction is None else {"task.validation_fraction": validation_fraction}
-    make = maker(method, on, overrides={**(overrides or {}), **held}, **options)
-    folder = Path(out)
+    make = maker(method, on, **options)
+    seed, folder, data_dir = options.get("seed") or 0, Path(options.get("out") or "runs"), options.get("data_dir")
     own = make({})
     knobs = knobs_of(own, over)
     settings = [changes(own, knobs, point) for point in points(knobs)]
@@ -191,7 +170,7 @@ def sweep(
             build_job(first, None if data_dir is None else Path(data_dir))
     # seed by seed: an interrupted sweep has all settings on its first seeds
     ordered = [one for same in zip(*experiments, strict=True) for one in same]
-    _run_all(ordered, folder, progress, data_dir, again)
+    _run_all(ordered, folder, options)
     groups = [_group(own.name, [default_folder(one, folder) for one in same]) for same in experiments]
     title = f"{own.name} on {groups[0].task}: {len(groups)} settings, {seeds} seed{'s' * (seeds > 1)}"
     values = [dict(zip((knob.label for knob in knobs), point, strict=True)) for point in points(knobs)]

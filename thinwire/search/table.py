@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
+from thinwire.federation.settings import Accounting
 from thinwire.metrics.objective import Objective
 from thinwire.reports.page import Cells
 from thinwire.reports.report import plot, report
@@ -33,7 +34,7 @@ from thinwire.reports.seed_groups import (
 )
 from thinwire.runs.collapse import count_broken
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import Accounting, Recorded
+from thinwire.runs.records import Recorded
 from thinwire.runs.search_record import SearchRecord
 from thinwire.search import candidates
 

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from thinwire.core.text import html_text, human_bytes, percent, read_bytes
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
 from thinwire.runs.check import check
-from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.config import to_table
+from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.search_record import SearchRecord
 from thinwire.runs.toml import Table, value_words
 from thinwire.search import halving
@@ -57,14 +59,14 @@ VALIDATION_FRACTION = 0.1
 METHODS = ("fedavg", "int4", "topk+int8", "ef+topk+int4", "fedpara", "flasc", "mapo", "thin")  # for bytes or accuracy
 _ADVICE = "train more rounds, or start from other values"
 
-OnSearch = Callable[[Experiment, Knobs], tuple[OnTrial, OnRung]]  # what is called with runs and rungs of a search
+OnSearch = Callable[[Settings, Knobs], tuple[OnTrial, OnRung]]  # what is called with runs and rungs of a search
 
 
 class NothingTrains(ConfigError):
     """Every candidate of a search diverges, collapses or stays at chance, or none does what is wanted."""
 
 
-def silent(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
+def silent(experiment: Settings, knobs: Knobs) -> tuple[OnTrial, OnRung]:
     """A search without output."""
     return lambda trial: None, lambda rung: None
 
@@ -84,7 +86,7 @@ class Tuned:
     """
 
     settings: Table
-    experiment: Experiment
+    experiment: Settings
     knobs: tuple[Knob, ...]
     found: SearchResult
     confirmation: Confirmation
@@ -141,14 +143,10 @@ def tune(
     bytes: int | str | None = None,
     accuracy: float | None = None,
     share: float = 1.0,
-    seed: int = SEARCH_SEED,
     budget: int | str | None = None,
-    validation_fraction: float = VALIDATION_FRACTION,
     full_run: bool = True,
-    out: Path | str = "runs/search",
-    data_dir: Path | str | None = None,
     on_search: OnSearch = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Tuned:
     """Search the learning rate of a method, other settings, or a method; raises `NothingTrains` if nothing is found.
 
@@ -164,16 +162,17 @@ def tune(
         bytes: find the method that is the most accurate with so many bytes, such as `"5MB"`.
         accuracy: find the method that reaches this accuracy with the fewest bytes.
         share: rounds of the last rung, as a fraction of those of the run.
-        seed: the seed of the search; keep it out of the seeds of a comparison.
         budget: bytes that the runs of the search may send, such as `"50MB"`.
-        validation_fraction: fraction of each client's examples that is held out.
         full_run: run the result in full, beside the start setting; without, no further rates are tried at the ends.
-        out: the folder of the runs; finished ones are used again.
-        data_dir: the folder of datasets.
         on_search: returns functions that are called with each run and each rung that ends.
-        **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
+        **options: as for `tw.run`; `out` is the folder of the runs, by default `runs/search`; `seed` is the seed of the
+            search, by default 100: keep it out of the seeds of a comparison; `validation_fraction` is by default 0.1.
     """
-    where: dict[str, Any] = {"fraction": validation_fraction, "out": Path(out), "data_dir": data_dir and Path(data_dir)}
+    how: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    seed = how.pop("seed", overrides_of(how).get("seed", SEARCH_SEED))
+    data_dir, fraction = how.get("data_dir"), how.pop("validation_fraction", VALIDATION_FRACTION)
+    where: dict[str, Any] = {"fraction": fraction, "out": Path(how.pop("out", "runs/search"))}
+    where["data_dir"] = data_dir and Path(data_dir)
     where["budget"] = None if budget is None else read_bytes(str(budget))
     if bytes is not None or accuracy is not None:
         if (bytes is not None and accuracy is not None) or over or rate or flasc_s:
@@ -181,14 +180,14 @@ def tune(
         several: Any = {"method": method} if isinstance(method, Method) else method or METHODS
         several = [several] if isinstance(several, str) else several
         named = dict(several) if isinstance(several, Mapping) else {name: name for name in several}
-        makes = {name: maker(one, on, name=name, **options) for name, one in named.items()}
+        makes = {name: maker(one, on, **{**how, "name": name}) for name, one in named.items()}
         limit = None if bytes is None else read_bytes(str(bytes))
         return _search_methods(makes, limit, accuracy, share, seed, on_search, where)
     if over and (rate is not None or rates != RATES):
         raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
     if method is None or (isinstance(method, Sequence | Mapping) and not isinstance(method, str)):
         raise ConfigError("one method is tuned, or several for a number of bytes or an accuracy; write --bytes 5MB")
-    make = method if callable(method) else maker(method, on, **options)
+    make = method if callable(method) else maker(method, on, **how)
     experiment = make({"seed": seed})
     rounds = _rounds_of(experiment, share)
     if over is None:
@@ -201,7 +200,7 @@ def tune(
         knobs = _searchable(experiment, over, flasc_s)
     candidates, start = points(knobs), start_of(experiment, knobs)
 
-    def variant(value: Any) -> Experiment:
+    def variant(value: Any) -> Settings:
         return make({"seed": seed, **changes(experiment, knobs, as_point(value))})
 
     for point in candidates:
@@ -228,7 +227,7 @@ def tune(
     return Tuned(settings, make(settings), knobs, found, confirmation, runs.chosen_by, seed)
 
 
-def _rounds_of(experiment: Experiment, share: float) -> int:
+def _rounds_of(experiment: Settings, share: float) -> int:
     """The rounds of the last rung: a share of those of the experiment."""
     if not 0 < share <= 1:
         raise ConfigError(
@@ -237,7 +236,7 @@ def _rounds_of(experiment: Experiment, share: float) -> int:
     return max(1, round(share * experiment.rounds))
 
 
-def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]], flasc_s: bool) -> tuple[Knob, ...]:
+def _searchable(experiment: Settings, over: Mapping[str, Sequence[Any]], flasc_s: bool) -> tuple[Knob, ...]:
     """The knobs of a search; raises a ConfigError for what cannot be searched by runs of different lengths."""
     knobs = knobs_of(experiment, over)
     for knob in knobs:
@@ -257,7 +256,7 @@ def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]], flasc
     return knobs
 
 
-def _why_nothing(experiment: Experiment, knobs: Knobs, found: SearchResult) -> str:
+def _why_nothing(experiment: Settings, knobs: Knobs, found: SearchResult) -> str:
     """One line about a search without a result."""
     last = {trial.value: trial.status for trial in found.trials}
     counts = Counter(status.removesuffix(" so far") for status in last.values())

@@ -23,11 +23,11 @@ import torch
 from thinwire.data.losses import bce, mse
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, Diverged
+from thinwire.federation.settings import Settings
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, judge, validation_chance
+from thinwire.runs.config import from_table, to_table
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.experiment import Experiment, to_table
-from thinwire.runs.load import from_table
 from thinwire.runs.records import Recorded, read_run
 from thinwire.runs.toml import Table
 from thinwire.search.halving import Measure, Spent, Trial, TrialStatus, ranked
@@ -54,8 +54,8 @@ class ValidationRuns:
 
     def __init__(
         self,
-        experiment: Experiment,
-        variant: Callable[[Any], Experiment],
+        experiment: Settings,
+        variant: Callable[[Any], Settings],
         rounds: int,
         *,
         fraction: float,
@@ -82,7 +82,7 @@ class ValidationRuns:
             self.on_trial(self.known[value, rounds])
         return self.known[value, rounds]
 
-    def _run(self, experiment: Experiment) -> Recorded:
+    def _run(self, experiment: Settings) -> Recorded:
         sent = 0
 
         def add(more: int, rounds: int) -> None:
@@ -161,7 +161,7 @@ def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | Non
     return statistics.fmean(values[-min(5, math.ceil(len(values) / 10)) :]) if values else None
 
 
-def held_out(experiment: Experiment, fraction: float) -> Experiment:
+def held_out(experiment: Settings, fraction: float) -> Settings:
     """The experiment with validation examples, and without a target on the test set that would end a run."""
     if not fraction and not experiment.task.validation_fraction:
         raise ConfigError("the learning rate is never chosen by the test set; write --validation-fraction 0.1")
@@ -169,7 +169,7 @@ def held_out(experiment: Experiment, fraction: float) -> Experiment:
     return replace(experiment, task=task, eval=replace(experiment.eval, target_accuracy=1.0))
 
 
-def over(experiment: Experiment, rounds: int) -> Experiment:
+def over(experiment: Settings, rounds: int) -> Settings:
     """The experiment over another number of rounds; counts of rounds in it keep their fraction of the run.
 
     >>> from thinwire.runs.config import resolve
