@@ -34,7 +34,7 @@ from thinwire.reports.seed_groups import MeanInterval, without_seed
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.config import digest, resolve, to_table
-from thinwire.runs.records import Recorded, honest_bytes
+from thinwire.runs.records import SavedRun, honest_bytes
 from thinwire.runs.toml import Table, parse_overrides
 from thinwire.search.candidates import rate_key, setting
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
@@ -284,7 +284,7 @@ def _row(line: Line, out: Path | Runs) -> Row:
     )
 
 
-def curve_of(run: Recorded, name: str) -> SeedCurve:
+def curve_of(run: SavedRun, name: str) -> SeedCurve:
     """The curve of a run."""
     spent = itertools.accumulate(map(honest_bytes, run.records))
     both = zip(run.records, spent, strict=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.search.halving import Spent, Trial, flasc_s, halve_rates, halving, ladder, plan
+from thinwire.search.halving import BudgetSpent, Trial, flasc_s, halve_rates, halving, ladder, plan
 from thinwire.search.validation import confirm
 
 RATES = ladder(1.0, 8)  # 1/8 to 16
@@ -91,7 +91,7 @@ def test_a_spent_budget_returns_the_best_so_far():
         def measure(rate, rounds):
             nonlocal spent
             if spent + 10 * rounds > limit:
-                raise Spent(limit - spent + 1, 2)
+                raise BudgetSpent(limit - spent + 1, 2)
             spent += 10 * rounds
             return Trial(rate, closeness(2.0)(rate), 0.0, 10 * rounds, rounds)
 
@@ -162,7 +162,7 @@ def test_flasc_s_stops_at_the_first_density_at_which_the_larger_rank_wins():
 def test_flasc_s_returns_the_best_so_far_if_the_budget_is_spent():
     def measure(pair, rounds):
         if pair[0] == 16:
-            raise Spent(7)
+            raise BudgetSpent(7)
         return Trial(pair, pair[0] * pair[1] / 4, 0.0, 100, rounds)
 
     found = flasc_s(measure, (1, 4, 16), (0.25, 1.0), 40)
@@ -195,7 +195,7 @@ def test_the_better_of_the_two_full_runs_is_recommended(found, start, value, wor
     def measure(name, rounds):
         assert rounds == 60
         if (given := {"a": found, "b": start}[name]) is None:
-            raise Spent(7)
+            raise BudgetSpent(7)
         return Trial(name, given[0], 0.5, 10, rounds, given[1])
 
     result = confirm(measure, "a", "b", 60)

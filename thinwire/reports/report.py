@@ -27,7 +27,7 @@ from thinwire.reports.seed_groups import (
 )
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.files import write_atomically
-from thinwire.runs.records import Recorded, find_runs, read_run
+from thinwire.runs.records import SavedRun, find_runs, read_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def plot(runs: Sequence[Any]) -> Figure:
     return curve_drawing(groups[0].task, groups, objective_key(groups[0].objective)).draw()
 
 
-def _read(runs: Sequence[Any]) -> tuple[list[Recorded], list[Recorded]]:
+def _read(runs: Sequence[Any]) -> tuple[list[SavedRun], list[SavedRun]]:
     """The runs that have a finished round, and those that failed before; an error if none has one."""
     if any(hasattr(run, "history") and run.path is None for run in runs):
         raise ConfigError("this run was not written to a directory; write tw.simulate(..., out='runs/name')")

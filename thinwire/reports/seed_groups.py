@@ -30,7 +30,7 @@ from thinwire.reports.figures import Point
 from thinwire.runs.best import recorded_objective
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.link_time import link, seconds
-from thinwire.runs.records import Record, Recorded, honest_bytes, totals
+from thinwire.runs.records import Record, SavedRun, honest_bytes, totals
 from thinwire.runs.search_record import read_search
 from thinwire.runs.toml import Table as TomlTable, dumps, flat
 
@@ -90,7 +90,7 @@ class SeedGroup(NamedTuple):
     """Runs of one configuration, one per seed."""
 
     label: str
-    runs: list[Recorded]
+    runs: list[SavedRun]
     objective: Objective = ACCURACY
 
     @property
@@ -114,7 +114,7 @@ class SeedGroup(NamedTuple):
         return any(len(run.records) < run.rounds and run.verdict.status != "diverged" for run in self.runs)
 
     @property
-    def failed(self) -> list[Recorded]:
+    def failed(self) -> list[SavedRun]:
         """Its runs that diverged, collapsed or are at chance."""
         return [run for run in self.runs if run.verdict.status in BROKEN]
 
@@ -144,16 +144,16 @@ class SeedGroup(NamedTuple):
         """The last value of a metric (see `values`) in each run, over seeds."""
         return MeanInterval.of(next(reversed(self.values(run, metric)), None) for run in self.runs)
 
-    def values(self, run: Recorded, metric: str = "") -> list[float]:
+    def values(self, run: SavedRun, metric: str = "") -> list[float]:
         """The values of a metric (see `metric_value`), by default its objective, in the evaluated rounds of a run."""
         found = (metric_value(record, metric or objective_key(self.objective)) for record in run.records)
         return [value for value in found if value is not None]
 
-    def best_of(self, run: Recorded) -> float | None:
+    def best_of(self, run: SavedRun) -> float | None:
         """The best value of its objective in a run; None if it has none."""
         return (max if self.objective.higher_is_better else min)(self.values(run), default=None)
 
-    def until(self, run: Recorded, target: float) -> list[Record]:
+    def until(self, run: SavedRun, target: float) -> list[Record]:
         """The rounds of a run up to the first that reaches a target; empty if none does."""
         for i, record in enumerate(run.records):
             value = metric_value(record, objective_key(self.objective))
@@ -197,9 +197,9 @@ class SeedGroup(NamedTuple):
         return TargetCost(by_seed, tuple(ways), statistics.fmean(map(len, spent.values())), time)
 
 
-def group(runs: Sequence[Recorded]) -> list[SeedGroup]:
+def group(runs: Sequence[SavedRun]) -> list[SeedGroup]:
     """One group per configuration, in order of first appearance, with unique labels."""
-    by_config: dict[str, dict[int, Recorded]] = {}
+    by_config: dict[str, dict[int, SavedRun]] = {}
     for run in runs:
         by_seed = by_config.setdefault(dumps(without_seed(run.table)), {})
         seed = run.table.get("seed", 0)
@@ -279,12 +279,12 @@ def objective_name(objective: Objective) -> str:
     return visible(objective.label, 60)
 
 
-def objectives(runs: Sequence[Recorded]) -> list[Objective]:
+def objectives(runs: Sequence[SavedRun]) -> list[Objective]:
     """The objective of each run of a task; of one without a summary, the first of the others' that it has recorded."""
     stated = [recorded_objective(run.summary) for run in runs]
     known = dict.fromkeys((*filter(None, stated), ACCURACY, Objective("loss", higher_is_better=False)))
 
-    def has(run: Recorded, objective: Objective) -> bool:
+    def has(run: SavedRun, objective: Objective) -> bool:
         return any(metric_value(record, objective_key(objective)) is not None for record in run.records)
 
     pairs = zip(runs, stated, strict=True)

@@ -22,7 +22,7 @@ from thinwire.runs.files import append, parse_lines, unpack, write_atomically
 COHORTS = "cohorts.jsonl"
 
 
-class RecordedRound(NamedTuple):
+class RoundCohort(NamedTuple):
     """Who took part in a round.
 
     Args:
@@ -50,7 +50,7 @@ class CohortLog:
     >>> log.drawn(1, [0, 2, 3], [3, 0])
     >>> log.closed(1, [0], [3])
     >>> log.rounds[1]
-    RecordedRound(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,), based=())
+    RoundCohort(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,), based=())
     """
 
     def __init__(self, run: Path | None = None) -> None:
@@ -58,10 +58,10 @@ class CohortLog:
         self._whole: bytes | None = None  # the lines before the end of a file that cannot be read
 
     @cached_property
-    def rounds(self) -> dict[int, RecordedRound]:
+    def rounds(self) -> dict[int, RoundCohort]:
         """The rounds so far, by number from 1."""
         data = self.file.read_bytes() if self.file and self.file.is_file() else b""
-        lines, rounds = parse_lines(data, _parsed), dict[int, RecordedRound]()
+        lines, rounds = parse_lines(data, _parsed), dict[int, RoundCohort]()
         for line in lines:
             _apply(rounds, line)
         if len(lines) < len(whole := data.splitlines(keepends=True)):
@@ -95,12 +95,12 @@ class CohortLog:
         append(self.file, (json.dumps(line) + "\n").encode())
 
 
-def _apply(rounds: dict[int, RecordedRound], line: Mapping[str, Any]) -> None:
+def _apply(rounds: dict[int, RoundCohort], line: Mapping[str, Any]) -> None:
     number = line["round"]
     if "cohort" in line:
         for later in [one for one in rounds if one >= number]:
             del rounds[later]
-        rounds[number] = RecordedRound(tuple(line["available"]), tuple(line["cohort"]))
+        rounds[number] = RoundCohort(tuple(line["available"]), tuple(line["cohort"]))
     elif number in rounds:
         result = {name: tuple(line.get(name, ())) for name in ("accepted", "late", "based")}
         rounds[number] = rounds[number]._replace(**result)

@@ -238,8 +238,9 @@ def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]
 
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
     """The verdict of a summary; None if it has none. The values may come from a damaged file."""
-    status, number, why = ((summary or {}).get(key) for key in ("status", "status_round", "status_why"))
-    if status not in get_args(Status):
+    found: dict[str, Any] = {**(summary or {})}
+    status, number, why = (found.get(key) for key in ("status", "status_round", "status_why"))
+    if status is None or status not in get_args(Status):
         return None
     return Verdict(status, number if isinstance(number, int) else None, why if isinstance(why, str) else "")
 

@@ -34,7 +34,7 @@ BEST = "best.safetensors"  # covered too, in runs that keep the best model
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
 
 
-class Recorded(NamedTuple):
+class SavedRun(NamedTuple):
     """A run, finished or not."""
 
     path: Path
@@ -83,7 +83,7 @@ class Recorded(NamedTuple):
         return known_verdict(self.summary) or judge(self.records, self.chance)
 
 
-def read_run(path: Path) -> Recorded:
+def read_run(path: Path) -> SavedRun:
     """Read a run directory; checksums are not compared (see `verify`)."""
     file = path / "config.toml"
     if not file.is_file():
@@ -92,7 +92,7 @@ def read_run(path: Path) -> Recorded:
         environment = read_json(path / "environment.json")
     except CheckpointError:  # no result depends on it
         environment = {}
-    return Recorded(path, read_toml(file), read_records(path / "metrics.jsonl"), environment, read_summary(path))
+    return SavedRun(path, read_toml(file), read_records(path / "metrics.jsonl"), environment, read_summary(path))
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

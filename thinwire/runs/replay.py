@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import COHORTS, CohortLog, RecordedRound
+from thinwire.runs.cohort_file import COHORTS, CohortLog, RoundCohort
 from thinwire.runs.execute import final_model, settled
 from thinwire.runs.run_directory import RunFolder
 
@@ -80,7 +80,7 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     return Replay(len(records), uploads, differ, largest, first)
 
 
-def _recorded(path: Path, rounds: int, asynchronous: bool) -> dict[int, RecordedRound]:
+def _recorded(path: Path, rounds: int, asynchronous: bool) -> dict[int, RoundCohort]:
     """The rounds of a deployment, each with its accepted clients, and with their versions in asynchronous rounds."""
     if not (path / COHORTS).is_file():
         raise CheckpointError(f"{path} has no {COHORTS}: it was simulated")

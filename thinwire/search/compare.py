@@ -30,7 +30,7 @@ from thinwire.runs.collapse import BROKEN, count_broken
 from thinwire.runs.execute import default_folder, execute
 from thinwire.runs.options import Options
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import Recorded, read_run, read_totals
+from thinwire.runs.records import SavedRun, read_run, read_totals
 from thinwire.runs.search_record import SearchRecord, write_search
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, points
@@ -186,7 +186,7 @@ def _ranked(table: Table, points: Sequence[Mapping[str, Any]], settings: Sequenc
     held = _validation(groups)
     by = held or groups[0].objective
 
-    def score(group: SeedGroup, run: Recorded) -> Any:
+    def score(group: SeedGroup, run: SavedRun) -> Any:
         return mean_of_last(run.records, f"client_{by.name}") if held else next(iter(group.values(run)[::-1]), None)
 
     scores = [[score(group, run) for run in group.runs] for group in groups]
@@ -216,7 +216,7 @@ def _validation(groups: Sequence[SeedGroup]) -> Objective | None:
     return None
 
 
-def _status(run: Recorded) -> str:
+def _status(run: SavedRun) -> str:
     """The status of a run; one that is at chance is so after few rounds too."""
     status, chance = run.verdict.status, run.chance
     if status in BROKEN or chance is None:

@@ -33,7 +33,7 @@ MAX_CANDIDATES = 64
 TrialStatus = Status | Literal["at chance so far"]
 
 
-class Spent(Exception):
+class BudgetSpent(Exception):
     """The byte budget is used up; `lost` and `rounds` are the bytes and the rounds of the run that was ended."""
 
     def __init__(self, lost: int, rounds: int = 0) -> None:
@@ -131,7 +131,7 @@ class SearchResult(NamedTuple):
         return self.lost > 0
 
 
-Measure = Callable[[Any, int], Trial]  # of a candidate and a number of rounds; raises `Spent`
+Measure = Callable[[Any, int], Trial]  # of a candidate and a number of rounds; raises `BudgetSpent`
 OnRung = Callable[[Rung], None]
 
 
@@ -244,7 +244,7 @@ def halving(
     steps = plan(len(candidates), rounds)
     ahead = list(candidates)
     rungs: list[Rung] = []
-    spent = Spent(0)
+    spent = BudgetSpent(0)
     for i, (_, length) in enumerate(steps):
         trials: dict[Any, Trial] = {}
         try:
@@ -254,7 +254,7 @@ def halving(
                 if (further := _beyond(trials.values())) is None:
                     break
                 trials[further] = measure(further, length)
-        except Spent as error:
+        except BudgetSpent as error:
             spent = error
         fit = [trial.value for trial in rank(trials.values()) if not trial.failed]
         last = i + 1 == len(steps) or spent.lost > 0
@@ -278,7 +278,7 @@ def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], round
     ((4, 0.25), 200, 3)
     """
     trials: dict[Any, Trial] = {}
-    (small, large), top, spent = sizes[:2], shares[-1], Spent(0)
+    (small, large), top, spent = sizes[:2], shares[-1], BudgetSpent(0)
 
     def run(size: Any, share: Any) -> Trial:
         pair = size, share
@@ -296,12 +296,12 @@ def flasc_s(measure: Measure, sizes: Sequence[Any], shares: Sequence[Any], round
                 break
         for size in sizes[1:]:
             run(size, share)
-    except Spent as error:
+    except BudgetSpent as error:
         spent = error
     return _result([Rung(rounds, tuple(trials.values()))] if trials else [], spent)
 
 
-def _result(rungs: Sequence[Rung], spent: Spent) -> SearchResult:
+def _result(rungs: Sequence[Rung], spent: BudgetSpent) -> SearchResult:
     """The best candidate of the longest rung that has one which never failed and is above chance."""
     if not rungs:
         raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")

@@ -34,7 +34,7 @@ from thinwire.reports.seed_groups import (
 )
 from thinwire.runs.collapse import count_broken
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import Recorded
+from thinwire.runs.records import SavedRun
 from thinwire.runs.search_record import SearchRecord
 from thinwire.search import candidates
 
@@ -142,7 +142,7 @@ class Table:
         return self.rows[0] if self.rows[0].difference is not None else None
 
     @property
-    def runs(self) -> list[Recorded]:
+    def runs(self) -> list[SavedRun]:
         """The runs of all rows."""
         return [run for row in self.rows for run in row.group.runs]
 

@@ -28,9 +28,9 @@ from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, judge, validation_chance
 from thinwire.runs.config import from_table, to_table
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.records import Recorded, read_run
+from thinwire.runs.records import SavedRun, read_run
 from thinwire.runs.toml import Table
-from thinwire.search.halving import Measure, Spent, Trial, TrialStatus, ranked
+from thinwire.search.halving import BudgetSpent, Measure, Trial, TrialStatus, ranked
 
 Criterion = Literal["accuracy", "loss"]
 OnTrial = Callable[[Trial], None]
@@ -75,21 +75,21 @@ class ValidationRuns:
         self.known: dict[tuple[Any, int], Trial] = {}
 
     def measure(self, value: Any, rounds: int) -> Trial:
-        """Run a candidate for a number of rounds; raises `Spent` if the budget ends its run."""
+        """Run a candidate for a number of rounds; raises `BudgetSpent` if the budget ends its run."""
         if (value, rounds) not in self.known:
             run = self._run(over(held_out(self.variant(value), self.fraction), rounds))
             self.known[value, rounds] = trial_of(value, run, self.chance, self.by, self.constant_loss)
             self.on_trial(self.known[value, rounds])
         return self.known[value, rounds]
 
-    def _run(self, experiment: Settings) -> Recorded:
+    def _run(self, experiment: Settings) -> SavedRun:
         sent = 0
 
         def add(more: int, rounds: int) -> None:
             nonlocal sent
             sent += more
             if self.budget is not None and self.spent + sent > self.budget:
-                raise Spent(sent, rounds)
+                raise BudgetSpent(sent, rounds)
 
         path = default_folder(experiment, self.out)
         with suppress(Diverged):  # its totals until then are written
@@ -127,7 +127,7 @@ def constant_loss(task: Task) -> float | None:
 
 
 def trial_of(
-    value: Any, run: Recorded, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
+    value: Any, run: SavedRun, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
 ) -> Trial:
     """Accuracy and loss on validation examples, cost and status of a run.
 
@@ -242,9 +242,10 @@ def confirm(measure: Measure | None, found: Any, start: Any, rounds: int) -> Con
     the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
     """
     runs: list[Trial] = []
-    with suppress(Spent):
-        for value in dict.fromkeys((found, start)) if measure else ():
-            runs.append(measure(value, rounds))
+    if measure:
+        with suppress(BudgetSpent):
+            for value in dict.fromkeys((found, start)):
+                runs.append(measure(value, rounds))
     if not runs:
         text = f"not confirmed over {rounds} rounds: the budget was spent before"
         return Confirmation(found, rounds, None, is_start=found == start, text=text)
