@@ -139,7 +139,7 @@ def test_the_position_of_a_point_is_the_number_of_its_parameters(name):
         if (x := rows[cell["label"]].get("x")) is None:
             continue
         space, method = experiment.method.space, experiment.method
-        if isinstance(space, tw.MAPA | tw.spaces.MAPAX | tw.MAPO):
+        if isinstance(space, tw.spaces.MAPA | tw.spaces.MAPAX | tw.spaces.MAPO):
             sizes = space.sizes(MNIST_PARAMETERS)
             assert sizes.k * sizes.p == x
             assert ("frozen" in cell["label"]) == (space.redraw_every == 0)
@@ -162,7 +162,7 @@ def test_the_position_of_a_point_of_flasc_is_its_density_or_rank(name):
             assert not masked or method.mask.by == "block"
             assert getattr(method.down, "density", row["x"]) == row["x"]
         else:
-            space = method.space if isinstance(method.space, tw.LoRA) else method.next_stage.space
+            space = method.space if isinstance(method.space, tw.spaces.LoRA) else method.next_stage.space
             assert (row["x"], space.scale) == (space.rank, 1.0)
 
 
@@ -173,15 +173,15 @@ def test_rows_of_flasc_train_alike(name):
     for cell, experiment in experiments(name):
         method = experiment.method
         trained[repr(method.client_opt), experiment.local, dict(experiment.task.options).get("data")] += 1
-        assert isinstance(method.server_opt, tw.Adam)
+        assert isinstance(method.server_opt, tw.optimizers.Adam)
         space = method.space if method.next_stage is None else method.next_stage.space
-        if isinstance(space, tw.LoRA):
+        if isinstance(space, tw.spaces.LoRA):
             assert space.target_modules == ("*query.weight", "*key.weight", "*value.weight"), cell["label"]
             assert space.modules_to_save == ("*classifier.*",)
     assert len(trained) == 1, trained
     ((opt, _, data),) = trained
     lr = 0.0005 if name in ("flasc-figure-9", "flasc-figure-10") else 0.001
-    assert opt == repr(tw.SGD(lr, momentum=0.9))
+    assert opt == repr(tw.optimizers.SGD(lr, momentum=0.9))
     assert data == "20newsgroups-headers"
 
 
@@ -200,7 +200,7 @@ def test_methods_with_differential_privacy_train_alike():
 def test_fedpara_at_scale_paper_has_its_regularizer_and_no_augmentation(name):
     for _, experiment in experiments(name, "paper"):
         method = experiment.method
-        factorized = isinstance(method.space, tw.FedPara)
+        factorized = isinstance(method.space, tw.spaces.FedPara)
         assert method.penalty == (tw.optimizers.Jacobian(1.0) if factorized else tw.Method().penalty)
         assert experiment.task.augment == "none"
         assert method.lr_schedule.tau == 0.992

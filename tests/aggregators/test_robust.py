@@ -244,7 +244,7 @@ def test_a_client_that_multi_krum_excludes_has_no_effect():
 )
 def test_robust_aggregators_learn_with_a_client_that_flips_signs(aggregator, learns):
     federation = Federation(
-        tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3), client_weight=tw.aggregators.Uniform())
+        tw.Method(aggregator=aggregator, client_opt=tw.optimizers.SGD(0.3), client_weight=tw.aggregators.Uniform())
     )
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)

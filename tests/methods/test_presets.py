@@ -43,14 +43,14 @@ def test_preset_has_name_first_line_paper_and_tables():
 
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():
-    assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
-    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.SGD(
+    assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(0.3)
+    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(
         0.1
     )  # equal to the default of Method
     for name in ("mapo", "mapa", "mapax", "lora", "ffa-lora", "fedsa-lora", "fedloru", "fedpara"):
-        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(0.3)
     for name in ("mapo-paper", "mapa-paper", "mapax-paper"):
-        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(3.0)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(3.0)
 
 
 def test_settings_outside_of_the_method_are_part_of_the_preset():
@@ -86,8 +86,8 @@ def tiny(table):
 def test_registered_method_is_listed_shown_resolved_and_joined():
     assert {"name": "tiny", "about": "MAPO with very few parameters.", "paper": "Example, 2026"} in catalog("methods")
     assert "k = 16" in CliRunner().invoke(app, ["show", "tiny"]).output
-    assert resolve("tiny", on="cifar10").method.space == tw.MAPO(k=32)
-    assert resolve("tiny+int8").method.up == tw.Quantize(8)
+    assert resolve("tiny", on="cifar10").method.space == tw.spaces.MAPO(k=32)
+    assert resolve("tiny+int8").method.up == tw.codecs.Quantize(8)
     with pytest.raises(IncompatibleParts, match=r"'tiny' and 'lora' both fill method\.space"):
         resolve("tiny+lora")
 
@@ -97,7 +97,7 @@ def test_experiment_file_builds_on_a_registered_method(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "tiny+int8"\nspace = { k = 7 }\n')
     method = resolve(str(file)).method
-    assert (method.space, method.up) == (tw.MAPO(k=7), tw.Quantize(8))
+    assert (method.space, method.up) == (tw.spaces.MAPO(k=7), tw.codecs.Quantize(8))
 
 
 @pytest.mark.usefixtures("table")

@@ -28,7 +28,7 @@ X, Y = load_digits(return_X_y=True)
 X, Y = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(Y)
 CLIENTS = [(X[i:400:4], Y[i:400:4]) for i in range(4)]
 TEST = (X[400:600], Y[400:600])
-METHOD = tw.Method(client_opt=tw.SGD(0.5))
+METHOD = tw.Method(client_opt=tw.optimizers.SGD(0.5))
 
 
 def model(seed: int = 0, outputs: int = 10) -> nn.Module:
@@ -225,7 +225,7 @@ def test_a_run_without_evaluation_has_no_best_model():
 def test_the_best_model_survives_going_back(tmp_path):
     def diverging(**options):  # the rate grows until training fails
         schedule = tw.optimizers.WarmupLR(rounds=0, fraction=1.0)
-        method = tw.Method(client_opt=tw.SGD(60.0), lr_schedule=schedule)
+        method = tw.Method(client_opt=tw.optimizers.SGD(60.0), lr_schedule=schedule)
         given = {"rounds": 6, "test": TEST, "backend": "loop", "checkpoint_every": 1, "on_divergence": "retry"}
         return tw.simulate(model(), CLIENTS, method, **given, **options)
 

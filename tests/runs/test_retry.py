@@ -396,7 +396,7 @@ def regression(lr, rounds, **more):
     x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None] / 9
     clients = [(x[i::8][:64], y[i::8][:64]) for i in range(8)]
     torch.manual_seed(0)
-    method = tw.Method(client_opt=tw.SGD(lr))
+    method = tw.Method(client_opt=tw.optimizers.SGD(lr))
     local = tw.Local(steps=1, batch=64)
     return tw.simulate(
         nn.Linear(64, 1), clients, method, rounds=rounds, local=local, loss="mse", backend="loop", **more

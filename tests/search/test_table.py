@@ -107,7 +107,7 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
 
 
 def _sgd(rate):
-    return tw.Method(client_opt=tw.SGD(rate))
+    return tw.Method(client_opt=tw.optimizers.SGD(rate))
 
 
 def test_impossible_values_are_refused_before_the_first_run(tmp_path):

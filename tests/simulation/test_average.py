@@ -26,14 +26,14 @@ from thinwire.runs.execute import check_blocks
 from thinwire.schedules import AllBlocks
 from thinwire.training.evaluation import evaluate
 
-SGD = tw.SGD
-STAGE = tw.Stage(3, tw.LoRA(rank=2, alpha=2.0))
+SGD = tw.optimizers.SGD
+STAGE = tw.Stage(3, tw.spaces.LoRA(rank=2, alpha=2.0))
 METHODS = {
     "fedavg": tw.Method(),
     "full download": tw.Method(download="full", down=Half()),
-    "bases that are redrawn": tw.Method(space=tw.MAPO(k=40, redraw_every=2), client_opt=SGD(0.5)),
-    "lora": tw.Method(space=tw.LoRA(rank=2)),
-    "fedpara": tw.Method(space=tw.FedPara()),
+    "bases that are redrawn": tw.Method(space=tw.spaces.MAPO(k=40, redraw_every=2), client_opt=SGD(0.5)),
+    "lora": tw.Method(space=tw.spaces.LoRA(rank=2)),
+    "fedpara": tw.Method(space=tw.spaces.FedPara()),
     "two stages": tw.Method(download="full", next_stage=STAGE),
     "private blocks": tw.Method(schedule=AllBlocks(private=("3.*",))),
     "blocks in turn": tw.Method(schedule=Turns(2)),
@@ -169,7 +169,7 @@ def test_the_average_is_the_result_of_a_run(tmp_path):
     right = (found.model().eval()(clients[0][0]).argmax(1) == clients[0][1]).float().mean()
     assert found.accuracy == pytest.approx(right.item())
     assert 'evaluate = "average"' in (tmp_path / "run/config.toml").read_text()
-    adapter = run(tw.Method(space=tw.LoRA(rank=1), evaluate="average"))
+    adapter = run(tw.Method(space=tw.spaces.LoRA(rank=1), evaluate="average"))
     with pytest.raises(ConfigError, match=r"the average has no adapter of this rank; use run\.model"):
         adapter.save_adapter(tmp_path / "adapter")
 

@@ -144,7 +144,7 @@ def test_uploads_are_bits_at_their_entropy_and_clients_follow_the_server(name):
 
 def test_coordinates_that_training_did_not_change_stay_the_same():
     """Pixels that are always 0 give no gradient: their probabilities have the same bits after training."""
-    federation = Federation(tw.Method(space=FedPM(start=0.3), client_opt=tw.SGD(0.5)))
+    federation = Federation(tw.Method(space=FedPM(start=0.3), client_opt=tw.optimizers.SGD(0.5)))
     federation.round((0,))
     moved = federation.server.public.coords["0.weight/p"] != federation.first.coords["0.weight/p"]
     assert bool(moved.any())
@@ -166,7 +166,7 @@ def test_vmap_trains_clients_on_different_samples():
 
 def test_a_route_converts_the_coordinates_of_its_spaces():
     route = Route((("0.*", FedPM()), ("*", Full())))
-    federation = Federation(tw.Method(space=route, client_opt=tw.SGD(0.3)))
+    federation = Federation(tw.Method(space=route, client_opt=tw.optimizers.SGD(0.3)))
     federation.round((0, 1))
     p = federation.server.public.coords["0.weight/p"]
     assert bool((p != 0.5).any())

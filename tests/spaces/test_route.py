@@ -118,7 +118,7 @@ def test_only_trained_blocks_are_sent():
 
 def test_a_client_that_missed_merges_of_a_route_gets_the_public_state_of_the_server():
     rules = (("0.weight", LoRA(rank=4, redraw_every=2)), ("2.weight", MAPO(k=4, redraw_every=2)), ("*", Full()))
-    fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
+    fed = Federation(Method(Route(rules), client_opt=tw.optimizers.SGD(0.1)))
     for _ in range(5):
         fed.round([0, 1])
     fed.download(3)

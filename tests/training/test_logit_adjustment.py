@@ -55,7 +55,9 @@ def test_training_steps_equal_those_of_torch(backend):
     torch.manual_seed(0)
     net, local = nn.Linear(FEATURES, CLASSES), tw.Local(epochs=3, batch=3, logit_adjustment=1.0)
     clients = [rows(7, [0, 1]), rows(4, [4, 2, 2], seed=1)]
-    run = tw.simulate(net, clients, tw.Method(client_opt=tw.SGD(0.5)), rounds=1, local=local, backend=backend)
+    run = tw.simulate(
+        net, clients, tw.Method(client_opt=tw.optimizers.SGD(0.5)), rounds=1, local=local, backend=backend
+    )
     for block, right in zip(run.weights.values(), trained_by_torch(net, clients, local), strict=True):
         torch.testing.assert_close(block, right, rtol=1e-5, atol=1e-6)
 

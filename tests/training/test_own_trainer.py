@@ -58,7 +58,7 @@ def keeps(model, records, state=None):
 
 LOCAL = tw.Local(epochs=2, batch=8)
 SPACES = {
-    "full": tw.Method(client_opt=tw.SGD(0.2)),
+    "full": tw.Method(client_opt=tw.optimizers.SGD(0.2)),
     "lora": tw.methods.lora(rank=2),
     "ffa": tw.methods.ffa_lora(rank=2),
     "mapo": tw.methods.mapo(k=8),
@@ -94,7 +94,12 @@ def job(method: tw.Method, trainer, rounds: int = 3) -> Job:
 MASKED = tw.methods.flasc(rank=2, density=0.5)
 CASES = {
     "fedavg": (tw.Method(), fit),
-    "compressed": (tw.Method(up=tw.ErrorFeedback(tw.TopK(0.3, inner=tw.Quantize(4))), down=tw.Quantize(8)), fit),
+    "compressed": (
+        tw.Method(
+            up=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.3, inner=tw.codecs.Quantize(4))), down=tw.codecs.Quantize(8)
+        ),
+        fit,
+    ),
     "adapters-under-a-mask": (MASKED, fit),
     "private-head": (tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",))), fit),
     "state-at-home": (tw.Method(opt_lifetime="run"), keeps),

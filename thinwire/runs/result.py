@@ -1,4 +1,4 @@
-"""The result of `tw.simulate`, `tw.run_task` and `tw.load_run`: records, bytes, weights, and the trained model.
+"""The result of `tw.simulate`, `tw.run` and `tw.load_run`: records, bytes, weights, and the trained model.
 
 For readers a run is four lines, a table of HTML in notebooks, and a pandas frame. `run.save` writes one that was kept
 in memory as a run directory.
