@@ -37,8 +37,8 @@ from thinwire.runs.config import digest, resolve, to_table
 from thinwire.runs.records import SavedRun, honest_bytes
 from thinwire.runs.toml import Table, parse_overrides
 from thinwire.search.candidates import rate_key, setting
+from thinwire.search.halving import mean_of_last
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
-from thinwire.search.validation import mean_of_last
 from thinwire.spaces import MAPO
 
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round

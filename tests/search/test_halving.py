@@ -5,8 +5,7 @@ import math
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.search.halving import BudgetSpent, Trial, flasc_s, halve_rates, halving, ladder, plan
-from thinwire.search.validation import confirm
+from thinwire.search.halving import BudgetSpent, Trial, confirm, flasc_s, halve_rates, halving, ladder, plan
 
 RATES = ladder(1.0, 8)  # 1/8 to 16
 

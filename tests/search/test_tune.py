@@ -15,8 +15,8 @@ from thinwire.runs.config import resolve
 from thinwire.runs.records import read_run
 from thinwire.runs.search_record import SearchRecord, read_search, write_search
 from thinwire.search.candidates import rate_key
+from thinwire.search.halving import ValidationRuns, held_out, over, trial_of
 from thinwire.search.tune import NothingTrains
-from thinwire.search.validation import ValidationRuns, held_out, over, trial_of
 
 SMALL = {"rounds": 8, "clients": 10, "cohort": 2}
 QUICK = {"local.steps": 8, "eval.every": 8}

@@ -18,10 +18,9 @@ from thinwire.core.text import human_bytes, percent, visible
 if TYPE_CHECKING:
     from thinwire.federation.settings import Settings
     from thinwire.search.candidates import Knobs
-    from thinwire.search.halving import OnRung, Rung, Trial
+    from thinwire.search.halving import OnRung, OnTrial, Rung, Trial
     from thinwire.search.table import Table
     from thinwire.search.tune import OnSearch, Tuned
-    from thinwire.search.validation import OnTrial
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 RUNS = Path("runs")
@@ -73,7 +72,7 @@ def compare(
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
     from thinwire.reports.report import check_page
-    from thinwire.search.compare import compare as run
+    from thinwire.search.table import compare as run
     from thinwire.search.tune import NothingTrains
 
     check_page([html] if html else [], ())
@@ -111,7 +110,7 @@ def sweep(
     """
     from thinwire.reports.report import check_page
     from thinwire.search.candidates import parse_over
-    from thinwire.search.compare import sweep as run
+    from thinwire.search.table import sweep as run
 
     check_page([html] if html else [], ())
     table = run(what, parse_over(over or ()), on, seeds=seeds, progress=not quiet, **options)

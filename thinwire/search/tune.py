@@ -2,7 +2,7 @@
 
 Without `over` the learning rate is searched on a ladder around the method's own; with it all combinations of the values
 are candidates; with `bytes` or `accuracy` several methods are. All are searched by successive halving (`halving.py`) on
-examples that the clients hold out (`validation.py`). A result is run in full, beside the setting that the search
+examples that the clients hold out. A result is run in full, beside the setting that the search
 started from. The search has a seed of its own, which must not be one of the seeds of a final comparison.
 """
 
@@ -42,16 +42,19 @@ from thinwire.search.candidates import (
 )
 from thinwire.search.halving import (
     MAX_CANDIDATES,
+    Confirmation,
     OnRung,
+    OnTrial,
     Rung,
     SearchResult,
     Trial,
+    ValidationRuns,
+    confirm,
     halve_rates,
     ladder,
     plan,
     ranked,
 )
-from thinwire.search.validation import Confirmation, OnTrial, ValidationRuns, confirm
 
 SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0
 RATES = 8
