@@ -60,7 +60,11 @@ def result(what: str, on: str, rounds: int, backend: str) -> dict[str, Any]:
         messages[number, way, client] = hashlib.sha256(message).hexdigest()
 
     try:
-        run = tw.run_task(method, on, rounds=rounds, overrides=overrides, on_message=on_message, progress=False)
+        given = {"rounds": rounds, "on_message": on_message, "progress": False}
+        if hasattr(tw, "run"):
+            run = tw.run(method, on, set=overrides, **given)
+        else:  # a version before 0.4
+            run = tw.run_task(method, on, overrides=overrides, **given)
     except tw.ThinwireError as error:  # the same for both versions, or a difference
         return {"error": str(error)}
     digest = hashlib.sha256()

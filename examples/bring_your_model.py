@@ -18,7 +18,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 for name, method in {
-    "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
+    "fedavg": tw.Method(client_opt=tw.optimizers.SGD(0.3)),
     "mapo": tw.methods.mapo(redraw_every=10),
 }.items():
     run = tw.simulate(model, clients, method, rounds=60, cohort=5, test=test, eval_every=60)

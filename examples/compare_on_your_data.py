@@ -80,8 +80,8 @@ def main():
     table = Path(sys.argv[1]) if sys.argv[1:] else write_digits(folder)
     clients, test, classes = read_table(table)
     methods = {
-        "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
-        "top 10 %": tw.Method(up=tw.TopK(0.1), down=tw.TopK(0.1), client_opt=tw.SGD(0.3)),
+        "fedavg": tw.Method(client_opt=tw.optimizers.SGD(0.3)),
+        "top 10 %": tw.Method(up=tw.codecs.TopK(0.1), down=tw.codecs.TopK(0.1), client_opt=tw.optimizers.SGD(0.3)),
         "mapo": tw.methods.mapo(k=64, redraw_every=10),
     }
     runs = []

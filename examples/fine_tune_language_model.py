@@ -52,8 +52,8 @@ def main():
         "task.new_tokens": 16,
         "local.batch": 6,
     }
-    run = tw.run_task(
-        "lora", "causal-lm", rounds=3, eval_every=1, overrides=settings, out=out / "run", overwrite=True, progress=False
+    run = tw.run(
+        "lora", "causal-lm", rounds=3, eval_every=1, set=settings, out=out / "run", overwrite=True, progress=False
     )
     first, last = run.history[0], run.history[-1]
     print(

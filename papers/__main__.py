@@ -19,7 +19,7 @@ from papers.page import section, update_page
 from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
-from thinwire.cli.options import AsJson, DataDir, Imports, Overrides, Quiet, Recipe, Rounds, RunsOut, Task
+from thinwire.cli.options import AsJson, DataDir, Imports, Quiet, Task
 from thinwire.cli.terminal import print_json, print_written, show_list
 from thinwire.core.text import visible
 from thinwire.runs.files import write_all
@@ -32,6 +32,10 @@ app = typer.Typer(
     help="Tables of papers beside ours, frontiers of accuracy against bytes, and grids of runs.",
 )
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for `thinwire run`.")]
+Recipe = Annotated[str | None, typer.Option(metavar="NAME", help="As for `thinwire run`.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
+RunsOut = Annotated[Path, typer.Option("--out", help="Folder of the run directories; finished runs are reused.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel runs.")]
 Budget = Annotated[
     str | None,

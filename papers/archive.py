@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError
+from thinwire.federation.settings import Settings
 from thinwire.runs.collapse import is_broken
+from thinwire.runs.config import digest, to_table
 from thinwire.runs.execute import default_folder
-from thinwire.runs.experiment import Experiment, to_table
 from thinwire.runs.files import read_json
-from thinwire.runs.records import Record, Recorded, honest_bytes, read_run, read_totals
+from thinwire.runs.records import Record, SavedRun, honest_bytes, read_run, read_totals
 from thinwire.runs.toml import Table
 
 SHORT = 8  # digits of a digest by which pages name a run
@@ -65,9 +66,9 @@ class Archive:
         """The name of a run on the page: that of the archive, or the first digits of its digest."""
         return self._names.get(digest, digest[:SHORT])
 
-    def find(self, experiment: Experiment) -> Table | None:
+    def find(self, experiment: Settings) -> Table | None:
         """The run with all settings of an experiment; None if there is none."""
-        name = self._names.get(experiment.digest())
+        name = self._names.get(digest(experiment))
         return None if name is None else self.runs[name]
 
     def text(self) -> str:
@@ -91,45 +92,42 @@ class Runs(NamedTuple):
         """A folder of run directories without an archive, or what is given."""
         return where if isinstance(where, Runs) else cls(where, Archive())
 
-    def kept(self, experiment: Experiment) -> Table | None:
+    def kept(self, experiment: Settings) -> Table | None:
         """The archived run, if it did not end in a run directory."""
-        folder = default_folder(experiment, self.out)
-        here = (folder / "summary.json").exists() or (folder / "diverged.json").exists()
+        here = (default_folder(experiment, self.out) / "summary.json").exists()
         return None if here else self.archive.find(experiment)
 
-    def summary(self, experiment: Experiment) -> dict[str, Any] | None:
+    def summary(self, experiment: Settings) -> dict[str, Any] | None:
         """The summary of a run; None if it did not finish, or diverged. That of an archived run has fewer keys."""
         found = self.kept(experiment) or read_totals(default_folder(experiment, self.out))
         return None if found is None or found.get("status") == "diverged" else found
 
-    def failed(self, experiment: Experiment) -> bool:
+    def failed(self, experiment: Settings) -> bool:
         """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
-        if (default_folder(experiment, self.out) / "diverged.json").exists():
-            return True
-        found = self.kept(experiment) or self.summary(experiment)
+        found = self.kept(experiment) or read_totals(default_folder(experiment, self.out))
         return found is not None and is_broken(found)
 
-    def recorded(self, experiment: Experiment) -> Recorded:
+    def recorded(self, experiment: Settings) -> SavedRun:
         """A run with its records; an archived one has only those of evaluated rounds, each with all bytes since."""
         kept = self.kept(experiment)
         if kept is None:
             return read_run(default_folder(experiment, self.out))
-        return Recorded(default_folder(experiment, self.out), to_table(experiment), _records(kept), {}, kept)
+        return SavedRun(default_folder(experiment, self.out), to_table(experiment), _records(kept), {}, kept)
 
-    def provenance(self, experiment: Experiment) -> dict[str, str]:
+    def provenance(self, experiment: Settings) -> dict[str, str]:
         """The commit and the time at which a run was made, as far as they are known."""
         kept = self.kept(experiment)
         source = kept if kept is not None else read_run(default_folder(experiment, self.out)).environment
         return {key: str(source.get(key) or "") for key in ("commit", "date")}
 
-    def note(self, experiment: Experiment) -> str:
+    def note(self, experiment: Settings) -> str:
         """The remark of a run about its data; empty if there is none."""
         kept = self.kept(experiment)
         source = kept if kept is not None else read_run(default_folder(experiment, self.out)).environment
         return str(source.get("note") or "")
 
 
-def kept_values(e: Experiment, runs: Runs) -> Table | None:
+def kept_values(e: Settings, runs: Runs) -> Table | None:
     """What an archive keeps of a run; None if it is neither finished nor diverged."""
     if kept := runs.kept(e):
         return dict(kept)
@@ -138,7 +136,7 @@ def kept_values(e: Experiment, runs: Runs) -> Table | None:
         return None
     if found is None:  # it diverged; early versions wrote no totals then
         found = {"rounds": 0, "status": "diverged", **(read_totals(default_folder(e, runs.out)) or {})}
-    about = {"digest": e.digest(), **runs.provenance(e), "seed": e.seed, "rounds": found["rounds"]}
+    about = {"digest": digest(e), **runs.provenance(e), "seed": e.seed, "rounds": found["rounds"]}
     values = {key: found[key] for key in SUMMARY_KEYS if found.get(key) is not None}
     return {**about, "status": None, **values, "values": {}, **curves(runs.recorded(e).records)}
 

@@ -29,16 +29,16 @@ from papers.archive import Runs
 from papers.grid import Grid, Line, summary, training_failed
 from papers.tables import read
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import Settings
 from thinwire.reports.seed_groups import MeanInterval, without_seed
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN
-from thinwire.runs.config import resolve
-from thinwire.runs.experiment import Experiment, to_table
-from thinwire.runs.records import Recorded, honest_bytes
+from thinwire.runs.config import digest, resolve, to_table
+from thinwire.runs.records import SavedRun, honest_bytes
 from thinwire.runs.toml import Table, parse_overrides
 from thinwire.search.candidates import rate_key, setting
+from thinwire.search.halving import mean_of_last
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
-from thinwire.search.validation import mean_of_last
 from thinwire.spaces import MAPO
 
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round
@@ -81,7 +81,7 @@ class Where(NamedTuple):
     changes: tuple[str, ...] = ()
     data_dir: Path | None = None
 
-    def experiment(self, method: str = REFERENCE, settings: Table | None = None) -> Experiment:
+    def experiment(self, method: str = REFERENCE, settings: Table | None = None) -> Settings:
         """A method on the task."""
         return resolve(method, self.on, {**(settings or {}), **parse_overrides(list(self.changes))}, self.recipe)
 
@@ -164,7 +164,7 @@ def _fitting(rows: Sequence[Table], weights: int) -> list[Table]:
     return [row for row in rows if row["label"] not in left_out]
 
 
-def _center(row: Table, experiment: Experiment, key: str) -> float:
+def _center(row: Table, experiment: Settings, key: str) -> float:
     """The middle of a row's rates: placed for this task in the row, or in the set for rates of clients, or its own."""
     task = experiment.task.label
     of_set = read("frontier.toml").get("center", {}) if key == CLIENT_RATE else {}
@@ -271,20 +271,20 @@ def rows_of_grid(grid: Grid, out: Path | Runs) -> list[Row]:
 def missing(grid: Grid, out: Path | Runs) -> int:
     """The number of runs of a grid that did not finish and did not fail."""
     lines = [*grid.trials(), *grid.final(out)]
-    runs = {e.digest(): e for line in lines for e in line.runs}
+    runs = {digest(e): e for line in lines for e in line.runs}
     return sum(not summary(e, out) and not training_failed(e, out) for e in runs.values())
 
 
 def _row(line: Line, out: Path | Runs) -> Row:
     known = Runs.at(out)
     there = [e for e in line.runs if summary(e, known) or training_failed(e, known)]
-    runs = tuple(curve_of(known.recorded(e), known.archive.name(e.digest())) for e in there)
+    runs = tuple(curve_of(known.recorded(e), known.archive.name(digest(e))) for e in there)
     return Row(
         line.label, line.settings, without_seed(to_table(line.runs[0])), tuple(run for run in runs if run.points)
     )
 
 
-def curve_of(run: Recorded, name: str) -> SeedCurve:
+def curve_of(run: SavedRun, name: str) -> SeedCurve:
     """The curve of a run."""
     spent = itertools.accumulate(map(honest_bytes, run.records))
     both = zip(run.records, spent, strict=True)

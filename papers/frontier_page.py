@@ -31,7 +31,7 @@ from thinwire.core.text import human_bytes
 from thinwire.errors import Diverged
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import FAILED_RUNS, count_broken
-from thinwire.runs.config import resolve
+from thinwire.runs.config import digest, resolve
 from thinwire.runs.files import write_all
 from thinwire.runs.toml import Table
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
@@ -93,7 +93,7 @@ def _kept(grid: Grid, runs: Runs) -> dict[str, Table]:
     tried = [line for number in range(len(grid.content["rows"])) for line in grid.tried(number, runs)]
     page = {"tables": [grid.lines()[0].runs[0].task.label]}
     return {
-        runs.archive.name(e.digest()): {**known, **page, "method": line.label, "settings": line.settings}
+        runs.archive.name(digest(e)): {**known, **page, "method": line.label, "settings": line.settings}
         for line in (*grid.trials(), *tried)
         for e in line.runs
         if (known := kept_values(e, runs)) is not None

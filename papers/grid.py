@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from papers.archive import Runs
+from thinwire.federation.settings import Settings
 from thinwire.runs.config import resolve
-from thinwire.runs.experiment import Experiment
 from thinwire.runs.records import honest_bytes
 from thinwire.runs.toml import Table, parse_overrides
 
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     label: str
     settings: str
     chosen: Table  # the values of `over`
-    runs: list[Experiment]
+    runs: list[Settings]
 
 
 class Grid:
@@ -182,7 +182,7 @@ def _short(value: Any) -> Any:
 # -- results of runs -------------------------------------------------------------------------------------------------
 
 
-def summary(experiment: Experiment, out: Path | Runs) -> dict[str, Any] | None:
+def summary(experiment: Settings, out: Path | Runs) -> dict[str, Any] | None:
     """The summary of a run; None if it did not finish, or diverged. Of questions with options, by `OPTIONS`."""
     found = Runs.at(out).summary(experiment)
     if found is None or (found.get("objective") or {}).get("name") != OPTIONS:
@@ -191,12 +191,12 @@ def summary(experiment: Experiment, out: Path | Runs) -> dict[str, Any] | None:
     return {**found, "best_accuracy": objective["best"], "final_accuracy": objective["final"]}
 
 
-def training_failed(experiment: Experiment, out: Path | Runs) -> bool:
+def training_failed(experiment: Settings, out: Path | Runs) -> bool:
     """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
     return Runs.at(out).failed(experiment)
 
 
-def status(experiment: Experiment, out: Path | Runs) -> str | None:
+def status(experiment: Settings, out: Path | Runs) -> str | None:
     """The status of a finished run; None if it did not finish."""
     if found := summary(experiment, out):
         return found.get("status")
@@ -208,7 +208,7 @@ def broken(line: Line, out: Path | Runs) -> list[int]:
     return [e.seed for e in line.runs if training_failed(e, out)]
 
 
-def metrics(experiment: Experiment, out: Path | Runs) -> list[dict[str, Any]]:
+def metrics(experiment: Settings, out: Path | Runs) -> list[dict[str, Any]]:
     """The records of a run; of an archived one, those of evaluated rounds."""
     records = Runs.at(out).recorded(experiment).records
     return [
@@ -230,14 +230,14 @@ def score(line: Line, out: Path | Runs, by: str) -> float:
     return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
 
 
-def last_accuracy(experiment: Experiment, out: Path | Runs, count: int) -> float:
+def last_accuracy(experiment: Settings, out: Path | Runs, count: int) -> float:
     """The mean accuracy of the last evaluations of a run."""
     known = [record["accuracy"] for record in metrics(experiment, out) if record["accuracy"] is not None]
     return statistics.fmean(known[-count:])
 
 
 def to_target(
-    experiment: Experiment, out: Path | Runs, target: float, metric: str = "accuracy"
+    experiment: Settings, out: Path | Runs, target: float, metric: str = "accuracy"
 ) -> tuple[int, int, int] | None:
     """Rounds, all bytes, and bytes without catch-up until an accuracy first reached a target; None if never.
 

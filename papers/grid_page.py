@@ -27,8 +27,9 @@ from papers.markdown import at_edge, markdown, mean_std_text, selection_set, wid
 from papers.tables import FOLDER, read
 from thinwire.core.text import human_bytes
 from thinwire.errors import UnknownName
+from thinwire.federation.settings import Settings
 from thinwire.reports.seed_groups import MeanInterval
-from thinwire.runs.experiment import Experiment
+from thinwire.runs.config import digest
 from thinwire.runs.files import write_all
 
 KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")
@@ -81,7 +82,7 @@ def results(grid: Grid, lines: list[Line], out: Runs) -> str:
             ]
         for target in targets:
             cells += _target_cells([to_target(e, out, target) for e, _ in done])
-        cells.append(" ".join(e.digest()[:6] for e, _ in done))
+        cells.append(" ".join(digest(e)[:6] for e, _ in done))
         rows.append(cells)
     return markdown(*widened(head, rows, runs))
 
@@ -115,7 +116,7 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Runs) -> str:
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
             mark = "chosen" + (f", at the edge of {', '.join(edges)}" if edges else "")
         words = _score_text(line, grid.by(line.row), out) if len(done) == len(line.runs) else "did not finish"
-        rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
+        rows.append([line.label, line.settings, words, mark, " ".join(digest(e)[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
     by = " or ".join(dict.fromkeys(grid.by(line.row) for line in trials))
     what = by if by.startswith("bytes to ") else f"{by.replace('_', ' ')} %"
@@ -169,7 +170,7 @@ def records(lines: list[Line], out: Runs, last: int = 0) -> dict[str, Any]:
         for e in line.runs:
             if s := summary(e, out):
                 curve = [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None]
-                found[e.digest()[:6]] = {
+                found[digest(e)[:6]] = {
                     "method": line.label,
                     "settings": line.settings,
                     "seed": e.seed,
@@ -191,12 +192,12 @@ def archive(grids: Iterable[Grid], docs: Path) -> Archive:
     for grid in grids:
         if not grid.content.get("targets"):
             for e in (e for line in (*grid.lines(), *grid.trials()) for e in line.runs):
-                if found := _same(e, kept.get(e.digest()[:6])):
-                    runs[e.digest()[:6]] = {**found, "digest": e.digest(), "curve": _curve(found)}
+                if found := _same(e, kept.get(digest(e)[:6])):
+                    runs[digest(e)[:6]] = {**found, "digest": digest(e), "curve": _curve(found)}
     return Archive({}, runs)
 
 
-def _same(experiment: Experiment, run: dict[str, Any] | None) -> dict[str, Any] | None:
+def _same(experiment: Settings, run: dict[str, Any] | None) -> dict[str, Any] | None:
     """The run, if it has the seed and the rounds of the experiment."""
     wanted = (experiment.seed, experiment.rounds)
     return run if run is not None and (run.get("seed"), run.get("rounds")) == wanted else None

@@ -42,7 +42,7 @@ from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.runs.config import Experiment
+from thinwire.federation.settings import Settings
 from thinwire.runs.link_time import link, seconds
 from thinwire.runs.parts import build, named
 from thinwire.runs.toml import Table
@@ -61,7 +61,7 @@ def heading(measure: str) -> str:
     return measure.replace("_", " ") + " %" if measure.endswith("_accuracy") else measure
 
 
-def measured(measure: str, experiment: Experiment, out: Path | Runs) -> float | None:
+def measured(measure: str, experiment: Settings, out: Path | Runs) -> float | None:
     """The value of a measure for a finished run; None if it has none, such as rounds to an accuracy never reached."""
     found, kept = summary(experiment, out), Runs.at(out).kept(experiment)
     if found is None:
@@ -130,7 +130,7 @@ def _spent(kind: str, line: Line, worst: float, out: Path | Runs) -> float | Non
     return statistics.fmean(spent) if spent else None
 
 
-_Runs = list[tuple[Experiment, dict[str, Any]]]
+_Runs = list[tuple[Settings, dict[str, Any]]]
 
 
 def _finished(line: Line, out: Path | Runs) -> _Runs:

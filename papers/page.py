@@ -37,6 +37,7 @@ from papers.tables import Reproduction, load, names, papers
 from papers.verdicts import Row, TableRows, page_verdict
 from thinwire.core.text import human_bytes
 from thinwire.runs.collapse import FAILED_RUNS
+from thinwire.runs.config import digest
 from thinwire.runs.files import write_all
 from thinwire.runs.toml import Table
 
@@ -90,7 +91,7 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
         text += _search(repro, [line for line in trials if line.row in rows], column_lines, runs)
     replaced = [line for number in {line.row for line in trials} for line in repro.grid.tried(number, runs)]
     kept = archived_runs(repro, [*lines, *trials, *replaced], runs)
-    needed = {e.digest(): e for line in (*lines, *trials) for e in line.runs}
+    needed = {digest(e): e for line in (*lines, *trials) for e in line.runs}
     missing = sum(not summary(e, runs) and not training_failed(e, runs) for e in needed.values())
     text += _unrecorded(text, list(kept.values())) + verdict + _end(repro, list(kept.values()), missing)
     shown = TableRows(_title(content), values)
@@ -226,7 +227,7 @@ def _table(repro: Reproduction, lines: list[Line], runs: Runs) -> str:
             value = cost(kind, line, lines, runs)
             row += ["-" if value is None else f"{value:.3g}", f"{cell['traffic']:g}" if cell["traffic"] else "-"]
         row += [when or "-"] if len(set(made) - {""}) > 1 else []
-        rows.append([*row, " ".join(runs.archive.name(e.digest()) for e, _ in finished) or "-"])
+        rows.append([*row, " ".join(runs.archive.name(digest(e)) for e, _ in finished) or "-"])
     head = ["method", "tuned", *(f"our {measure}" for measure in measures), "paper's", "difference", "seeds"]
     head += ["honest bytes", "% of the first"]
     head += [f"cost as the paper counts, {COSTS.get(kind, kind)}", "paper's cost"] if kind else []
@@ -317,7 +318,7 @@ def archived_runs(repro: Reproduction, lines: Sequence[Line], runs: Runs) -> dic
             if (known := kept_values(e, runs)) is None:
                 continue
             about = {"tables": [repro.name], "method": line.label, "settings": line.settings}
-            entry = out.setdefault(runs.archive.name(e.digest()), known | about)
+            entry = out.setdefault(runs.archive.name(digest(e)), known | about)
             if entry["status"] != "diverged":
                 entry["values"] = {**entry["values"], heading(measure): measured(measure, e, runs)}
     return out

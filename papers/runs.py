@@ -26,9 +26,10 @@ from thinwire.cli.terminal import err
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.federation.job import RoundRecord
+from thinwire.federation.settings import Settings
 from thinwire.runs.collapse import is_broken
+from thinwire.runs.config import digest
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.experiment import Experiment
 from thinwire.training.autotune import first_line
 
 SPENT = "interrupted: the budget is spent"
@@ -136,12 +137,12 @@ class _Work(NamedTuple):
         """Whether the budget is over."""
         return self.until is not None and time.time() >= self.until
 
-    def unfinished(self, lines: Sequence[Line]) -> dict[str, Experiment]:
+    def unfinished(self, lines: Sequence[Line]) -> dict[str, Settings]:
         """Runs to start or continue, by digest; a run that failed would fail again. With a budget, seed by seed."""
         runs = [(place, e) for line in lines for place, e in enumerate(line.runs)]
         if self.until is not None:
             runs.sort(key=lambda one: one[0])
-        return {e.digest(): e for _, e in runs if not summary(e, self.known) and not training_failed(e, self.known)}
+        return {digest(e): e for _, e in runs if not summary(e, self.known) and not training_failed(e, self.known)}
 
     def run_lines(self, lines: Sequence[Line], later: int = 0) -> None:
         """Run the unfinished runs of some lines; `later` is the number of rounds after them, for the estimated time."""
@@ -149,7 +150,7 @@ class _Work(NamedTuple):
         began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
         done = rounds = 0
 
-        def report(experiment: Experiment, trouble: str) -> None:
+        def report(experiment: Settings, trouble: str) -> None:
             nonlocal done, rounds
             done, rounds = done + 1, rounds + experiment.rounds
             left = (time.perf_counter() - began) * (total - rounds) / rounds
@@ -158,14 +159,14 @@ class _Work(NamedTuple):
         for experiment, trouble in self.results(list(todo.values())):
             report(experiment, trouble)
 
-    def results(self, todo: Sequence[Experiment]) -> Iterator[tuple[Experiment, str]]:
+    def results(self, todo: Sequence[Settings]) -> Iterator[tuple[Settings, str]]:
         """Run experiments, and yield each with its trouble when it has ended; those left out are not yielded."""
         if self.pool is None:
             for experiment in todo:
                 if not self.spent:
                     yield experiment, run_one(experiment, self.out, self.data_dir, self.until)
             return
-        waiting: dict[Future[str], Experiment] = {
+        waiting: dict[Future[str], Settings] = {
             self.pool.submit(run_one, e, self.out, self.data_dir, self.until): e for e in todo
         }
         for job in as_completed(waiting):
@@ -183,7 +184,7 @@ def _free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
-def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None, until: float | None = None) -> str:
+def run_one(experiment: Settings, out: Path, data_dir: Path | None = None, until: float | None = None) -> str:
     """Run one experiment; returns why it did not finish or how training failed, or "".
 
     Args:

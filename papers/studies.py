@@ -37,7 +37,7 @@ from thinwire.core.spec import Spec, layer_of
 from thinwire.core.text import human_bytes
 from thinwire.models import build
 from thinwire.runs.build import build_job
-from thinwire.runs.config import from_table, resolve
+from thinwire.runs.config import digest, from_table, resolve
 from thinwire.runs.toml import read_toml
 from thinwire.schedules.lama import FedLAMA, Layer
 
@@ -273,7 +273,7 @@ def flasc_part(alpha: float, grid: Grid, out: Path) -> tuple[str, dict[str, Any]
         return f"## alpha {alpha:g}\n\n{len(done)} of {len(pairs)} runs finished.\n", {}
     chosen, *others = tried = flasc_s(done)
     best = max(done, key=lambda pair: done[pair]["final_accuracy"])
-    names = {pair: e.digest()[:6] for pair, e in runs.items()}
+    names = {pair: digest(e)[:6] for pair, e in runs.items()}
     rows = [
         [
             f"rank {pair[0]}, density {pair[1]:g}",

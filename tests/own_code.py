@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from thinwire.core import plugins, reference, registry
-from thinwire.runs import own_task, plugins as experiment_plugins
+from thinwire.runs import build, plugins as experiment_plugins
 
 TASK = '''\
 """Points in a plane of three classes."""
@@ -75,7 +75,7 @@ def write_project(folder: Path) -> Path:
 @contextmanager
 def forgotten() -> Iterator[None]:
     """A state as in a new process, without the code of the user that was imported before; undone at the end."""
-    state = [(reference, "_files"), (registry, "_REFERENCES"), (own_task, "_kept")]
+    state = [(reference, "_files"), (registry, "_REFERENCES"), (build, "_kept")]
     state += [(plugins, "_imported"), (experiment_plugins, "_loaded")]
     before = [getattr(module, name) for module, name in state]
     path, modules, parts, writes = list(sys.path), _modules(), registry.foreign(), sys.dont_write_bytecode

@@ -33,7 +33,8 @@ from thinwire.core.registry import KINDS, entries
 from thinwire.core.text import human_bytes
 from thinwire.runs import plugins as experiment_plugins
 from thinwire.runs.build import build_job
-from thinwire.runs.config import parse_overrides, resolve
+from thinwire.runs.config import resolve
+from thinwire.runs.toml import parse_overrides
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -129,7 +130,7 @@ def test_costs_on_a_page_are_lengths_of_messages(page):
 
 
 VERBS = (
-    *("run", "compare", "check", "show", "sweep", "tune", "deploy", "flower-app", "partition"),
+    *("run", "compare", "check", "show", "sweep", "tune", "deploy", "app", "partition"),
     *("repro", "frontier", "grid"),  # of papers
 )
 

@@ -35,7 +35,7 @@ def world(tmp_path, monkeypatch):
     return str(write_checkpoint(tmp_path / "checkpoint"))
 
 
-def small(world: str, method: str = "lora", **more) -> tw.Experiment:
+def small(world: str, method: str = "lora", **more) -> tw.Settings:
     overrides = {"task.data": "sst2", "task.checkpoint": world, "task.clients": 3, "task.partition": {"kind": "iid"}}
     overrides |= {"cohort.size": 2, "rounds": 2, "local.batch": 4, "engine.backend": "vmap"}
     return resolve(method, on="text-classification", overrides=overrides | more)
@@ -142,11 +142,16 @@ def test_minilm_with_lora_trains_and_peft_gives_the_same_logits(tmp_path):
     codes = 1000 + tw.Key(0).integers(2 * 4 * 12, 20_000).view(2, 4, 12)
     mask = torch.arange(12) < torch.tensor([12, 5, 7, 12])[:, None]
     clients = [({"input_ids": codes[i], "attention_mask": mask}, torch.arange(4) + 4 * i) for i in range(2)]
-    space = tw.LoRA(
+    space = tw.spaces.LoRA(
         rank=16, alpha=16.0, target_modules=("*query.weight", "*value.weight"), modules_to_save=("*classifier.*",)
     )
     run = tw.simulate(
-        model, clients, tw.Method(space, client_opt=tw.SGD(0.5)), rounds=2, local=tw.Local(batch=4), backend="vmap"
+        model,
+        clients,
+        tw.Method(space, client_opt=tw.optimizers.SGD(0.5)),
+        rounds=2,
+        local=tw.Local(batch=4),
+        backend="vmap",
     )
     assert sum(block.numel() for block in run.coords.values()) == 155_156
     assert run.history[-1].loss < run.history[0].loss
@@ -165,7 +170,7 @@ def test_minilm_with_lora_trains_and_peft_gives_the_same_logits(tmp_path):
 def test_nothing_in_a_step_makes_a_gpu_wait(family, tmp_path):
     """No number is read back to the host and none is made there: such a step can be recorded."""
     model = Functional.of(build("pretrained", checkpoint=str(write_checkpoint(tmp_path, family)), classes=3))
-    space = Unmerged(tw.LoRA(rank=2, target_modules=("*query.weight", "*value.weight")))
+    space = Unmerged(tw.spaces.LoRA(rank=2, target_modules=("*query.weight", "*value.weight")))
     base = model.weights()
     point = space.init(base, {}, tw.Key(0))
     met = []

@@ -27,7 +27,7 @@ SMALLER = {
 # Commands that need minutes, other packages or a finished run of another kind, and the test that runs each.
 OTHER_TESTS = {
     "thinwire deploy": "tests/flower/test_deploy.py::test_deployment_equals_the_simulation",
-    "thinwire export-peft": "tests/test_pretrained.py::test_a_run_writes_an_adapter_that_peft_loads",
+    "thinwire export": "tests/test_pretrained.py::test_a_run_writes_an_adapter_that_peft_loads",
     "python -m papers list": "papers/tests/test_page.py::test_verbs_list_and_reproduce_tables",
     "make test": "tests/test_readme.py",
     "make test-slow": "tests/flower/test_deploy.py",
@@ -89,7 +89,7 @@ def test_every_command_runs(thinwire):
             (line,) = recipe("demo")
         verb, *words = shlex.split(line)[1:]
         assert line.startswith("thinwire "), f"no test runs {line!r}"
-        if verb == "flower-app":
+        if verb == "app":
             shutil.rmtree("my-app", ignore_errors=True)
         more = ("--seeds", "2") if "--seeds" in words else ()
         more = ("--seeds", "1", "--tune-rates", "2", "--rounds", "2") if "--tune" in words else more

@@ -4,11 +4,11 @@
     run = tw.simulate(model, clients, tw.methods.mapo(k=128), rounds=50, cohort=10, test=test)
     print(run.accuracy, run.bytes_total)
 
-    run        simulate, run_task, load_run, Run, RoundRecord, report; resolve and Experiment for presets and files
+    run        simulate, run, load_run, Run, RoundRecord, report; resolve, Settings and Options
     search     compare, sweep, tune: many runs, as a table, a page and the settings that they recommend
     method     methods: published methods as functions; Method: the slots that they fill
     parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
-    data       data, models, metrics, Task, Local
+    data       data, models, metrics, Task, Source, Local
     extend     register, load_plugins; Codec, Space, ...: the contracts of parts; testing: checks of these contracts
     errors     ThinwireError and its subclasses
 
@@ -24,57 +24,42 @@ from typing import TYPE_CHECKING, Any
 # Submodules: tw.methods.mapo(k=128), tw.codecs.TopK(0.1), tw.testing.check_codec(codec).
 _SUBMODULES = (
     *("methods", "spaces", "codecs", "sketches", "schedules", "optimizers", "masks", "aggregators", "privacy"),
-    *("data", "models", "metrics", "testing"),
+    *("data", "models", "metrics", "testing", "errors"),
 )
 
-# The names that most scripts need, by the module that has them.
-_COMMON = {
-    "thinwire.runs.simulate": ("Run", "simulate"),
-    "thinwire.runs.run_task": ("run_task",),
-    "thinwire.runs.result": ("load_run",),
-    "thinwire.runs.config": ("Experiment", "resolve"),
-    "thinwire.reports.report": ("report",),
-    "thinwire.search.compare": ("compare", "sweep"),
-    "thinwire.search.table": ("Table",),
-    "thinwire.search.tune": ("Tuned", "tune"),
-    "thinwire.federation": ("Job", "RoundRecord", "Speed"),
-    "thinwire.federation.local_engine": ("LocalEngine",),
-    "thinwire.core.registry": ("register",),
-    "thinwire.runs.plugins": ("load_plugins",),
-    "thinwire.data.task": ("Task",),
-    "thinwire.training": ("Local", "Records", "load_optimizer_tensors", "optimizer_tensors"),
-    "thinwire.protocol": ("Asynchronous", "Budget", "Method", "Stage", "Tier"),
-    "thinwire.spaces": ("FedPara", "LoRA", "MAPA", "MAPO"),
-    "thinwire.schedules": ("FedLAMA",),
-    "thinwire.codecs": ("Chain", "ErrorFeedback", "Quantize", "TopK"),
-    "thinwire.optimizers": ("Adam", "SGD"),
+# The names by the module that has them.
+_NAMES = {
+    "thinwire.aggregators": "Aggregator ClientWeight",
+    "thinwire.codecs": "Codec Peer",
+    "thinwire.core.key": "Key",
+    "thinwire.core.registry": "register",
+    "thinwire.core.spec": "Spec",
+    "thinwire.core.tree": "Tree",
+    "thinwire.data.examples": "Source",
+    "thinwire.data.partition": "Assignment Partition",
+    "thinwire.data.task": "Task",
+    "thinwire.errors": "CheckpointError ConfigError DataError Diverged IncompatibleParts ThinwireError WireError",
+    "thinwire.federation": "RoundRecord Speed",
+    "thinwire.federation.settings": "Settings",
+    "thinwire.masks": "Mask",
+    "thinwire.metrics": "Metric",
+    "thinwire.optimizers": "Correction LRSchedule Optimizer Penalty",
+    "thinwire.privacy": "Privacy",
+    "thinwire.protocol": "Asynchronous Budget Method Stage Tier",
+    "thinwire.reports.report": "report",
+    "thinwire.runs.config": "resolve",
+    "thinwire.runs.options": "Options",
+    "thinwire.runs.plugins": "load_plugins",
+    "thinwire.runs.result": "Run load_run",
+    "thinwire.runs.run": "run simulate",
+    "thinwire.schedules": "Plan Schedule",
+    "thinwire.search.table": "compare sweep Table",
+    "thinwire.search.tune": "Tuned tune",
+    "thinwire.sketches": "Sketch",
+    "thinwire.spaces": "Space",
+    "thinwire.training": "Local Records load_optimizer_tensors optimizer_tensors",
 }
-
-# The contracts of parts, and the types in their signatures.
-_CONTRACTS = {
-    "thinwire.core.key": ("Key",),
-    "thinwire.core.spec": ("Spec",),
-    "thinwire.core.tree": ("Tree",),
-    "thinwire.spaces": ("Space",),
-    "thinwire.sketches": ("Sketch",),
-    "thinwire.schedules": ("Plan", "Schedule"),
-    "thinwire.codecs": ("Codec", "Peer"),
-    "thinwire.optimizers": ("Correction", "LRSchedule", "Optimizer", "Penalty"),
-    "thinwire.masks": ("Mask",),
-    "thinwire.aggregators": ("Aggregator", "ClientWeight"),
-    "thinwire.privacy": ("Privacy",),
-    "thinwire.metrics": ("Metric",),
-    "thinwire.data.partition": ("Assignment", "Partition"),
-}
-
-_ERRORS = {
-    "thinwire.errors": (
-        *("CheckpointError", "ConfigError", "DataError", "Diverged", "Drifted", "IncompatibleParts"),
-        *("ThinwireError", "Unfit", "UnknownName", "WireError"),
-    ),
-}
-
-_HOME_OF = {name: home for group in (_COMMON, _CONTRACTS, _ERRORS) for home, names in group.items() for name in names}
+_HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted((*_HOME_OF, *_SUBMODULES, "__version__"))
 __version__: str
 
@@ -99,6 +84,7 @@ if TYPE_CHECKING:
         aggregators as aggregators,
         codecs as codecs,
         data as data,
+        errors as errors,
         masks as masks,
         methods as methods,
         metrics as metrics,
@@ -110,22 +96,13 @@ if TYPE_CHECKING:
         spaces as spaces,
         testing as testing,
     )
-    from thinwire.aggregators import (
-        Aggregator as Aggregator,
-        ClientWeight as ClientWeight,
-    )
-    from thinwire.codecs import (
-        Chain as Chain,
-        Codec as Codec,
-        ErrorFeedback as ErrorFeedback,
-        Peer as Peer,
-        Quantize as Quantize,
-        TopK as TopK,
-    )
+    from thinwire.aggregators import Aggregator as Aggregator, ClientWeight as ClientWeight
+    from thinwire.codecs import Codec as Codec, Peer as Peer
     from thinwire.core.key import Key as Key
     from thinwire.core.registry import register as register
     from thinwire.core.spec import Spec as Spec
     from thinwire.core.tree import Tree as Tree
+    from thinwire.data.examples import Source as Source
     from thinwire.data.partition import Assignment as Assignment, Partition as Partition
     from thinwire.data.task import Task as Task
     from thinwire.errors import (
@@ -133,22 +110,15 @@ if TYPE_CHECKING:
         ConfigError as ConfigError,
         DataError as DataError,
         Diverged as Diverged,
-        Drifted as Drifted,
         IncompatibleParts as IncompatibleParts,
         ThinwireError as ThinwireError,
-        Unfit as Unfit,
-        UnknownName as UnknownName,
         WireError as WireError,
     )
-    from thinwire.federation import Job as Job, RoundRecord as RoundRecord, Speed as Speed
-    from thinwire.federation.local_engine import LocalEngine as LocalEngine
-    from thinwire.masks import (
-        Mask as Mask,
-    )
+    from thinwire.federation import RoundRecord as RoundRecord, Speed as Speed
+    from thinwire.federation.settings import Settings as Settings
+    from thinwire.masks import Mask as Mask
     from thinwire.metrics import Metric as Metric
     from thinwire.optimizers import (
-        SGD as SGD,
-        Adam as Adam,
         Correction as Correction,
         LRSchedule as LRSchedule,
         Optimizer as Optimizer,
@@ -163,23 +133,16 @@ if TYPE_CHECKING:
         Tier as Tier,
     )
     from thinwire.reports.report import report as report
-    from thinwire.runs.config import Experiment as Experiment, resolve as resolve
+    from thinwire.runs.config import resolve as resolve
+    from thinwire.runs.options import Options as Options
     from thinwire.runs.plugins import load_plugins as load_plugins
-    from thinwire.runs.result import load_run as load_run
-    from thinwire.runs.run_task import run_task as run_task
-    from thinwire.runs.simulate import Run as Run, simulate as simulate
-    from thinwire.schedules import FedLAMA as FedLAMA, Plan as Plan, Schedule as Schedule
-    from thinwire.search.compare import compare as compare, sweep as sweep
-    from thinwire.search.table import Table as Table
+    from thinwire.runs.result import Run as Run, load_run as load_run
+    from thinwire.runs.run import run as run, simulate as simulate
+    from thinwire.schedules import Plan as Plan, Schedule as Schedule
+    from thinwire.search.table import Table as Table, compare as compare, sweep as sweep
     from thinwire.search.tune import Tuned as Tuned, tune as tune
     from thinwire.sketches import Sketch as Sketch
-    from thinwire.spaces import (
-        MAPA as MAPA,
-        MAPO as MAPO,
-        FedPara as FedPara,
-        LoRA as LoRA,
-        Space as Space,
-    )
+    from thinwire.spaces import Space as Space
     from thinwire.training import (
         Local as Local,
         Records as Records,

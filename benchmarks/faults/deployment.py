@@ -1,6 +1,6 @@
 """Cost and fault tolerance of a deployment, measured between processes; needs `pip install 'thinwire[flower]'`.
 
-    python benchmarks/faults/deployment.py rounds       a minimal round, with flower-supernode and with thinwire node
+    python benchmarks/faults/deployment.py rounds       a minimal round, with flower-supernode and with ours
     python benchmarks/faults/deployment.py same         comparison with the simulation, bit for bit, 4 nodes
     python benchmarks/faults/deployment.py bytes        bytes on the sockets and bytes of our messages (--data-dir)
     python benchmarks/faults/deployment.py many         16 nodes
@@ -41,10 +41,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.faults import endurance as long_runs
 from benchmarks.page import write_part
 from thinwire.federation.job import RoundRecord
+from thinwire.federation.settings import Settings
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import Processes, deploy, free_ports
-from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
 Found = dict[str, Any]
@@ -89,13 +90,13 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def small(method: str, on: str, nodes: int, rounds: int, **more: Any) -> Experiment:
+def small(method: str, on: str, nodes: int, rounds: int, **more: Any) -> Settings:
     """An experiment with one client per node, all of them in every round."""
     options = {"task.clients": nodes, "cohort.size": nodes, "rounds": rounds, **more}
     return deployable(resolve(method, on, options))
 
 
-def deployed(experiment: Experiment, nodes: int, data_dir: Path | None = None, awake: bool = True) -> Found:
+def deployed(experiment: Settings, nodes: int, data_dir: Path | None = None, awake: bool = True) -> Found:
     """Deploy an experiment; returns its records with the bytes on the sockets at the end of each round."""
     relay = Relay()
     seen: list[tuple[RoundRecord, int, int]] = []
@@ -187,7 +188,7 @@ def rounds_table(found: Found) -> str:
         "| nodes | seconds per round: median | min | max | up per round | down per round |",
         "|---|---|---|---|---|---|",
     ]
-    for kind, name in (("flower", "`flower-supernode`"), ("awake", "`thinwire node`")):
+    for kind, name in (("flower", "`flower-supernode`"), ("awake", "`thinwire site start`")):
         times, passed = found["seconds"][kind], found["passed"][kind]
         up, down = (statistics.median(pair[i] for pair in passed) for i in (0, 1))
         cells = " | ".join(f"{f(times):.2f}" for f in (statistics.median, min, max))
@@ -316,7 +317,7 @@ def many_table(found: Found) -> str:
 
 
 def simulated(given: argparse.Namespace) -> Found:
-    """Run the app of `thinwire flower-app` with `flwr run` in Flower's simulation."""
+    """Run the app of `thinwire app` with `flwr run` in Flower's simulation."""
     clients, rounds_ = given.nodes or 1000, given.rounds or 3
     experiment = resolve(
         "fedavg",

@@ -22,8 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from thinwire.federation.job import RoundRecord
+from thinwire.federation.settings import Settings
 from thinwire.flower.local import deploy
-from thinwire.runs.config import Experiment
 
 Found = dict[str, Any]
 LOAD_SECONDS = 8.0
@@ -75,7 +75,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def endurance(experiment: Experiment, nodes: int) -> Found:
+def endurance(experiment: Settings, nodes: int) -> Found:
     """Deploy an experiment and sample memory and disk."""
     with tempfile.TemporaryDirectory(prefix="thinwire-endurance-") as folder:
         watch = Watch(Path(folder) / "run")
@@ -129,7 +129,7 @@ def job(node_config):
 '''
 
 
-def loading(experiment: Experiment, nodes: int) -> Found:
+def loading(experiment: Settings, nodes: int) -> Found:
     """Deploy an app whose data take long to load, with nodes that load them once and with others."""
     found: Found = {"nodes": nodes, "rounds": experiment.rounds, "load": LOAD_SECONDS}
     for kind, pinned in (("once", True), ("every message", False)):
@@ -158,7 +158,7 @@ def loading(experiment: Experiment, nodes: int) -> Found:
 def loading_table(found: Found) -> str:
     """The section of the page."""
     rows = ["| node | loads of the data, all nodes | seconds per round: median |", "|---|---|---|"]
-    for kind, name in (("once", "`thinwire node --app`"), ("every message", "`thinwire node`")):
+    for kind, name in (("once", "`thinwire site start --app`"), ("every message", "`thinwire site start`")):
         seconds = statistics.median(found[kind]["seconds"][1:])
         rows.append(f"| {name} | {found[kind]['loads']} | {seconds:.2f} |")
     return "\n".join(rows) + (

@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.faults.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.settings import Settings
 from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
 from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
@@ -40,7 +41,7 @@ from thinwire.flower.local import DeploymentFailed, deploy
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.round import Request, Response, close_round, decode_uploads, initial_server_state, plan_round
 from thinwire.protocol.server import Terms
-from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.secure.masks import sum_masked
 from thinwire.wire import message as wire
@@ -264,7 +265,7 @@ def _environment(pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def experiment_of(nodes: int, rounds: int) -> Experiment:
+def experiment_of(nodes: int, rounds: int) -> Settings:
     """FedAvg with a robust aggregator.
 
     The norms of honest updates are 0.3 to 2.1, half of them below 0.6; of four responses one is trimmed at either end.
@@ -321,7 +322,7 @@ def faulty_run(
     }
 
 
-def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
+def check(experiment: Settings, run: Path, logs: Path) -> dict[str, Any]:
     """Accepted and refused messages; raises AssertionError if the logs are inconsistent."""
     messages = MessageLog(logs / "accepted").read()
     rows = [RoundRecord(**row) for row in _rows(run / "metrics.jsonl")]
@@ -351,7 +352,7 @@ def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
     }
 
 
-def replayed(experiment: Experiment, messages: Mapping[int, Mapping[int, bytes]], run: Path) -> None:
+def replayed(experiment: Settings, messages: Mapping[int, Mapping[int, bytes]], run: Path) -> None:
     """Apply the accepted messages from round 1 on; raises AssertionError if that does not give the final model.
 
     Args:

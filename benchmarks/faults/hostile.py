@@ -23,11 +23,12 @@ from benchmarks.faults.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes, markdown_text, percent
 from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.settings import Settings
 from thinwire.flower.apps import MakeJob, deployable
 from thinwire.flower.client import Client
 from thinwire.flower.local import deploy
 from thinwire.protocol.round import Response
-from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.config import resolve
 from thinwire.runs.site_records import read_sites
 from thinwire.wire import message as wire, weight
 
@@ -130,7 +131,7 @@ def write_hostile_app(folder: Path, *, memory: Path) -> None:
     )
 
 
-def experiment_of(rounds: int = ROUNDS) -> Experiment:
+def experiment_of(rounds: int = ROUNDS) -> Settings:
     """Digits, 15 clients, all in every round."""
     settings = {"task.clients": CLIENTS, "cohort.size": CLIENTS, "task.partition.kind": "iid", "rounds": rounds}
     return deployable(resolve("fedavg", "digits", {**settings, "local.epochs": 2}))

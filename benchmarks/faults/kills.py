@@ -3,7 +3,7 @@
     python benchmarks/faults/kills.py --kills 30 --docs docs
 
 A SuperLink with a database and nodes are real processes that are started again a second after they die, as by a service
-manager; `thinwire supervise` runs the server. Nothing else is done by hand. Afterwards the final model must be that of
+manager; `thinwire site supervise` runs the server. Nothing else is done by hand. Then the final model must be that of
 the simulation, bit for bit, and the accepted messages, replayed from round 1 on, must give it too: each was applied
 exactly once. Needs `pip install 'thinwire[flower]'`.
 """
@@ -30,12 +30,13 @@ from benchmarks.faults.deployment import machine
 from benchmarks.faults.faults import MessageLog, replayed
 from benchmarks.page import write_part
 from thinwire.core.key import Key
+from thinwire.federation.settings import Settings
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.local import CONNECTION, SuperLink, start_nodes, start_superlink
 from thinwire.flower.processes import Processes
 from thinwire.flower.supervisor import server_process
-from thinwire.runs.config import Experiment, resolve
+from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
 TARGETS = ("server", "SuperLink", "node")
@@ -161,7 +162,7 @@ def _rounds(run: Path) -> int:
     return (run / "metrics.jsonl").read_bytes().count(b"\n")
 
 
-def check(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def check(experiment: Settings, folder: Path) -> dict[str, Any]:
     """Compare the run with the simulation; raises AssertionError if they differ."""
     run, quiet = folder / "run", folder / "quiet"
     assert (run / "model.safetensors").read_bytes() == (quiet / "model.safetensors").read_bytes()

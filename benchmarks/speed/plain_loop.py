@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from thinwire.data.losses import cross_entropy
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.models.lstm import NextCharacter
 from thinwire.training.precision import compute_with
 

@@ -36,9 +36,10 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     from thinwire.data.task import Task
     from thinwire.federation.job import Job
     from thinwire.federation.local_engine import LocalEngine
+    from thinwire.protocol.method import Method
     from thinwire.protocol.state import ClientState, ClientStates
     from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
-    from thinwire.runs.config import method_from
+    from thinwire.runs.config import update
     from thinwire.runs.presets import preset
     from thinwire.training import Local
 
@@ -50,7 +51,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     task = Task(model, pool, Assignment(dealt.order % POOL, dealt.offsets))
     table = preset("methods", method).table
-    job = Job(task, method_from(table.get("method", {})), 10**6, cohort, Local(batch=BATCH), eval_every=10**6)
+    job = Job(task, update(Method(), table.get("method", {})), 10**6, cohort, Local(batch=BATCH), eval_every=10**6)
     simulation = LocalEngine("cpu", "vmap").prepare(job)
     state, _ = simulation.round(simulation.start())
     if sampled:

@@ -52,13 +52,13 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.build import build_job
-from thinwire.runs.config import method_from, resolve
+from thinwire.runs.config import resolve, update
 from thinwire.runs.presets import preset
 from thinwire.training import Local
 from thinwire.training.evaluation import evaluate
@@ -219,7 +219,7 @@ def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEn
     """Compare presets on CNN-2 with ten clients."""
     rows = []
     for name in names:
-        method = method_from(preset("methods", name).table.get("method", {}))
+        method = update(Method(), preset("methods", name).table.get("method", {}))
         job = Job(make_task("cnn2", 100), method, rounds=10**6, cohort=10, local=Local(batch=BATCH), eval_every=10**6)
         row: dict[str, Any] = {"method": name, "model": "cnn2", "cohort": 10}
         try:

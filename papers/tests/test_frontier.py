@@ -30,8 +30,7 @@ from papers.grid import summary
 from papers.runs import run_grids
 from papers.tables import FOLDER, read
 from thinwire.errors import ConfigError
-from thinwire.runs.config import resolve
-from thinwire.runs.experiment import to_table
+from thinwire.runs.config import resolve, to_table
 
 SMALL = ("--set", "task.clients=4", "--set", "cohort.size=2", "--set", "local.steps=2")
 CHANGES = tuple(word for word in SMALL if word != "--set")

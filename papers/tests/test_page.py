@@ -18,6 +18,7 @@ from papers.page import section, update_page, write_page
 from papers.runs import run_grids
 from papers.tables import Reproduction, load
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.runs.config import digest
 from thinwire.runs.execute import default_folder, execute
 from thinwire.runs.link_time import link, round_seconds
 
@@ -69,7 +70,7 @@ def test_page_shows_the_values_of_its_runs(finished_runs, tmp_path) -> None:
     text, runs = page.read_text(), json.loads(page.with_suffix(".json").read_text())["runs"]
     assert len(runs) == 2 + 4
     for line in found.grid.final(finished_runs):
-        values = [runs[e.digest()[:8]] for e in line.runs]
+        values = [runs[digest(e)[:8]] for e in line.runs]
         mean = statistics.fmean(one["values"]["best accuracy %"] for one in values)
         assert f"| {line.label} | lr {line.chosen['method.client_opt.lr']:g} | {mean:.2f} ± " in text
         paper = found.grid.content["rows"][line.row]["published"]
@@ -151,9 +152,9 @@ def test_published_table_is_reproduced(tmp_path: Path) -> None:
     run_grids([found.grid], tmp_path, data_dir=DATA)
     part = section(found, tmp_path)
     assert part.missing == 0
-    for digest, values in part.runs.items():
+    for name, values in part.runs.items():
         assert f"{values['values']['final client accuracy %']:.2f}" in part.text
-        assert digest in part.text
+        assert name in part.text
 
 
 # -- the archive -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import thinwire as tw
 from papers.tables import SCALES, listed, load, names, papers, table_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.runs.check import check
-from thinwire.runs.config import resolve
+from thinwire.runs.config import digest, resolve
 
 TABLES = {
     "mapa": (1, 3, 4, 5),
@@ -91,9 +91,7 @@ def test_the_criterion_of_a_search_is_the_measure_of_its_row() -> None:
 
 @pytest.mark.slow
 def test_tables_share_runs() -> None:
-    one, *others = (
-        {line.runs[0].digest() for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5)
-    )
+    one, *others = ({digest(line.runs[0]) for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5))
     assert one <= set.union(*others)
 
 
@@ -141,7 +139,7 @@ def test_the_position_of_a_point_is_the_number_of_its_parameters(name):
         if (x := rows[cell["label"]].get("x")) is None:
             continue
         space, method = experiment.method.space, experiment.method
-        if isinstance(space, tw.MAPA | tw.spaces.MAPAX | tw.MAPO):
+        if isinstance(space, tw.spaces.MAPA | tw.spaces.MAPAX | tw.spaces.MAPO):
             sizes = space.sizes(MNIST_PARAMETERS)
             assert sizes.k * sizes.p == x
             assert ("frozen" in cell["label"]) == (space.redraw_every == 0)
@@ -164,7 +162,7 @@ def test_the_position_of_a_point_of_flasc_is_its_density_or_rank(name):
             assert not masked or method.mask.by == "block"
             assert getattr(method.down, "density", row["x"]) == row["x"]
         else:
-            space = method.space if isinstance(method.space, tw.LoRA) else method.next_stage.space
+            space = method.space if isinstance(method.space, tw.spaces.LoRA) else method.next_stage.space
             assert (row["x"], space.scale) == (space.rank, 1.0)
 
 
@@ -175,15 +173,15 @@ def test_rows_of_flasc_train_alike(name):
     for cell, experiment in experiments(name):
         method = experiment.method
         trained[repr(method.client_opt), experiment.local, dict(experiment.task.options).get("data")] += 1
-        assert isinstance(method.server_opt, tw.Adam)
+        assert isinstance(method.server_opt, tw.optimizers.Adam)
         space = method.space if method.next_stage is None else method.next_stage.space
-        if isinstance(space, tw.LoRA):
+        if isinstance(space, tw.spaces.LoRA):
             assert space.target_modules == ("*query.weight", "*key.weight", "*value.weight"), cell["label"]
             assert space.modules_to_save == ("*classifier.*",)
     assert len(trained) == 1, trained
     ((opt, _, data),) = trained
     lr = 0.0005 if name in ("flasc-figure-9", "flasc-figure-10") else 0.001
-    assert opt == repr(tw.SGD(lr, momentum=0.9))
+    assert opt == repr(tw.optimizers.SGD(lr, momentum=0.9))
     assert data == "20newsgroups-headers"
 
 
@@ -202,7 +200,7 @@ def test_methods_with_differential_privacy_train_alike():
 def test_fedpara_at_scale_paper_has_its_regularizer_and_no_augmentation(name):
     for _, experiment in experiments(name, "paper"):
         method = experiment.method
-        factorized = isinstance(method.space, tw.FedPara)
+        factorized = isinstance(method.space, tw.spaces.FedPara)
         assert method.penalty == (tw.optimizers.Jacobian(1.0) if factorized else tw.Method().penalty)
         assert experiment.task.augment == "none"
         assert method.lr_schedule.tau == 0.992
@@ -220,7 +218,7 @@ def test_the_lstm_of_table_11_has_weight_norm_and_the_papers_settings():
 def test_rounds_and_uploads_of_table_5_are_of_the_runs_of_its_accuracies():
     runs, measures = {}, {}
     for cell, experiment in experiments("mapo-5"):
-        runs.setdefault((cell["label"], cell["column"][:3]), set()).add(experiment.digest())
+        runs.setdefault((cell["label"], cell["column"][:3]), set()).add(digest(experiment))
         measures[cell["label"], cell["column"]] = cell["measure"]
     assert all(len(digests) == 1 for digests in runs.values())
     assert measures["LoRA", "RTE, rounds to 80 %"] == "rounds to 0.8"
@@ -292,6 +290,6 @@ def test_a_killed_call_with_a_budget_goes_on(tmp_path):
 def test_every_run_of_every_table_passes_check(name, scale) -> None:
     grid = load(name, scale).grid
     firsts = [{key: values[0] for key, values in row.get("over", {}).items()} for row in grid.content["rows"]]
-    ready = {e.digest(): e for i, chosen in enumerate(firsts) for e in grid.line(i, chosen, [0]).runs}
+    ready = {digest(e): e for i, chosen in enumerate(firsts) for e in grid.line(i, chosen, [0]).runs}
     for experiment in ready.values():
         assert check(experiment, DATA)["trainable"] > 0

@@ -131,7 +131,7 @@ def test_the_aggregator_is_not_part_of_the_schema():
 
 @pytest.mark.parametrize("aggregator", ROBUST)
 def test_training_with_a_robust_aggregator_reduces_the_loss(aggregator):
-    federation = Federation(tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3)))
+    federation = Federation(tw.Method(aggregator=aggregator, client_opt=tw.optimizers.SGD(0.3)))
     for _ in range(8):
         federation.round(ALL_CLIENTS)
     assert sum(federation.losses[-6:]) < sum(federation.losses[:6])

@@ -111,11 +111,11 @@ def test_clients_receive_and_send_their_own_ranks():
 def test_refusals():
     method = tw.methods.flexlora()
     with pytest.raises(IncompatibleParts, match="server_opt = 'sgd'"):
-        Federation(method.replace(server_opt=tw.Adam(0.01)))
+        Federation(method.replace(server_opt=tw.optimizers.Adam(0.01)))
     with pytest.raises(IncompatibleParts, match="lr = 1"):
-        Federation(method.replace(server_opt=tw.SGD(0.5)))
+        Federation(method.replace(server_opt=tw.optimizers.SGD(0.5)))
     with pytest.raises(IncompatibleParts, match="from_start = false"):
-        Federation(method.replace(space=tw.LoRA(rank=2, from_start=True)))
+        Federation(method.replace(space=tw.spaces.LoRA(rank=2, from_start=True)))
     with pytest.raises(IncompatibleParts, match="needs each upload"):
         Federation(method.replace(secure_aggregation=True))
     with pytest.raises(IncompatibleParts, match="correction = 'none'"):

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
@@ -21,7 +22,6 @@ from thinwire.protocol.round import plan_round
 from thinwire.runs.parts import build
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
-from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 LARGEST = torch.finfo(torch.float32).max
 ROBUST = [
@@ -244,7 +244,7 @@ def test_a_client_that_multi_krum_excludes_has_no_effect():
 )
 def test_robust_aggregators_learn_with_a_client_that_flips_signs(aggregator, learns):
     federation = Federation(
-        tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3), client_weight=tw.aggregators.Uniform())
+        tw.Method(aggregator=aggregator, client_opt=tw.optimizers.SGD(0.3), client_weight=tw.aggregators.Uniform())
     )
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)

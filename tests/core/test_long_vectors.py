@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinwire.core import threads
-from thinwire.core.long_vectors import long_sum, weighted_mean_of_vectors
+from thinwire.core.parallel import long_sum, weighted_mean_of_vectors
 
 FRACTIONS = [0.1, 0.2, 0.3, 0.25, 0.15]
 

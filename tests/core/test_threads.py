@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, each, half_the_cores, on_one_core, start
+from thinwire.core.parallel import LEAST, each, half_the_cores, on_one_core, start
 
 
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):

@@ -264,7 +264,7 @@ def test_a_replay_has_the_weights_of_the_deployment(method, tmp_path):
 def test_a_replay_with_other_cohorts_differs(tmp_path, thinwire):
     run = tmp_path / "run"
     deployed(run, "fedavg")
-    code, out, _ = thinwire("replay", str(run))
+    code, out, _ = thinwire("check", str(run), "--replay")
     assert (code, "the final weights are identical, bit for bit" in out) == (0, True)
     file = run / "cohorts.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -274,7 +274,7 @@ def test_a_replay_with_other_cohorts_differs(tmp_path, thinwire):
     assert not found.identical
     assert found.first == 2
     assert found.largest > 0
-    code, out, _ = thinwire("replay", str(run))
+    code, out, _ = thinwire("check", str(run), "--replay")
     assert code == 1
     assert "blocks differ" in out
     assert "the test loss differs from round 2 on" in out

@@ -55,7 +55,7 @@ def test_deployment_equals_the_simulation(method, tmp_path):
 
 
 def test_flowers_own_nodes_give_the_same_result(tmp_path):
-    """`flower-supernode`, which `thinwire node` starts where the version of Flower is not known to work."""
+    """`flower-supernode`, which `thinwire site start` starts where the version of Flower is not known to work."""
     experiment = small("fedavg", 2, 2)
     deploy(experiment, tmp_path / "deployed", nodes=2, low_latency=False)
     execute(experiment, tmp_path / "simulated")

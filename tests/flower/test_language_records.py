@@ -27,7 +27,9 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("up", [None, tw.Chain((tw.TopK(0.5), tw.Quantize(4)))], ids=["dense", "compressed"])
+@pytest.mark.parametrize(
+    "up", [None, tw.codecs.Chain((tw.codecs.TopK(0.5), tw.codecs.Quantize(4)))], ids=["dense", "compressed"]
+)
 def test_nodes_with_their_own_records_equal_the_simulation(tmp_path, monkeypatch, up):
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     checkpoint = str(write_language_model(tmp_path / "llama"))
@@ -38,7 +40,7 @@ def test_nodes_with_their_own_records_equal_the_simulation(tmp_path, monkeypatch
     own = OwnData(data, lambda: build("causal-lm", checkpoint=checkpoint), metrics=("perplexity",))
     chosen = experiment("fedavg", **{"cohort.size": 3, "local.batch": 2})
     more = {} if up is None else {"up": up}
-    method = tw.Method(tw.LoRA(2, 4.0, ("q_proj", "v_proj")), client_opt=tw.SGD(0.05), **more)
+    method = tw.Method(tw.spaces.LoRA(2, 4.0, ("q_proj", "v_proj")), client_opt=tw.optimizers.SGD(0.05), **more)
     job = replace(build_job(chosen), method=method, task=own.task(tmp_path / "sites", clients=3), rounds=2)
     theirs, their_records, their_messages = play(chosen.engine.prepare(job), 2)
     sites = {

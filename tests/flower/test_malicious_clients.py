@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from thinwire.wire.weight import encode as encode_weight
 
 from tests.federation import digits_task, perceptron
 from thinwire.core.registry import entries
@@ -21,14 +22,14 @@ from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.protocol.method import Method
 from thinwire.protocol.round import Response
 from thinwire.protocol.upload import raw, unraw
-from thinwire.runs.config import join, method_from, named
+from thinwire.runs.config import join, named_methods, update
 from thinwire.runs.parts import build
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
 from thinwire.wire import message as wire
-from thinwire.wire.weight import encode as encode_weight
 
 MALICIOUS, CLIENTS = 3, 5
 LARGEST = torch.finfo(torch.float32).max
@@ -141,7 +142,7 @@ AGGREGATORS = list(entries("aggregator"))
 
 
 def federation(name: str, aggregator: str) -> tuple[FlowerServer, Malicious, list[str]]:
-    method = method_from(join(named(name), "digits").get("method", {}))
+    method = update(Method(), join(named_methods(name), "digits").get("method", {}))
     method = replace(method, aggregator=build("aggregator", aggregator, "method.aggregator"))
     task = digits_task(perceptron(norm=name in ("fedavg", "fedadam")), sizes=(30, 24, 18, 30, 24))
     engine = LocalEngine("cpu", "loop", 1)

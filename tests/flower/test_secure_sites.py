@@ -40,7 +40,8 @@ def test_three_sites_with_signed_keys_sum_what_the_simulation_sums(tmp_path):
         for i, name in enumerate(NAMES):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} roster={json.dumps(str(roster))}'
             config += f" state-dir={json.dumps(str(home / f'states-{i}'))}"
-            node = ["node", "--superlink", f"127.0.0.1:{superlink.port}", "--port", str(superlink.node_ports[i])]
+            node = ["site", "start", "--superlink", f"127.0.0.1:{superlink.port}"]
+            node += ["--port", str(superlink.node_ports[i])]
             node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})

@@ -50,7 +50,7 @@ def run(tmp_path, configs, events=None, **config):
 
 
 def test_run_of_sites_equals_the_simulation_and_impostors_are_named_on_both_sides(sites, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(KEY_VARIABLE, sites["east"])  # as `thinwire node` sets it
+    monkeypatch.setenv(KEY_VARIABLE, sites["east"])  # as `thinwire site start` sets it
     configs = {
         1: {"site": "north", "site-key": sites["stranger"]},
         2: {"site": "north", "site-key": sites["north"]},

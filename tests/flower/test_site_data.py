@@ -17,6 +17,7 @@ from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
 from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.job import RoundRecord
+from thinwire.federation.settings import Cohort
 from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
 from thinwire.flower.apps import read_experiment
 from thinwire.flower.client import Client, ClientStore, InMemory
@@ -27,7 +28,6 @@ from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
-from thinwire.runs.experiment import Cohort
 from thinwire.training.evaluation import Evaluation
 
 PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
@@ -287,7 +287,7 @@ def test_a_model_that_is_not_a_function_of_the_seed_is_refused(tmp_path):
 
 def test_the_commands(tmp_path, monkeypatch, thinwire):
     monkeypatch.chdir(tmp_path)
-    app = ("flower-app", "fedavg", "my-app", "--template", "own-data", "--clients", "3", "--rounds", "2")
+    app = ("app", "fedavg", "my-app", "--template", "own-data", "--clients", "3", "--rounds", "2")
     code, out, err = thinwire(*app)
     assert code == 0, err
     assert "my-app/federated/task.py" in out
@@ -302,9 +302,9 @@ def test_the_commands(tmp_path, monkeypatch, thinwire):
     assert summary["objective"]["name"] == "accuracy"
     assert summary["objective"]["final"] == summary["final_accuracy"] is not None
     for words, message in (
-        (("flower-app", "fedavg", "other", "--template", "own"), "--template must be own-data"),
-        (("flower-app", "fedavg", "other", "--template", "own-data", "--on", "digits"), "without --on"),
-        (("flower-app", "fedavg", "other", "--template", "own-data", "--kind", "sound"), "Known: images, table, text"),
+        (("app", "fedavg", "other", "--template", "own"), "--template must be own-data"),
+        (("app", "fedavg", "other", "--template", "own-data", "--on", "digits"), "without --on"),
+        (("app", "fedavg", "other", "--template", "own-data", "--kind", "sound"), "Known: images, table, text"),
         (("site", "check", "data", "--data-dir", "data/west"), "data is not the folder of an app"),
         (("site", "check", "my-app", "--data-dir", "data/west", "--site", "a/b"), "of a site cannot be used"),
     ):

@@ -34,7 +34,8 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
         processes.call([*command, "site", "revoke", "east", *roster])
         for i, name in enumerate(names):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} state-dir={json.dumps(str(home))}'
-            node = ["node", "--superlink", f"127.0.0.1:{superlink.port}", "--port", str(superlink.node_ports[i])]
+            node = ["site", "start", "--superlink", f"127.0.0.1:{superlink.port}"]
+            node += ["--port", str(superlink.node_ports[i])]
             node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})

@@ -117,7 +117,7 @@ def test_wrong_settings_are_refused(tmp_path, program, app, config, text):
 
 @pytest.mark.slow
 def test_real_processes_stop_in_order_and_continue(tmp_path):
-    """SIGTERM to `thinwire supervise` closes the round; the same command finishes the run."""
+    """SIGTERM to `thinwire site supervise` closes the round; the same command finishes the run."""
     pytest.importorskip("flwr")
     from thinwire.flower.local import CONNECTION, start_nodes, start_superlink
 
@@ -125,8 +125,8 @@ def test_real_processes_stop_in_order_and_continue(tmp_path):
     experiment = deployable(resolve("scaffold", "digits", options))
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()
-    command = [sys.executable, "-m", "thinwire", "supervise", str(home / "app"), CONNECTION, "--run-dir", str(run)]
-    command += ["-c", "quorum=1.0 seconds=60.0"]
+    command = [sys.executable, "-m", "thinwire", "site", "supervise", str(home / "app"), CONNECTION]
+    command += ["--run-dir", str(run), "-c", "quorum=1.0 seconds=60.0"]
     with Processes(home, None) as processes:
         write_app(experiment, home / "app")
         link = start_superlink(processes, 2, home / "superlink.db")
@@ -158,9 +158,9 @@ def test_kills_of_server_superlink_and_nodes(tmp_path):
 
 
 def test_the_command_refuses_in_one_line(thinwire, tmp_path):
-    code, _, err = thinwire("supervise", "nothing", "mine", "--run-dir", str(tmp_path / "run"))
+    code, _, err = thinwire("site", "supervise", "nothing", "mine", "--run-dir", str(tmp_path / "run"))
     assert (code, err.count("\n")) == (2, 1)
-    assert "thinwire flower-app" in err
+    assert "thinwire app" in err
 
 
 def test_the_supervisor_is_light():

@@ -44,7 +44,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
             subprocess.run([*THINWIRE, *words], cwd=tmp_path, env=processes.env, check=True, timeout=1200)
 
         template = ("--template", "own-data", "--kind", "table", "--clients", "3", "--cohort", "3", "--rounds", "3")
-        thinwire("flower-app", "fedavg", "trial", *template)
+        thinwire("app", "fedavg", "trial", *template)
         thinwire("site", "check", "trial", "--data-dir", "data/north", "--site", "north")
         make_certificate(home)
         port, *node_ports = free_ports(4)
@@ -68,7 +68,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
             processes.start(
                 f"node-{site}",
                 [
-                    *(*THINWIRE, "node", "--app", str(tmp_path / "trial"), "--superlink", f"127.0.0.1:{port}"),
+                    *(*THINWIRE, "site", "start", "--app", str(tmp_path / "trial"), "--superlink", f"127.0.0.1:{port}"),
                     *("--root-certificates", f"{home}/server.pem", "--auth-supernode-private-key", str(key)),
                     *("--port", str(node_port), "--node-config"),
                     f'site="{site}" data-dir="{tmp_path}/data/{site}" state-dir="{tmp_path}/states/{site}"',
@@ -76,7 +76,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
                 {"FLWR_HOME": str(home / f"{site}.home")},
             )
         settings = f'roster="{tmp_path}/roster.toml" quorum=1.0 seconds=120.0'
-        thinwire("supervise", "trial", "mine", "--run-dir", str(tmp_path / "deployed"), "-c", settings)
+        thinwire("site", "supervise", "trial", "mine", "--run-dir", str(tmp_path / "deployed"), "-c", settings)
         logs = {site: processes.log(f"node-{site}") for site in SITES}
     thinwire_env = {**processes.env, "FLWR_HOME": str(tmp_path)}
     command = ["run", "trial/federated/experiment.toml", "--data-dir", "data", "--out", "simulated", "--quiet"]

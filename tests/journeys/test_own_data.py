@@ -20,12 +20,12 @@ def table(file: str, *more: str) -> list[str]:
 def test_table_with_a_client_column(thinwire, tmp_path):
     write_csv(tmp_path / "tumors.csv", bunch_columns("breast_cancer", hospital=hospitals))
     on = table("tumors.csv", "--set", "task.client=hospital")
-    code, out, err = thinwire("partition", *on, "--plot", "clients.svg")
+    code, out, err = thinwire("check", "--partition", *on, "--plot", "clients.svg")
     assert (code, err) == (0, "wrote clients.svg\n")
     for words in ("hospital 4", "malignant: ", "label skew", "real federation"):
         assert words in out
     assert ElementTree.parse(tmp_path / "clients.svg").getroot().tag.endswith("svg")
-    code, out, _ = thinwire("partition", *on, "--json")
+    code, out, _ = thinwire("check", "--partition", *on, "--json")
     found = json.loads(out)
     assert sum(row["examples"] for row in found["rows"]) == found["examples"] == 456
     assert {row["client"] for row in found["rows"]} == set(hospitals(569))
@@ -38,7 +38,8 @@ def test_table_with_a_client_column(thinwire, tmp_path):
     task = tw.data.make_task(source, "mlp", partition="natural", clients=0)
     assert [*tw.data.describe_partition(task).sizes] == [row["examples"] for row in found["rows"]]
     # and divided by another rule
-    code, out, _ = thinwire("partition", *on, "--set", "task.partition=dirichlet", "--clients", "7", "--json")
+    more = ("--set", "task.partition=dirichlet", "--clients", "7", "--json")
+    code, out, _ = thinwire("check", "--partition", *on, *more)
     assert json.loads(out)["clients"] == 7
 
 
@@ -80,7 +81,7 @@ def test_folder_of_images_and_arrays(thinwire, tmp_path):
 )
 def test_mistakes_are_one_line(thinwire, tmp_path, words, message):
     (tmp_path / "t.csv").write_text("a,lable\n1,u\n2,v\n")
-    code, out, err = thinwire("partition", *words)
+    code, out, err = thinwire("check", "--partition", *words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err

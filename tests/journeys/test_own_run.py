@@ -46,8 +46,8 @@ def killed(record):
 
 torch.manual_seed(0)
 run = tw.simulate(
-    Net(), clients, tw.Method(client_opt=tw.SGD(0.3)), rounds=40, cohort=3, test=(x[600:800], y[600:800]), seed=1,
-    validation_fraction=0.2, patience=2, checkpoint_every=2, out=out, resume=True, callbacks=[killed],
+    Net(), clients, tw.Method(client_opt=tw.optimizers.SGD(0.3)), rounds=40, cohort=3, test=(x[600:800], y[600:800]),
+    seed=1, validation_fraction=0.2, patience=2, checkpoint_every=2, out=out, resume=True, on_round=killed,
 )
 print(run)
 """

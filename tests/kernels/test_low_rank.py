@@ -113,7 +113,7 @@ def test_training_with_unmerged_adapters_equals_training_with_merged_ones(monkey
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
     def train():
-        method = tw.Method(LoRA(rank=2), client_opt=tw.SGD(0.1))
+        method = tw.Method(LoRA(rank=2), client_opt=tw.optimizers.SGD(0.1))
         return tw.simulate(net, clients, method, rounds=3, local=tw.Local(batch=4), backend="vmap").weights
 
     ours = train()

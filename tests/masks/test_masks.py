@@ -14,7 +14,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.upload import as_received, decode_upload
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
@@ -27,7 +27,7 @@ PRESETS = (*SPARSE, "federated-select", "hetlora", "full", "lowest-tier", "highe
 
 
 def named(name: str, **changes) -> tw.Method:
-    return replace(method_from(preset("methods", name).table["method"]), **changes)
+    return replace(update(tw.Method(), preset("methods", name).table["method"]), **changes)
 
 
 def values(federation: Federation, data: bytes) -> int:
@@ -166,7 +166,7 @@ def test_hetlora_with_equal_ranks_is_lora():
 
 
 def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
-    changes = {"upload": "weights", "aggregator": tw.aggregators.ByNorm(), "server_opt": tw.SGD(1.0)}
+    changes = {"upload": "weights", "aggregator": tw.aggregators.ByNorm(), "server_opt": tw.optimizers.SGD(1.0)}
     federation = Federation(named("hetlora", **changes, budget=named("hetlora").budget))
     federation.round((0, 1, 2))  # so that B is not zero
     before, contract = federation.server.public.coords, federation.contract
@@ -229,9 +229,9 @@ def test_presets_train_and_are_unchanged_after_writing_and_reading(name):
     [
         ({"sketch": tw.sketches.EvoFed(population=8)}, "the identity sketch"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
-        ({"space": tw.LoRA(rank=2, redraw_every=1), "download": "incremental"}, "Write redraw_every = 0"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Write schedule = 'all-blocks'"),
-        ({"download": "incremental", "down": tw.Quantize(8)}, "down = 'raw' or download = 'full'"),
+        ({"space": tw.spaces.LoRA(rank=2, redraw_every=1), "download": "incremental"}, "Write redraw_every = 0"),
+        ({"schedule": tw.schedules.FedLAMA(phi=2)}, "Write schedule = 'all-blocks'"),
+        ({"download": "incremental", "down": tw.codecs.Quantize(8)}, "down = 'raw' or download = 'full'"),
     ],
 )
 def test_methods_that_cannot_be_masked_are_refused(changes, message):
@@ -241,7 +241,7 @@ def test_methods_that_cannot_be_masked_are_refused(changes, message):
 
 def test_an_adapter_whose_b_is_pruned_is_reported_as_dead():
     """After Adam's first step the largest quarter of A and B contains no B: nothing is learned afterwards."""
-    federation, _ = supports(named("sparse-adapter", server_opt=tw.Adam(0.003)), 3)
+    federation, _ = supports(named("sparse-adapter", server_opt=tw.optimizers.Adam(0.003)), 3)
     start, end = federation.first.coords, federation.server.public.coords
     assert not any(bool(block.any()) for name, block in end.items() if name.endswith("/b"))
     trained = federation.contract.trained(federation.server.public)
@@ -255,7 +255,7 @@ def test_an_adapter_whose_b_is_pruned_is_reported_as_dead():
 
 
 def test_a_top_k_mask_of_a_new_adapter_makes_it_dead():
-    method = named("federated-select", space=tw.LoRA(rank=4))
+    method = named("federated-select", space=tw.spaces.LoRA(rank=4))
     federation = Federation(method, local=Local(1, batch=8))
     federation.download(0)
     public = federation.public[0]
@@ -308,9 +308,9 @@ def test_masks_by_block_keep_the_same_share_of_a_and_b_and_a_live_adapter(name):
     method = {
         "sparse-adapter": tw.methods.sparse_adapter(by="block"),
         "adapter-lth": tw.methods.adapter_lth(keep=0.5, by="block"),
-        "federated-select": tw.methods.federated_select(by="block", at=1).replace(space=tw.LoRA(rank=8)),
+        "federated-select": tw.methods.federated_select(by="block", at=1).replace(space=tw.spaces.LoRA(rank=8)),
     }[name]
-    federation = Federation(method.replace(server_opt=tw.Adam(0.003)), local=Local(1, batch=8))
+    federation = Federation(method.replace(server_opt=tw.optimizers.Adam(0.003)), local=Local(1, batch=8))
     for _ in range(2):
         federation.round((0, 1, 2))
     contract, public = federation.contract, federation.server.public

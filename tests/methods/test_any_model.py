@@ -96,7 +96,7 @@ def test_lower_ranks_and_dense_matrices_are_said():
         )
         assert space.note(Spec.of(dict(small.named_parameters()))) == "Trained without an adapter: weight."
         assert space.note(Spec.of(dict(Scales().named_parameters()))) == "Trained without an adapter: scale, shift."
-    assert tw.LoRA(rank=8).note(Spec.of(dict(net.named_parameters()))) == (
+    assert tw.spaces.LoRA(rank=8).note(Spec.of(dict(net.named_parameters()))) == (
         "LoRA has rank 8, but for smaller matrices: 0.weight 6, 1.weight 6, 3.weight 3."
     )
     assert tw.methods.fedpara().space.note(Spec.of(dict(Scales().named_parameters()))) == "FedPara leaves all dense."

@@ -61,16 +61,16 @@ def test_tasks_of_on_exist(name):
 
 def test_replace_changes_slots_of_a_copy():
     method = tw.methods.mapo(k=64)
-    quantized = method.replace(up=tw.Quantize(4))
-    assert (quantized.up, quantized.space, method.up) == (tw.Quantize(4), tw.MAPO(k=64), tw.codecs.Raw())
+    quantized = method.replace(up=tw.codecs.Quantize(4))
+    assert (quantized.up, quantized.space, method.up) == (tw.codecs.Quantize(4), tw.spaces.MAPO(k=64), tw.codecs.Raw())
     with pytest.raises(TypeError, match="upp"):
-        method.replace(upp=tw.Quantize(4))
+        method.replace(upp=tw.codecs.Quantize(4))
 
 
 def test_arguments_reach_the_parts():
-    assert tw.methods.fedlama(phi=3).schedule == tw.FedLAMA(phi=3)
+    assert tw.methods.fedlama(phi=3).schedule == tw.schedules.FedLAMA(phi=3)
     method = tw.methods.flasc(rank=4, density=0.5)
-    assert (method.space.rank, method.up, method.down) == (4, tw.TopK(0.5), tw.TopK(0.5))
+    assert (method.space.rank, method.up, method.down) == (4, tw.codecs.TopK(0.5), tw.codecs.TopK(0.5))
     assert [tier.up for tier in tw.methods.hetlora(ranks=(2,)).budget.tiers] == [
         tw.codecs.RankSlice(2),
         tw.codecs.Raw(),
@@ -96,5 +96,5 @@ def test_on_can_be_stacked():
 
 def test_method_object_trains():
     clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
-    run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.methods.mapo(k=4).replace(up=tw.Quantize(8)), rounds=2)
+    run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.methods.mapo(k=4).replace(up=tw.codecs.Quantize(8)), rounds=2)
     assert len(run.history) == 2

@@ -10,7 +10,7 @@ from thinwire.cli.app import app
 from thinwire.core import registry
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.methods.fedavg import arguments_on_tasks, on
-from thinwire.runs.config import method_from, resolve, to_table
+from thinwire.runs.config import resolve, to_table, update
 from thinwire.runs.presets import catalog, filled, preset, presets
 from thinwire.runs.toml import dumps, loads
 
@@ -35,7 +35,7 @@ def test_preset_has_name_first_line_paper_and_tables():
     assert (found.name, found.paper) == ("mapo", "MAPO: Reshape-then-factorize")
     assert found.about == tw.methods.mapo.__doc__.splitlines()[0]
     assert set(found.table["method"]) == {"space"}
-    assert found.on_task("fashion-mnist")["method"]["space"]["redraw_every"] == 10
+    assert found.on_task("fashion-mnist")["method"]["space"].redraw_every == 10
     assert found.on_task("digits") == found.on_task(None) == found.table
     paper = preset("methods", "mapo-paper")
     assert set(paper.table["method"]) == {"space", "client_opt"}
@@ -43,14 +43,14 @@ def test_preset_has_name_first_line_paper_and_tables():
 
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():
-    assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
-    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.SGD(
+    assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(0.3)
+    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(
         0.1
     )  # equal to the default of Method
     for name in ("mapo", "mapa", "mapax", "lora", "ffa-lora", "fedsa-lora", "fedloru", "fedpara"):
-        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(0.3)
     for name in ("mapo-paper", "mapa-paper", "mapax-paper"):
-        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(3.0)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(3.0)
 
 
 def test_settings_outside_of_the_method_are_part_of_the_preset():
@@ -61,7 +61,7 @@ def test_settings_outside_of_the_method_are_part_of_the_preset():
 @pytest.mark.parametrize("method", METHODS)
 def test_filled_slots_make_an_equal_method(method):
     made = registry.lookup("method", method).make()
-    assert method_from(filled(made)) == made
+    assert update(tw.Method(), filled(made)) == made
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def tiny(table):
 def test_registered_method_is_listed_shown_resolved_and_joined():
     assert {"name": "tiny", "about": "MAPO with very few parameters.", "paper": "Example, 2026"} in catalog("methods")
     assert "k = 16" in CliRunner().invoke(app, ["show", "tiny"]).output
-    assert resolve("tiny", on="cifar10").method.space == tw.MAPO(k=32)
-    assert resolve("tiny+int8").method.up == tw.Quantize(8)
+    assert resolve("tiny", on="cifar10").method.space == tw.spaces.MAPO(k=32)
+    assert resolve("tiny+int8").method.up == tw.codecs.Quantize(8)
     with pytest.raises(IncompatibleParts, match=r"'tiny' and 'lora' both fill method\.space"):
         resolve("tiny+lora")
 
@@ -97,7 +97,7 @@ def test_experiment_file_builds_on_a_registered_method(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "tiny+int8"\nspace = { k = 7 }\n')
     method = resolve(str(file)).method
-    assert (method.space, method.up) == (tw.MAPO(k=7), tw.Quantize(8))
+    assert (method.space, method.up) == (tw.spaces.MAPO(k=7), tw.codecs.Quantize(8))
 
 
 @pytest.mark.usefixtures("table")
@@ -122,7 +122,7 @@ def test_function_that_cannot_be_a_preset_is_refused_in_one_line():
 
 
 @pytest.mark.usefixtures("table")
-def test_unregistered_part_in_a_registered_method_is_refused_by_name():
+def test_unregistered_part_in_a_registered_method_is_not_written():
     class Odd(tw.codecs.Raw):
         """A codec that is not registered."""
 
@@ -132,4 +132,4 @@ def test_unregistered_part_in_a_registered_method_is_refused_by_name():
         return tw.Method(up=Odd())
 
     with pytest.raises(ConfigError, match="not a registered codec"):
-        resolve("odd")
+        to_table(resolve("odd"))

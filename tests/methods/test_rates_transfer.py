@@ -41,7 +41,7 @@ def series(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def trained(preset: str, net: nn.Module, clients, test, lr: float, rounds: int) -> float:
     method = getattr(tw.methods, preset.replace("-", "_"))()
     assert method.client_opt == tw.Method.client_opt  # not filled: FedAvg's rate is used
-    method = method.replace(client_opt=tw.SGD(lr))
+    method = method.replace(client_opt=tw.optimizers.SGD(lr))
     run = tw.simulate(net, clients, method, rounds=rounds, cohort=6, local=tw.Local(epochs=2, batch=10), test=test)
     return run.accuracy
 

@@ -10,6 +10,7 @@ import thinwire as tw
 from tests.federation import same_public
 from thinwire.codecs import Peer
 from thinwire.data.task import pool_clients
+from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
@@ -50,7 +51,7 @@ def test_messages_take_two_bits_a_value_and_the_bits_of_a_set_of_positions():
 
 
 def test_zeros_stay_zeros():
-    codec = tw.Quantize(2, "sign-magnitude", block=4)
+    codec = tw.codecs.Quantize(2, "sign-magnitude", block=4)
     x = {"w": torch.tensor([0.0, 1.0, -2.0, 0.0, -0.0, 2.0, -1.0, 5.0])}
     data, _ = codec.encode(x, {}, Peer(tw.Key(0)))
     assert codec.decode(data, tw.Spec.of(x), Peer(tw.Key(0)))["w"].tolist() == [0, 1, -2, 0, 0, 2, -1, 5]
@@ -80,7 +81,7 @@ def test_a_resumed_run_has_the_same_bits_and_forgetting_moments_others(tmp_path)
 
 
 def test_a_deployment_equals_the_simulation():
-    job = tw.Job(tw.Task(network(), *pool_clients(clients())), METHOD, 4, 2, LOCAL, seed=3)
+    job = Job(tw.Task(network(), *pool_clients(clients())), METHOD, 4, 2, LOCAL, seed=3)
     engine = LocalEngine(backend="loop", chunk=1)
 
     def play(runner):

@@ -173,7 +173,7 @@ MISTAKES = {
         lambda: simulate(rounds="10"), (*RUN, "--set", "rounds='10'"), "write rounds = 10", "rounds must be"
     ),
     "text for a learning rate": Mistake(
-        lambda: tw.SGD("0.1"),  # type: ignore[arg-type]
+        lambda: tw.optimizers.SGD("0.1"),  # type: ignore[arg-type]
         (*RUN, "--set", "method.client_opt.lr='0.1'"),
         "lr must be a number, not the text '0.1'; write lr = 0.1",
         "lr must be",

@@ -11,9 +11,9 @@ from thinwire.errors import ConfigError
 from thinwire.testing import check_optimizer
 
 PAIRS = [
-    (tw.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
-    (tw.Adam(lr=0.1, beta1=0.5, beta2=0.9, eps=1e-3), lambda p: torch.optim.Adam(p, 0.1, (0.5, 0.9), 1e-3)),
-    (tw.Adam(lr=0.1, weight_decay=0.1), lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1)),
+    (tw.optimizers.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+    (tw.optimizers.Adam(lr=0.1, beta1=0.5, beta2=0.9, eps=1e-3), lambda p: torch.optim.Adam(p, 0.1, (0.5, 0.9), 1e-3)),
+    (tw.optimizers.Adam(lr=0.1, weight_decay=0.1), lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1)),
     (tw.optimizers.AdamW(lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)),
     (tw.optimizers.AdamW(lr=0.1, weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3)),
     (tw.optimizers.Adagrad(lr=0.1, eps=1e-10), lambda p: torch.optim.Adagrad(p, lr=0.1)),
@@ -39,7 +39,13 @@ def test_five_steps_equal_those_of_torch(mine, theirs):
 
 @pytest.mark.parametrize(
     "opt",
-    [tw.Adam(), tw.optimizers.AdamW(), tw.optimizers.Yogi(), tw.optimizers.Adagrad(), tw.Adam(bias_correction=False)],
+    [
+        tw.optimizers.Adam(),
+        tw.optimizers.AdamW(),
+        tw.optimizers.Yogi(),
+        tw.optimizers.Adagrad(),
+        tw.optimizers.Adam(bias_correction=False),
+    ],
     ids=repr,
 )
 def test_adaptive_optimizers_fulfill_their_contract(opt):
@@ -57,6 +63,6 @@ def test_invalid_settings_are_refused():
     bad = [{"lr": 0}, {"beta1": 1.0}, {"beta2": -0.1}, {"eps": 0}, {"weight_decay": -1}]
     for settings in bad:
         with pytest.raises(ConfigError, match=next(iter(settings))):
-            tw.Adam(**settings)
+            tw.optimizers.Adam(**settings)
     with pytest.raises(ConfigError, match="bias_correction"):
         tw.optimizers.Adagrad(bias_correction=True)

@@ -47,7 +47,7 @@ def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit():
 
 
 def test_a_server_step_of_one_gives_the_weighted_mean_of_the_clients():
-    federation = Federation(tw.Method(server_opt=tw.SGD(1.0), upload="weights"))
+    federation = Federation(tw.Method(server_opt=tw.optimizers.SGD(1.0), upload="weights"))
     plan = plan_round(federation.contract, federation.server)
     uploads = {}
     for client in (0, 2, 3):
@@ -73,7 +73,7 @@ def test_the_shared_control_variate_of_scaffold_is_the_mean_of_the_clients():
 
 
 def test_after_one_full_batch_step_of_all_clients_the_control_variate_is_the_mean_gradient():
-    method = tw.Method(correction=tw.optimizers.Scaffold(), client_weight=UNIFORM, client_opt=tw.SGD(0.2))
+    method = tw.Method(correction=tw.optimizers.Scaffold(), client_weight=UNIFORM, client_opt=tw.optimizers.SGD(0.2))
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
     federation.round(tuple(range(len(federation.task.clients))))
@@ -108,15 +108,15 @@ def test_the_first_round_of_feddyn_is_a_longer_step_of_fedprox():
 
 
 CORRECTIONS = (tw.optimizers.FedProx(0.1), tw.optimizers.Scaffold(), tw.optimizers.FedDyn(0.1), tw.optimizers.FedNova())
-SPACES = (tw.spaces.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0))
+SPACES = (tw.spaces.Full(), tw.spaces.FedPara(rank=3), tw.spaces.LoRA(rank=2), tw.spaces.MAPO(k=64, redraw_every=0))
 
 
 @pytest.mark.parametrize("which", range(8))
 def test_corrections_combine_with_spaces_and_server_optimizers(which):
     """Every correction with two spaces, and with both server optimizers."""
-    server = (tw.SGD(1.0), tw.Adam(0.01, eps=1e-3))[which // 4]
+    server = (tw.optimizers.SGD(1.0), tw.optimizers.Adam(0.01, eps=1e-3))[which // 4]
     correction, space = CORRECTIONS[which % 4], SPACES[(which + which // 4) % 4]
-    method = tw.Method(space=space, correction=correction, server_opt=server, client_opt=tw.SGD(0.05))
+    method = tw.Method(space=space, correction=correction, server_opt=server, client_opt=tw.optimizers.SGD(0.05))
     federation = Federation(method, digits_task())
     for _ in range(3):
         federation.round((0, 1, 2))
@@ -179,7 +179,7 @@ def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
 
 def test_fednova_with_momentum_sums_the_factors_of_gradients():
     """Constant gradients: the distance of SGD with momentum, in steps of plain SGD."""
-    opt, g, w = tw.SGD(1.0, momentum=0.6), {"w": torch.ones(1)}, {"w": torch.zeros(1)}
+    opt, g, w = tw.optimizers.SGD(1.0, momentum=0.6), {"w": torch.ones(1)}, {"w": torch.zeros(1)}
     state = opt.init(w)
     for steps in range(1, 6):
         change, state = opt.update(g, state, w)

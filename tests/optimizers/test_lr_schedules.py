@@ -42,7 +42,9 @@ def test_twelve_rounds_have_the_learning_rates_of_torch(mine, theirs):
     opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     scheduler = theirs(opt)
     for version in range(12):
-        assert at_lr_schedule(tw.SGD(0.5), mine, version).lr == pytest.approx(opt.param_groups[0]["lr"], rel=1e-6)
+        assert at_lr_schedule(tw.optimizers.SGD(0.5), mine, version).lr == pytest.approx(
+            opt.param_groups[0]["lr"], rel=1e-6
+        )
         opt.step()
         scheduler.step()
 
@@ -57,16 +59,18 @@ def test_lr_schedules_fulfill_their_contract():
         schedule = schedule.over(100)
         for version in (0, 1, 100, 10**6):
             assert schedule.factor(version) <= 1
-            assert at_lr_schedule(tw.Adam(0.1), schedule, version).lr == pytest.approx(0.1 * schedule.factor(version))
+            assert at_lr_schedule(tw.optimizers.Adam(0.1), schedule, version).lr == pytest.approx(
+                0.1 * schedule.factor(version)
+            )
 
 
 def test_a_round_trains_with_the_learning_rate_of_its_version():
     """Two rounds with a decreasing learning rate equal two rounds with two optimizers."""
-    falling = Federation(tw.Method(client_opt=tw.SGD(0.4), lr_schedule=tw.optimizers.ExponentialLR(0.25)))
+    falling = Federation(tw.Method(client_opt=tw.optimizers.SGD(0.4), lr_schedule=tw.optimizers.ExponentialLR(0.25)))
     falling.round((0, 1))
     first = falling.server.public.coords
     falling.round((0, 1))
-    fixed = Federation(tw.Method(client_opt=tw.SGD(0.1)))
+    fixed = Federation(tw.Method(client_opt=tw.optimizers.SGD(0.1)))
     fixed.server = fixed.server._replace(public=falling.first._replace(version=1, coords=first))
     fixed.public = dict.fromkeys(fixed.public, fixed.server.public)
     fixed.server = fixed.server._replace(ledger=fixed.server.ledger.append(b"", frozenset(), limit=-1, longest=-1))
@@ -79,7 +83,7 @@ def test_scaffold_divides_by_the_learning_rate_of_the_round():
     method = tw.Method(
         correction=tw.optimizers.Scaffold(),
         client_weight=tw.aggregators.Uniform(),
-        client_opt=tw.SGD(0.2),
+        client_opt=tw.optimizers.SGD(0.2),
         lr_schedule=tw.optimizers.WarmupLR(10),
     )
     federation = Federation(method, local=Local(batch=0))
@@ -101,7 +105,7 @@ def test_the_server_has_its_own_lr_schedule():
     assert torch.allclose(short, step / 4, atol=1e-7)
 
 
-@pytest.mark.parametrize("opt", [tw.SGD(0.2, momentum=0.9), tw.optimizers.AdamW(0.01)], ids=repr)
+@pytest.mark.parametrize("opt", [tw.optimizers.SGD(0.2, momentum=0.9), tw.optimizers.AdamW(0.01)], ids=repr)
 def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
     method = tw.Method(
         client_opt=opt,
@@ -209,7 +213,7 @@ def test_warmup_and_cosine_over_the_run_end_with_it():
 
 def test_inverse_time_is_the_rate_of_the_theorems():
     """eta_t = beta / (gamma + t), with gamma rounds and beta = lr gamma."""
-    rates = [at_lr_schedule(tw.SGD(0.5), tw.optimizers.InverseTimeLR(8), t).lr for t in (0, 8, 24)]
+    rates = [at_lr_schedule(tw.optimizers.SGD(0.5), tw.optimizers.InverseTimeLR(8), t).lr for t in (0, 8, 24)]
     assert rates == pytest.approx([0.5, 0.25, 0.125])
 
 
@@ -250,7 +254,8 @@ def test_a_schedule_longer_than_the_run_is_refused_where_the_job_is_made(slot, s
 
 def test_a_run_has_the_learning_rates_of_its_own_number_of_rounds():
     method = tw.Method(
-        client_opt=tw.SGD(0.5), lr_schedule=tw.optimizers.WarmupLR(fraction=0.5, inner=tw.optimizers.CosineLR())
+        client_opt=tw.optimizers.SGD(0.5),
+        lr_schedule=tw.optimizers.WarmupLR(fraction=0.5, inner=tw.optimizers.CosineLR()),
     )
     for rounds, expected in ((4, (0.25, 0.427, 0.25, 0.073)), (2, (0.5, 0.25))):
         records = LocalEngine().run(Job(digits_task(), method, rounds=rounds, cohort=3))
@@ -275,10 +280,10 @@ def test_fractions_and_counts_give_the_same_bits_and_another_length_another_sche
 
 def test_the_second_stage_goes_on_with_the_schedule_of_the_run():
     method = tw.Method(
-        client_opt=tw.SGD(0.4),
+        client_opt=tw.optimizers.SGD(0.4),
         lr_schedule=tw.optimizers.CosineLR(),
         download="full",
-        next_stage=tw.Stage(2, client_opt=tw.SGD(0.8)),
+        next_stage=tw.Stage(2, client_opt=tw.optimizers.SGD(0.8)),
     )
     records = LocalEngine().run(Job(digits_task(), method, rounds=4, cohort=3))
     assert [r.lr for r in records] == pytest.approx([0.4, 0.3414, 0.4, 0.1172], abs=1e-4)

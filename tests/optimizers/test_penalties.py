@@ -26,7 +26,7 @@ def train(**parts):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     backend = parts.pop("backend", "auto")
-    parts.setdefault("client_opt", tw.SGD(0.2))
+    parts.setdefault("client_opt", tw.optimizers.SGD(0.2))
     return tw.simulate(model, clients(), tw.Method(**parts), rounds=3, local=tw.Local(batch=6), backend=backend)
 
 
@@ -36,7 +36,7 @@ def vector(run):
 
 def test_in_the_full_space_l2_is_weight_decay():
     mine = train(penalty=tw.optimizers.L1L2(l2=0.1))
-    theirs = train(client_opt=tw.SGD(0.2, weight_decay=0.1))
+    theirs = train(client_opt=tw.optimizers.SGD(0.2, weight_decay=0.1))
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-6)
     assert not torch.allclose(vector(mine), vector(train()), atol=1e-4)
 
@@ -49,7 +49,7 @@ def test_the_l1_gradient_is_the_sign_of_each_weight():
 
 
 def test_the_penalty_of_a_projection_is_that_of_its_weights():
-    space = tw.MAPO(k=4)
+    space = tw.spaces.MAPO(k=4)
     base = {"w": Key(1).normal(10)}
     basis = space.basis(tw.Spec.of(base), Key(2), "cpu")
     coords = {"model/b": Key(3).normal(4, 1).requires_grad_()}
@@ -151,12 +151,14 @@ def test_the_jacobian_penalty_is_the_gradient_of_its_term(squared):
     [tw.optimizers.L1L2(l1=1e-3, l2=1e-2), tw.optimizers.L1L2(l1=1e-2, coords=("*",)), tw.optimizers.Jacobian(1.0)],
     ids=repr,
 )
-@pytest.mark.parametrize("space", [tw.FedPara(rank=2, activation="tanh"), tw.MAPO(k=8), tw.LoRA(rank=2)], ids=repr)
+@pytest.mark.parametrize(
+    "space", [tw.spaces.FedPara(rank=2, activation="tanh"), tw.spaces.MAPO(k=8), tw.spaces.LoRA(rank=2)], ids=repr
+)
 def test_penalties_work_in_every_space_with_vmap_and_loop(penalty, space):
     a = train(space=space, penalty=penalty, backend="vmap")
     b = train(space=space, penalty=penalty, backend="loop")
     assert torch.allclose(vector(a), vector(b), atol=1e-5)
-    linear = isinstance(space, tw.MAPO) and isinstance(penalty, tw.optimizers.Jacobian)
+    linear = isinstance(space, tw.spaces.MAPO) and isinstance(penalty, tw.optimizers.Jacobian)
     assert torch.allclose(vector(a), vector(train(space=space)), atol=1e-7) == linear
 
 

@@ -25,7 +25,9 @@ TRUE, WRONG = (0, 1, 2), (0, 1, 3)
 
 def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     """The broadcast of a round of the true cohort, and the updates of all four clients, which the attacker knows."""
-    federation = Federation(tw.Method(client_weight=tw.aggregators.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
+    federation = Federation(
+        tw.Method(client_weight=tw.aggregators.Uniform(), privacy=PART, server_opt=tw.optimizers.SGD(1.0))
+    )
     contract, plan = federation.contract, plan_round(federation.contract, federation.server)
     for client in (0, 1, 2, 3):
         federation.download(client)

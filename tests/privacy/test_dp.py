@@ -14,12 +14,12 @@ from thinwire.core.tree import flatten, same, scale, weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.privacy.discrete import discrete_gaussian
 from thinwire.runs.build import build_job
-from thinwire.runs.config import method_from, resolve
+from thinwire.runs.config import resolve, update
 from thinwire.runs.execute import execute
 from thinwire.runs.presets import preset
 from thinwire.testing import check_privacy
 
-PLAIN = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))
+PLAIN = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.optimizers.Adam(0.01, eps=1e-30))
 
 
 def uniform_mean(codes):
@@ -40,7 +40,7 @@ def after(method, rounds=3):
     return federation
 
 
-@pytest.mark.parametrize("up", [tw.codecs.Raw(), tw.TopK(0.25)])
+@pytest.mark.parametrize("up", [tw.codecs.Raw(), tw.codecs.TopK(0.25)])
 def test_without_noise_and_with_a_large_clip_it_equals_fedadam(up):
     plain = after(replace(PLAIN, up=up))
     private = after(replace(PLAIN, up=up, privacy=tw.privacy.DP(clip=1024.0, sigma=0.0)))  # a power of two: no rounding
@@ -110,7 +110,7 @@ def test_a_client_with_huge_values_is_clipped():
         ({"client_weight": tw.aggregators.BySamples()}, "Write client_weight = 'uniform'"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
         ({"correction": tw.optimizers.Scaffold()}, "Use a correction that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
+        ({"schedule": tw.schedules.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
 )
 def test_uploads_besides_the_update_are_refused(changes, words):
@@ -121,7 +121,7 @@ def test_uploads_besides_the_update_are_refused(changes, words):
 
 
 def test_dp_combines_with_other_methods():
-    flasc = method_from(preset("methods", "flasc").table["method"])
+    flasc = update(tw.Method(), preset("methods", "flasc").table["method"])
     private = resolve("flasc+dp-fedadam", "digits", recipe="paper").method
     assert private == replace(flasc, privacy=tw.privacy.DP(clip=0.1, sigma=0.34))
     federation = Federation(private)

@@ -21,7 +21,7 @@ from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.secure.masks import SecAggCohort, hide, reveal
 
-METHOD = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.SGD(1.0), secure_aggregation=True)
+METHOD = tw.Method(client_weight=tw.aggregators.Uniform(), server_opt=tw.optimizers.SGD(1.0), secure_aggregation=True)
 
 
 def secret(i, j):

@@ -134,8 +134,8 @@ def test_one_round_opens_for_clients_of_all_versions_and_tiers():
 def test_codec_states_of_a_tier_are_reset_with_the_basis():
     feedback = ErrorFeedback(TopK(0.1))
     budget = Budget((Tier(up=feedback), Tier()), ALTERNATE)
-    federation = Federation(Method(space=tw.MAPO(k=64, redraw_every=2), budget=budget))
-    alone = Federation(Method(space=tw.MAPO(k=64, redraw_every=2), up=feedback))
+    federation = Federation(Method(space=tw.spaces.MAPO(k=64, redraw_every=2), budget=budget))
+    alone = Federation(Method(space=tw.spaces.MAPO(k=64, redraw_every=2), up=feedback))
     for cohort in ([0, 2], [2, 4], [0, 2, 4]):
         federation.round(cohort)
         alone.round(cohort)
@@ -215,12 +215,14 @@ def test_a_run_with_tiers_resumes_to_the_same_bits(tmp_path):
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-LORA = tw.LoRA(rank=4, target_modules=("*.weight",))
+LORA = tw.spaces.LoRA(rank=4, target_modules=("*.weight",))
 
 
 def test_clients_of_small_rank_train_the_first_ranks_only():
     tiers = tuple(Tier(up=RankSlice(r), down=RankSlice(r)) for r in (1, 4))
-    method = Method(space=LORA, download="full", budget=Budget(tiers, ALTERNATE), client_opt=tw.SGD(0.3, momentum=0.9))
+    method = Method(
+        space=LORA, download="full", budget=Budget(tiers, ALTERNATE), client_opt=tw.optimizers.SGD(0.3, momentum=0.9)
+    )
     federation = Federation(method)
     for _ in range(3):
         up = federation.round(ALL_CLIENTS)

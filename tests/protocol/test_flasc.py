@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol.upload import decode_upload
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
@@ -25,9 +25,9 @@ ALL_CLIENTS = range(len(SIZES))
 
 
 def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
-    named = method_from(preset("methods", "flasc").table["method"])
+    named = update(tw.Method(), preset("methods", "flasc").table["method"])
     named = replace(named, space=replace(named.space, from_start=False))  # as in the paper
-    return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
+    return replace(named, down=tw.codecs.TopK(down), up=tw.codecs.TopK(up), **changes)
 
 
 def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
@@ -111,7 +111,7 @@ def test_the_model_of_clients_or_of_the_server_is_evaluated():
 
 
 def test_tiers_have_different_densities():
-    tiers = tuple(tw.Tier(up=tw.TopK(4.0 ** (b - 3))) for b in (1, 2, 3))
+    tiers = tuple(tw.Tier(up=tw.codecs.TopK(4.0 ** (b - 3))) for b in (1, 2, 3))
     federation = Federation(flasc(budget=tw.Budget(tiers, clients=tuple(i % 3 for i in ALL_CLIENTS))))
     size = federation.contract.coords.size
     for client, data in federation.round(ALL_CLIENTS).items():

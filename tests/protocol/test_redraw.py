@@ -16,10 +16,19 @@ def is_zero(tree) -> bool:
     return all(not block.any() for block in tree.values())
 
 
-@pytest.mark.parametrize("opt", [tw.SGD(0.5, momentum=0.9), tw.Adam(0.01), tw.optimizers.Yogi(0.01)], ids=repr)
-@pytest.mark.parametrize("space", [tw.MAPO(k=32, redraw_every=2), tw.LoRA(rank=2, redraw_every=2)], ids=repr)
+@pytest.mark.parametrize(
+    "opt", [tw.optimizers.SGD(0.5, momentum=0.9), tw.optimizers.Adam(0.01), tw.optimizers.Yogi(0.01)], ids=repr
+)
+@pytest.mark.parametrize(
+    "space", [tw.spaces.MAPO(k=32, redraw_every=2), tw.spaces.LoRA(rank=2, redraw_every=2)], ids=repr
+)
 def test_server_states_are_reset_with_the_basis(opt, space):
-    method = tw.Method(space=space, server_opt=opt, down=tw.ErrorFeedback(tw.TopK(0.2)), client_opt=tw.SGD(0.05))
+    method = tw.Method(
+        space=space,
+        server_opt=opt,
+        down=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.2)),
+        client_opt=tw.optimizers.SGD(0.05),
+    )
     federation = Federation(method)
     for merges in (False, True, False, True):
         federation.round((0, 2))
@@ -28,7 +37,9 @@ def test_server_states_are_reset_with_the_basis(opt, space):
 
 
 def test_server_states_are_kept_with_a_fixed_basis():
-    federation = Federation(tw.Method(space=tw.MAPO(k=32, redraw_every=0), server_opt=tw.SGD(0.5, momentum=0.9)))
+    federation = Federation(
+        tw.Method(space=tw.spaces.MAPO(k=32, redraw_every=0), server_opt=tw.optimizers.SGD(0.5, momentum=0.9))
+    )
     for _ in range(3):
         federation.round((0, 2))
         assert not is_zero(federation.server.opt["momentum"])
@@ -36,7 +47,8 @@ def test_server_states_are_kept_with_a_fixed_basis():
 
 def test_momentum_has_no_effect_in_a_basis_of_one_round():
     runs = [
-        Federation(tw.Method(space=tw.MAPO(k=32), server_opt=tw.SGD(0.5, momentum=momentum))) for momentum in (0.0, 0.9)
+        Federation(tw.Method(space=tw.spaces.MAPO(k=32), server_opt=tw.optimizers.SGD(0.5, momentum=momentum)))
+        for momentum in (0.0, 0.9)
     ]
     for federation in runs:
         for _ in range(3):
@@ -47,7 +59,7 @@ def test_momentum_has_no_effect_in_a_basis_of_one_round():
 
 def test_client_codec_states_are_reset_with_the_basis():
     """Also if the client missed the round in which the basis was redrawn."""
-    method = tw.Method(space=tw.MAPO(k=32, redraw_every=3), up=tw.ErrorFeedback(tw.TopK(0.2)))
+    method = tw.Method(space=tw.spaces.MAPO(k=32, redraw_every=3), up=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.2)))
     federation = Federation(method)
     federation.round((0, 1))
     feedback = federation.states[0].codec

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.training import Local
@@ -23,7 +23,7 @@ STAGED = ("flora", "slora")
 
 
 def named(name: str, at: int = 2, **changes) -> tw.Method:
-    method = replace(method_from(preset("methods", name).table["method"]), **changes)
+    method = replace(update(tw.Method(), preset("methods", name).table["method"]), **changes)
     return replace(method, next_stage=replace(method.next_stage, at=at))
 
 
@@ -44,7 +44,9 @@ def after(method: tw.Method, rounds: int) -> Federation:
 def test_the_switch_is_exact_for_updates_of_rank_at_most_r(name):
     # rank 10 represents any update of the last layer (10 x 12); the first layer (12 x 64) is frozen: rank 0
     rules = (("2.weight", tw.spaces.Full()), ("*", tw.spaces.Frozen()))
-    stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.masks.NoMask(), up=tw.codecs.Raw(), down=tw.codecs.Raw())
+    stage = tw.Stage(
+        2, tw.spaces.LoRA(rank=10, alpha=7.0), mask=tw.masks.NoMask(), up=tw.codecs.Raw(), down=tw.codecs.Raw()
+    )
     method = replace(named(name), space=tw.spaces.Route(rules), next_stage=stage)
     later = replace(method, next_stage=replace(stage, at=3))
     switched, still = after(method, 2), after(later, 2)
@@ -63,7 +65,7 @@ def test_the_switch_is_exact_for_updates_of_rank_at_most_r(name):
 def test_from_weights_is_the_best_approximation_of_its_rank(shape, transposed):
     if transposed and len(shape) > 2:
         return
-    space = tw.LoRA(rank=2, alpha=5.0, fan_in_fan_out=("w",) if transposed else ())
+    space = tw.spaces.LoRA(rank=2, alpha=5.0, fan_in_fan_out=("w",) if transposed else ())
     base, full = {"w": Key(1).normal(*shape)}, {"w": Key(2).normal(*shape)}
     made = space.expand(base, {}, space.from_weights(base, full, Key(3)))["w"]
     change, got = ((x - base["w"]).reshape(shape[0], -1).double() for x in (full["w"], made))
@@ -125,7 +127,7 @@ def test_a_run_resumes_from_a_checkpoint_of_either_stage(name, backend, tmp_path
 
 
 def test_states_are_reset_with_the_second_stage():
-    method = named("flora", up=tw.ErrorFeedback(tw.TopK(0.2)))
+    method = named("flora", up=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.2)))
     federation = after(method, 2)
     later = federation.contract.at(2)
     opt = federation.server.opt
@@ -151,10 +153,13 @@ def test_presets_are_the_same_after_writing_and_reading(name):
         ({"download": "incremental"}, "Write download = 'full'"),
         ({"correction": tw.optimizers.Scaffold()}, "Write correction = 'none'"),
         ({"schedule": tw.schedules.AllBlocks(private=("2.*",))}, "Write schedule = 'all-blocks'"),
-        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, redraw_every=2))}, "Write redraw_every = 0"),
-        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write space = 'lora' with freeze_a = false"),
-        ({"next_stage": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
-        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2), mask=tw.masks.RandomMask(0.5))}, "Write mask = 'none'"),
+        ({"next_stage": tw.Stage(2, tw.spaces.LoRA(rank=2, redraw_every=2))}, "Write redraw_every = 0"),
+        (
+            {"next_stage": tw.Stage(2, tw.spaces.LoRA(rank=2, freeze_a=True))},
+            "Write space = 'lora' with freeze_a = false",
+        ),
+        ({"next_stage": tw.Stage(2, tw.spaces.FedPara(rank=2))}, "Write space = 'lora'"),
+        ({"next_stage": tw.Stage(2, tw.spaces.LoRA(rank=2), mask=tw.masks.RandomMask(0.5))}, "Write mask = 'none'"),
     ],
 )
 def test_methods_that_cannot_have_stages_are_refused(changes, message):

@@ -168,7 +168,7 @@ def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
     with pytest.raises(Diverged, match="known from an earlier run"):
         execute(experiment, path, resume=True)
     with pytest.raises(Diverged, match="round 1"):
-        execute(experiment, path, again=True)
+        execute(experiment, path, overwrite=True)
     assert read_run(path).verdict.status == "diverged"
     assert [now.state for now in follow(path, 0.05)] == ["finished"], "watching ends"
 
@@ -176,7 +176,7 @@ def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
 def test_simulate_warns_about_a_run_at_chance():
     torch.manual_seed(0)
     clients = [(torch.randn(30, 4), torch.randint(0, 3, (30,))) for _ in range(2)]
-    method = tw.Method(client_opt=tw.SGD(1e4))
+    method = tw.Method(client_opt=tw.optimizers.SGD(1e4))
     test = torch.zeros(200, 4), 2 * (torch.arange(200) % 2)  # inputs without information
     with pytest.warns(RuntimeWarning, match="round 1: at chance"):
         run = tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=test)
@@ -187,7 +187,9 @@ def test_simulate_warns_about_a_run_at_chance():
     assert tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=few).status == "finished", "too few examples"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fine = tw.simulate(nn.Linear(4, 3), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
+        fine = tw.simulate(
+            nn.Linear(4, 3), clients, tw.Method(client_opt=tw.optimizers.SGD(0.1)), rounds=2, test=clients[0]
+        )
     assert (fine.status, fine.status_reason) == ("finished", "")
 
 

@@ -15,7 +15,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.runs import config
 from thinwire.runs.build import build_task
-from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.config import digest, from_table, resolve, to_table
 from thinwire.runs.execute import execute
 from thinwire.runs.presets import Preset, presets
 from thinwire.runs.toml import dumps, loads
@@ -25,16 +25,16 @@ NAMES = sorted(presets("methods"))
 
 def test_methods_that_fill_different_slots_are_combined():
     method = resolve("fedpara+scaffold+fedadam+int8").method
-    assert isinstance(method.space, tw.FedPara)
+    assert isinstance(method.space, tw.spaces.FedPara)
     assert (method.correction, method.client_weight) == (tw.optimizers.Scaffold(), tw.aggregators.Uniform())
-    assert isinstance(method.server_opt, tw.Adam)
-    assert method.up == tw.Quantize(8)
+    assert isinstance(method.server_opt, tw.optimizers.Adam)
+    assert method.up == tw.codecs.Quantize(8)
 
 
 def test_joined_method_survives_a_file():
     experiment = resolve("mapo+int8", on="fashion-mnist")
     again = from_table(loads(dumps(to_table(experiment)), "test"))
-    assert (again, again.digest()) == (experiment, experiment.digest())
+    assert (again, digest(again)) == (experiment, digest(experiment))
     assert experiment.name == "mapo+int8"
     assert experiment.method.space.redraw_every == 10  # the value of mapo on this task
 
@@ -45,11 +45,13 @@ def test_order_of_methods_with_different_slots_does_not_matter():
 
 
 def test_codecs_chain_in_the_order_of_the_names():
-    assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantize(8)))
-    assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantize(4)))
+    assert resolve("topk+int8").method.up == tw.codecs.Chain((tw.codecs.TopK(0.05), tw.codecs.Quantize(8)))
+    assert resolve("ef+topk+int4").method.up == tw.codecs.Chain(
+        (tw.codecs.ErrorFeedback(), tw.codecs.TopK(0.05), tw.codecs.Quantize(4))
+    )
     method = resolve("sparse+int8+fedavgm").method
-    assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantize(8)))
-    assert method.down == tw.TopK(0.1, rounding="up")
+    assert method.up == tw.codecs.Chain((tw.codecs.TopK(0.1, rounding="up"), tw.codecs.Quantize(8)))
+    assert method.down == tw.codecs.TopK(0.1, rounding="up")
     assert method.server_opt.momentum == 0.9
     assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same value twice
 
@@ -74,11 +76,11 @@ def test_conflict_names_the_slot_and_both_methods():
 
 
 def test_first_client_optimizer_wins():
-    slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = config.named("mapo-paper")
+    slow = Preset("slow", "", "", {"method": {"client_opt": tw.optimizers.Adam(0.5)}})
+    (mapo,) = config.named_methods("mapo-paper")
     assert config.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
-    assert config.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
-    assert config.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
+    assert config.join([slow, mapo])["method"]["client_opt"] == tw.optimizers.Adam(0.5)
+    assert config.join([slow, mapo], "cifar10")["method"]["space"].k == 1024
 
 
 def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refused():
@@ -89,7 +91,7 @@ def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refus
 
 
 def test_different_local_settings_are_refused():
-    (fedsgd,) = config.named("fedsgd")
+    (fedsgd,) = config.named_methods("fedsgd")
     other = Preset("other", "", "", {"local": {"steps": 5}})
     with pytest.raises(IncompatibleParts, match=r"'fedsgd' and 'other' both fill local\.steps"):
         config.join([fedsgd, other])
@@ -119,7 +121,7 @@ def test_file_changes_slots_of_joined_methods(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
     method = resolve(str(file)).method
-    assert (method.space.k, method.client_opt.lr, method.up) == (7, 0.25, tw.Quantize(8))
+    assert (method.space.k, method.client_opt.lr, method.up) == (7, 0.25, tw.codecs.Quantize(8))
     file.write_text('[method]\nkind = "mapo+lora"\n')
     with pytest.raises(IncompatibleParts, match=r"both fill method\.space"):
         resolve(str(file))

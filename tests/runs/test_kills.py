@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.records import rounds_in

@@ -11,10 +11,8 @@ import thinwire as tw
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.optimizers import SGD, Adam, ConstantLR, CosineLR
 from thinwire.protocol.method import Method
-from thinwire.runs.config import resolve, under
-from thinwire.runs.experiment import to_table
+from thinwire.runs.config import digest, resolve, to_table, update
 from thinwire.runs.presets import preset, presets
-from thinwire.runs.simulate import Settings
 from thinwire.runs.toml import dumps
 
 DEFAULT = preset("recipes", "default").table["method"]
@@ -80,13 +78,13 @@ def test_override_of_the_whole_optimizer_keeps_clipping(given):
 def test_command_line_wins():
     off = {"method.client_opt.clip_norm": math.inf, "method.lr_schedule": "constant", "task.scale": "unit"}
     found = resolve("fedavg", "digits", off)
-    assert found.digest() == resolve("fedavg", "digits", recipe="paper").digest()
+    assert digest(found) == digest(resolve("fedavg", "digits", recipe="paper"))
     assert schedule(resolve("fedavg", "digits", {"method.client_opt.kind": "adam"}).method) == ("WarmupLR", CLIP)
 
 
 def test_optimizer_without_the_option_is_left_alone():
-    stated = {"method": {"client_opt": {"kind": "sgd", "lr": 0.1}}}
-    assert under({"method": {"client_opt": {"amsgrad": True}}}, stated) == stated
+    recipe = {"client_opt": {"amsgrad": True}}
+    assert update(Method(), {"client_opt": {"kind": "adam", "lr": 0.2}}, recipe=recipe).client_opt == Adam(0.2)
 
 
 # -- the paper's recipe ----------------------------------------------------------------------------------------------
@@ -118,18 +116,20 @@ def test_file_names_its_recipe_and_the_command_line_wins(tmp_path):
 def test_complete_file_is_used_as_it_is(tmp_path, recipe):
     experiment = resolve("mapo+int8", "digits", {"rounds": 4}, recipe)
     file = write(tmp_path, dumps(to_table(experiment)))
-    assert resolve(file).digest() == experiment.digest()
+    assert digest(resolve(file)) == digest(experiment)
 
 
 # -- tw.simulate -----------------------------------------------------------------------------------------------------
 
 
-def test_simulate_by_name_has_the_recipe_and_a_method_has_not(tmp_path):
-    assert Settings.of("fedavg").method.client_opt == SGD(Method.client_opt.lr, clip_norm=CLIP)
-    assert schedule(Settings.of("mapo+int8").method) == ("WarmupLR", CLIP)
-    assert schedule(Settings.of("mapo", "paper").method) == ("ConstantLR", math.inf)
-    assert schedule(Settings.of(write(tmp_path, 'recipe = "paper"\nmethod = "mapo"\n')).method)[0] == "ConstantLR"
-    assert Settings.of(Method()).method == Settings.of(None).method == Method()
+def test_own_tasks_by_name_have_the_recipe_and_a_method_has_not(tmp_path):
+    (tmp_path / "own.py").write_text("def task(): ...\n")
+    own = f"{tmp_path}/own.py:task"
+    assert resolve("fedavg", own).method.client_opt == SGD(Method.client_opt.lr, clip_norm=CLIP)
+    assert schedule(resolve("mapo+int8", own).method) == ("WarmupLR", CLIP)
+    assert schedule(resolve("mapo", own, recipe="paper").method) == ("ConstantLR", math.inf)
+    assert schedule(resolve(write(tmp_path, 'recipe = "paper"\nmethod = "mapo"\n'), own).method)[0] == "ConstantLR"
+    assert resolve(Method(), own).method == resolve(Method(), "digits").method == Method()
 
 
 def test_simulate_trains_with_the_recipe():
@@ -151,16 +151,10 @@ def test_unknown_recipe_is_one_line(tmp_path):
     for call in (
         lambda: resolve("fedavg", recipe="papr"),
         lambda: resolve(write(tmp_path, 'recipe = "papr"\n')),
-        lambda: Settings.of("fedavg", "papr"),
     ):
         with pytest.raises(UnknownName, match=r"papr.*paper") as caught:
             call()
         assert "\n" not in str(caught.value)
-
-
-def test_recipe_of_a_method_value_is_refused():
-    with pytest.raises(ConfigError, match="used as it is"):
-        Settings.of(Method(), "paper")
 
 
 def test_recipe_that_is_no_name_is_refused(tmp_path):
@@ -168,9 +162,9 @@ def test_recipe_that_is_no_name_is_refused(tmp_path):
         resolve(write(tmp_path, "recipe = 3\n"))
 
 
-@pytest.mark.parametrize("verb", ["run", "compare", "check", "show", "tune", "deploy", "flower-app"])
+@pytest.mark.parametrize("verb", ["run", "compare", "check", "show", "tune", "deploy", "app"])
 def test_every_verb_takes_a_recipe(thinwire, verb):
-    folder = ["app"] if verb == "flower-app" else []
+    folder = ["app"] if verb == "app" else []
     code, out, err = thinwire(verb, "fedavg", *folder, "--recipe", "papr")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "paper" in err

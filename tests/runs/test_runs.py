@@ -125,7 +125,7 @@ def test_a_finished_run_is_only_repeated_with_again(tmp_path):
     rounds = []
     assert execute(quick(), tmp_path / "run", on_round=rounds.append) == first
     assert rounds == []
-    execute(quick(), tmp_path / "run", again=True, on_round=rounds.append)
+    execute(quick(), tmp_path / "run", overwrite=True, on_round=rounds.append)
     assert len(rounds) == 4
 
 

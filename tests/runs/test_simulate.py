@@ -14,7 +14,6 @@ from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.loop import Checkpoints, Stop, rounds
 from thinwire.runs.run_directory import RunFolder
-from thinwire.runs.simulate import Settings
 
 
 def data(seed: int = 0):
@@ -59,7 +58,7 @@ def test_a_file_an_expression_and_a_method_give_the_same_run(tmp_path):
     given = {"rounds": 3, "seed": 7, "cohort": 2, "local": tw.Local(2, 8), "eval_every": 2, "backend": "loop"}
     by_file = tw.simulate(model(), clients, str(file), test=test)
     by_name = tw.simulate(model(), clients, "fedprox+int8", test=test, **given)
-    by_method = tw.simulate(model(), clients, Settings.of("fedprox+int8").method, test=test, **given)
+    by_method = tw.simulate(model(), clients, resolve("fedprox+int8", "arrays").method, test=test, **given)
     for run in (by_name, by_method):
         assert same(run.weights, by_file.weights)
         assert [r._replace(seconds=0) for r in run.history] == [r._replace(seconds=0) for r in by_file.history]
@@ -84,10 +83,9 @@ def test_a_file_may_state_a_method_of_its_own_and_a_target_accuracy(tmp_path):
         'name = "mine"\nrecipe = "paper"\n'
         '[method]\nclient_opt = { kind = "sgd", lr = 0.5 }\n[eval]\ntarget_accuracy = 0.01\n'
     )
-    settings = Settings.of(str(file))
-    assert (settings.name, settings.method) == ("mine", tw.Method(client_opt=tw.SGD(0.5)))
     clients, test = data()
-    assert len(tw.simulate(model(), clients, str(file), test=test).history) == 1
+    run = tw.simulate(model(), clients, str(file), test=test)
+    assert (run.name, len(run.history)) == ("mine", 1)
 
 
 def test_the_defaults_are_fedavg_with_ten_rounds_of_all_clients():

@@ -16,10 +16,9 @@ from tests.own_code import forgotten, write_project
 from thinwire.core.registry import register
 from thinwire.data.fingerprint import fingerprint
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.runs.build import build_job, build_task
-from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.build import build_job, build_task, make_own, task_name
+from thinwire.runs.config import digest, from_table, resolve, to_table
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.own_task import make_own, task_name
 from thinwire.runs.records import read_run
 from thinwire.runs.run_directory import RunFolder
 
@@ -181,14 +180,14 @@ def test_metrics_and_parts_by_reference(tmp_path):
 
 def test_names_without_folders_and_digests_that_do_not_depend_on_the_folder(tmp_path):
     experiment = on()
-    assert default_folder(experiment).name == f"fedavg-my_task-task-s0-{experiment.digest()[:6]}"
+    assert default_folder(experiment).name == f"fedavg-my_task-task-s0-{digest(experiment)[:6]}"
     summary = execute(experiment, tmp_path / "run")
     assert summary["task"] == read_run(tmp_path / "run").task == "my_task.py:task"
     table = read_run(tmp_path / "run").table
     assert (table["task"]["clients"], table["cohort"]["size"]) == (5, 5)
     moved = write_project(tmp_path / "moved")
     other = resolve("fedavg", f"{moved}/my_task.py:task", QUICK)
-    assert other.digest() == experiment.digest()
+    assert digest(other) == digest(experiment)
     assert execute(other, tmp_path / "run") == summary, "the same data and model: the run is used again"
 
 
@@ -207,7 +206,7 @@ def test_a_run_is_used_again_and_resumed_with_the_same_data_only(tmp_path, thinw
         file.write_text(text.replace("manual_seed(0)", "manual_seed(1)"))
         code, _, err = thinwire("resume", str(path), "-q")
         assert (code, err.count("\n")) == (2, 1)
-        assert "on my_task.py:task began with another model or other data" in err
+        assert "on my_task.py:task began with other data" in err
     with forgotten():
         file.write_text(text)
         assert thinwire("resume", str(path), "-q")[0] == 0
@@ -215,9 +214,9 @@ def test_a_run_is_used_again_and_resumed_with_the_same_data_only(tmp_path, thinw
     assert (tmp_path / "whole/model.safetensors").read_bytes() == (path / "model.safetensors").read_bytes()
     with forgotten():
         file.write_text(text.replace("manual_seed(0)", "manual_seed(1)"))
-        with pytest.raises(CheckpointError, match=r"holds a run that began with another model or other data"):
+        with pytest.raises(CheckpointError, match=r"holds a run that began with other data, or other initial weights"):
             execute(on(checkpoint__every=1), path)
-        assert execute(on(checkpoint__every=1), path, again=True)["rounds"] == whole["rounds"]
+        assert execute(on(checkpoint__every=1), path, overwrite=True)["rounds"] == whole["rounds"]
 
 
 def test_pages_and_lists_of_runs_do_not_import_the_files_of_a_run(tmp_path, thinwire, project):
@@ -254,12 +253,12 @@ def test_objects_of_python_have_a_name_for_this_process(tmp_path, thinwire):
     own = resolve("fedavg", task_name(task, "mine"), QUICK)
     assert torch.equal(weights(own), nn.utils.parameters_to_vector(task.model.parameters()))
     assert thinwire("report", "run")[0] == 0
-    from thinwire.runs import own_task
+    from thinwire.runs import build
 
-    own_task._kept.clear()  # as in another process
+    build._kept.clear()  # as in another process
     code, _, err = thinwire("resume", "run")
     assert (code, err.count("\n")) == (2, 1)
-    assert "'letters' is an object of a Python script" in err
+    assert "was written by a script" in err
     assert "run the script again" in err
     for wrong, message in (
         (3, "task is of type int; a task is a thinwire.Task"),
@@ -312,7 +311,7 @@ def test_files_of_data_are_datasets_with_an_option(tmp_path, monkeypatch):
     summary = execute(experiment, tmp_path / "run")
     assert (summary["task"], read_run(tmp_path / "run").table["task"]["clients"]) == ("points.npz", 10)
     np.savez("points.npz", x=np.zeros((40, 3), np.float32))
-    with pytest.raises(CheckpointError, match=r"another model or other data"):
+    with pytest.raises(CheckpointError, match=r"other data, or other initial weights"):
         execute(experiment, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"there is no file absent.csv"):
         resolve("fedavg", "absent.csv")

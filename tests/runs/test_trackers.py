@@ -30,7 +30,7 @@ def test_on_round_gets_plain_values():
 
 
 def test_an_unknown_tracker_is_refused_and_none_does_nothing(tmp_path):
-    with pytest.raises(tw.UnknownName, match="did you mean 'tensorboard'"), tracker("tensorbord", tmp_path):
+    with pytest.raises(tw.errors.UnknownName, match="did you mean 'tensorboard'"), tracker("tensorbord", tmp_path):
         pass
     with tracker(None, tmp_path) as on_round:
         on_round(None)

@@ -89,6 +89,6 @@ def test_watching_does_not_import_torch(write_run):
 
 def test_a_deployed_run_is_continued_by_its_own_command(tmp_path):
     assert how_to_resume(tmp_path, {}) == f"`thinwire resume {tmp_path}` continues it"
-    for nodes, command in ((2, "resume"), (0, "supervise APP_DIR CONNECTION --run-dir")):
+    for nodes, command in ((2, "resume"), (0, "site supervise APP_DIR CONNECTION --run-dir")):
         (tmp_path / "deployment.json").write_text(f'{{"run": "x", "nodes": {nodes}}}')
         assert how_to_resume(tmp_path, {}) == f"`thinwire {command} {tmp_path}` continues it"

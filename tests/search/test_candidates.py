@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire.runs.config import resolve
-from thinwire.runs.toml import flat, put
+from thinwire.runs.toml import flat
 from thinwire.search.candidates import changes, knobs_of, parse_over, points, start_of
 
 
@@ -83,6 +83,6 @@ def test_a_part_of_a_chain_is_set_by_its_place():
     experiment = resolve("topk+int8", "digits", {"method.up.parts.1.bits": 4})
     assert [experiment.method.up.parts[1].bits, experiment.method.up.parts[0].density] == [4, 0.05]
     assert resolve("topk+int8", "digits").method.up.parts[1].bits == 8
-    with pytest.raises(ConfigError, match="names no part of a list of 2"):
-        put({"parts": [{}, {}]}, "parts.2.bits", 4)
+    with pytest.raises(ConfigError, match=r"'2' names no part of the 2 of method\.up\.parts"):
+        resolve("topk+int8", "digits", {"method.up.parts.2.bits": 4})
     assert flat({"parts": [{"bits": 4}], "at": [1, 2]}) == {"parts.0.bits": 4, "at": [1, 2]}

@@ -12,7 +12,7 @@ from thinwire.errors import ConfigError
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import default_folder, execute
 
-TINY = {"rounds": 2, "clients": 10, "cohort": 2, "overrides": {"local.steps": 8}}
+TINY = {"rounds": 2, "clients": 10, "cohort": 2, "set": {"local.steps": 8}}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def line():
 
 
 def test_all_settings_have_the_same_seeds_and_the_directories_of_run(tmp_path):
-    given = {"rounds": 2, "task.clients": 10, "cohort.size": 2, **TINY["overrides"]}
+    given = {"rounds": 2, "task.clients": 10, "cohort.size": 2, **TINY["set"]}
     one = resolve("fedavg", "digits", {**given, "seed": 1, "method.client_opt.lr": 0.1, "local.batch": 16})
     folder = default_folder(one, tmp_path)
     execute(one, folder)
@@ -107,7 +107,7 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
 
 
 def _sgd(rate):
-    return tw.Method(client_opt=tw.SGD(rate))
+    return tw.Method(client_opt=tw.optimizers.SGD(rate))
 
 
 def test_impossible_values_are_refused_before_the_first_run(tmp_path):
@@ -124,7 +124,7 @@ def test_impossible_values_are_refused_before_the_first_run(tmp_path):
     for methods in ("fedavg", []):
         with pytest.raises(ConfigError, match="methods must be a list"):
             tw.compare(methods, "digits", out=tmp_path)
-    with pytest.raises(ConfigError, match="not int; write for example 'mapo'"):
+    with pytest.raises(ConfigError, match="not int; write for example 'fedavg'"):
         tw.sweep(3, {"lr": [0.1]}, "digits", out=tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from tests.flower.test_server import experiment
 from thinwire.federation.job import Job
+from thinwire.federation.settings import Settings
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
 from thinwire.protocol.round import Request, Response
 from thinwire.runs.build import build_job
-from thinwire.runs.config import Experiment
 from thinwire.secure import masks
 from thinwire.secure.client import SecureClient, SecureStore
 from thinwire.secure.keys import SiteKeys
@@ -69,8 +69,8 @@ class Lossy(InMemory):
 
 
 @cache
-def prepared(method: str, overrides: tuple) -> tuple[Experiment, Job, Client]:
-    """Experiment, job and client; they do not change."""
+def prepared(method: str, overrides: tuple) -> tuple[Settings, Job, Client]:
+    """Settings, job and client; they do not change."""
     chosen = experiment(method, **{**EIGHT, **dict(overrides)})
     job = build_job(chosen)
     return chosen, job, Client(chosen.engine, job)

@@ -78,7 +78,7 @@ def test_values_that_overflow_the_ring_are_refused():
     [
         {},
         {"client_weight": Uniform()},
-        {"space": tw.MAPO(k=64), "client_opt": tw.SGD(1.0)},
+        {"space": tw.spaces.MAPO(k=64), "client_opt": tw.optimizers.SGD(1.0)},
         {"sketch": EvoFed(16)},
         {"up": RandomK(0.2, shared=True)},
         {"up": ErrorFeedback(RandomK(0.2, unbiased=False, shared=True)), "down": Half()},
@@ -151,7 +151,7 @@ class Doubled(tw.optimizers.NoCorrection):
         ({"correction": tw.optimizers.FedNova()}, "Use a correction that reports nothing"),
         ({"correction": Doubled()}, "Use a correction that scales nothing"),
         ({"schedule": Turns()}, "Use a schedule that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
+        ({"schedule": tw.schedules.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
     ids=repr,
 )

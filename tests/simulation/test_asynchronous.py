@@ -14,7 +14,7 @@ from thinwire.errors import CheckpointError, ConfigError, IncompatibleParts
 from thinwire.federation.job import RunState
 from thinwire.protocol.upload import decode_upload
 from thinwire.runs.build import build_job
-from thinwire.runs.checkpoint import Bounds, load_checkpoint, save_checkpoint
+from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.files import read_checked, with_checksum
@@ -132,19 +132,17 @@ def two_rounds():
     return play(simulation("fedbuff", **SLOW), 2)[0][-1]
 
 
-@pytest.mark.parametrize(
-    "change", [{"client": 99}, {"client": 1.5}, {"version": 9}, {"arrives": None}, {"loss": float("inf")}, None]
-)
+@pytest.mark.parametrize("change", [{"client": 1.5}, {"version": -1}, {"arrives": None}, {"loss": float("inf")}])
 def test_damaged_counts_of_clients_that_train_are_refused(change, two_rounds, tmp_path):
     save_checkpoint(tmp_path, two_rounds, "x")
-    assert load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10)).flights
+    assert load_checkpoint(tmp_path, "x").flights
     file = tmp_path / "round-000002.json"
     meta = read_checked(file)
     flights = meta["state"]["flights"]
-    meta["state"]["flights"] = [{**flights[0], **change}] if change else [flights[0], flights[0]]
+    meta["state"]["flights"] = [{**flights[0], **change}]
     file.write_bytes(with_checksum(meta))
     with pytest.raises(CheckpointError):
-        load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10))
+        load_checkpoint(tmp_path, "x")
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):

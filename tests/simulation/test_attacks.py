@@ -17,9 +17,7 @@ from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise,
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.apps import deployable
 from thinwire.runs.build import build_job
-from thinwire.runs.config import resolve
-from thinwire.runs.experiment import to_table
-from thinwire.runs.load import from_table
+from thinwire.runs.config import digest, from_table, resolve, to_table
 from thinwire.training import Local
 from thinwire.wire import message as wire
 
@@ -110,7 +108,7 @@ def test_an_attack_is_part_of_the_experiment_and_its_absence_changes_nothing():
     plain = resolve("fedavg", "digits")
     assert "attack" not in to_table(plain)
     attacked = resolve("fedavg", "digits", {"attack.kind": "a-little", "attack.z": 1.5})
-    assert attacked.digest() != plain.digest()
+    assert digest(attacked) != digest(plain)
     assert from_table(to_table(attacked)) == attacked
     assert build_job(attacked).attack == ALittle(z=1.5)
 

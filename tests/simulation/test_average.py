@@ -21,19 +21,19 @@ from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.runs.config import from_table, resolve, to_table
+from thinwire.runs.config import digest, from_table, resolve, to_table
 from thinwire.runs.execute import check_blocks
 from thinwire.schedules import AllBlocks
 from thinwire.training.evaluation import evaluate
 
-SGD = tw.SGD
-STAGE = tw.Stage(3, tw.LoRA(rank=2, alpha=2.0))
+SGD = tw.optimizers.SGD
+STAGE = tw.Stage(3, tw.spaces.LoRA(rank=2, alpha=2.0))
 METHODS = {
     "fedavg": tw.Method(),
     "full download": tw.Method(download="full", down=Half()),
-    "bases that are redrawn": tw.Method(space=tw.MAPO(k=40, redraw_every=2), client_opt=SGD(0.5)),
-    "lora": tw.Method(space=tw.LoRA(rank=2)),
-    "fedpara": tw.Method(space=tw.FedPara()),
+    "bases that are redrawn": tw.Method(space=tw.spaces.MAPO(k=40, redraw_every=2), client_opt=SGD(0.5)),
+    "lora": tw.Method(space=tw.spaces.LoRA(rank=2)),
+    "fedpara": tw.Method(space=tw.spaces.FedPara()),
     "two stages": tw.Method(download="full", next_stage=STAGE),
     "private blocks": tw.Method(schedule=AllBlocks(private=("3.*",))),
     "blocks in turn": tw.Method(schedule=Turns(2)),
@@ -169,7 +169,7 @@ def test_the_average_is_the_result_of_a_run(tmp_path):
     right = (found.model().eval()(clients[0][0]).argmax(1) == clients[0][1]).float().mean()
     assert found.accuracy == pytest.approx(right.item())
     assert 'evaluate = "average"' in (tmp_path / "run/config.toml").read_text()
-    adapter = run(tw.Method(space=tw.LoRA(rank=1), evaluate="average"))
+    adapter = run(tw.Method(space=tw.spaces.LoRA(rank=1), evaluate="average"))
     with pytest.raises(ConfigError, match=r"the average has no adapter of this rank; use run\.model"):
         adapter.save_adapter(tmp_path / "adapter")
 
@@ -224,7 +224,7 @@ def test_settings_are_checked_and_left_out_at_their_defaults():
     plain, chosen = resolve("fedavg"), resolve("fedavg", overrides={"method.evaluate": "average"})
     assert not {"evaluate", "ema_decay"} & to_table(plain)["method"].keys()
     assert "ema_decay" not in to_table(chosen)["method"]
-    assert plain.digest() != chosen.digest()
+    assert digest(plain) != digest(chosen)
     other = resolve("fedavg", overrides={"method.evaluate": "average", "method.ema_decay": 0.9})
     assert from_table(to_table(other)) == other
     assert other.method.ema_decay == 0.9

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-
-from thinwire.core.threads import start
 from thinwire.federation.lazy import Lazy
+
+from thinwire.core.parallel import start
 
 
 def test_a_value_that_another_thread_began_is_computed_once():

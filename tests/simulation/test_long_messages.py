@@ -6,7 +6,7 @@ import pytest
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import job
 from thinwire.core import rows, threads
-from thinwire.core.threads import LEAST
+from thinwire.core.parallel import LEAST
 from thinwire.errors import WireError
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Method, client, entries

@@ -72,7 +72,7 @@ def test_codes_do_not_depend_on_how_many_values_are_drawn_at_a_time(monkeypatch,
 def test_what_is_not_broadcast_stays_in_the_sketch_and_is_broadcast_later():
     """With a wide sketch estimates are exact: after the updates stop, everything arrives, k values at a time."""
     method = tw.methods.fetchsgd(columns=40_000, k=300)
-    federation = Federation(method.replace(client_opt=tw.SGD(0.5)))
+    federation = Federation(method.replace(client_opt=tw.optimizers.SGD(0.5)))
     federation.round((0, 1, 2))
     error = federation.server.opt[UNRECOVERED]["sketch"]
     start, moved = flatten(federation.first.coords), flatten(federation.server.public.coords)
@@ -117,7 +117,7 @@ def test_masked_sums_give_the_update_of_plain_ones():
 
 
 def test_a_schedule_of_some_blocks_needs_a_number_of_columns():
-    schedule = tw.FedLAMA(phi=2)
+    schedule = tw.schedules.FedLAMA(phi=2)
     with pytest.raises(IncompatibleParts, match="Use a sketch"):
         Federation(tw.methods.fetchsgd().replace(schedule=schedule))
     federation = Federation(tw.methods.fetchsgd(columns=100).replace(schedule=schedule))
@@ -127,7 +127,7 @@ def test_a_schedule_of_some_blocks_needs_a_number_of_columns():
 
 
 def test_fetchsgd_learns_the_digits():
-    run = tw.run_task("fetchsgd", on="digits", rounds=8, eval_every=8, overrides={"engine.backend": "vmap"})
+    run = tw.run("fetchsgd", on="digits", rounds=8, eval_every=8, backend="vmap")
     assert run.history[-1].accuracy > 0.7
     assert run.history[-1].bytes_up < 0.3 * 4 * 4810 * 10
 

@@ -163,7 +163,7 @@ def test_invalid_settings_are_refused(options, message):
 
 
 def test_clients_decode_the_fitness_to_the_weights_of_the_server():
-    federation = Federation(tw.Method(sketch=EvoFed(16, partitions=3), server_opt=tw.SGD(1.0)))
+    federation = Federation(tw.Method(sketch=EvoFed(16, partitions=3), server_opt=tw.optimizers.SGD(1.0)))
     for cohort in ([0, 1, 2], [3], [0, 4, 5]):
         messages = federation.round(cohort)
     assert all(len(data) < 4 * 16 * 3 + 40 for data in messages.values())

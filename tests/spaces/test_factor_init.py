@@ -13,7 +13,7 @@ from thinwire.spaces.factors import initial_std
 @pytest.mark.parametrize("shape", [(300, 200), (64, 48, 3, 3)])
 @pytest.mark.parametrize("personal", [False, True])
 def test_initial_weights_have_the_std_of_he(shape, personal):
-    w = composed(tw.FedPara(gamma=0.3, personal=personal, start="composed_he"), *shape)
+    w = composed(tw.spaces.FedPara(gamma=0.3, personal=personal, start="composed_he"), *shape)
     he = (2 / torch.Size(shape[1:]).numel()) ** 0.5
     assert 0.8 < float(w.std()) / he < 1.25
 
@@ -41,13 +41,15 @@ def test_composed_weights_have_the_given_std(layer, settings, start):
     if settings.get("lowrank"):
         space = tw.spaces.LowRank(start=start)
     else:
-        space = tw.FedPara(start=start, **{"gamma": 0.2, **settings})
+        space = tw.spaces.FedPara(start=start, **{"gamma": 0.2, **settings})
     made = space.expand(base, {}, space.init(base, {}, KEY))[name]
     goal = float(base[name].std()) if start == "composed" else (2 / base[name][0].numel()) ** 0.5
     assert float(made.std()) == pytest.approx(goal, rel=0.04)
 
 
-@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.spaces.LowRank()], ids=["tanh", "low"])
+@pytest.mark.parametrize(
+    "space", [tw.spaces.FedPara(rank=16, activation="tanh"), tw.spaces.LowRank()], ids=["tanh", "low"]
+)
 def test_gates_of_recurrent_layers_have_the_std_of_dense_gates(space):
     """By He's rule, gates with eight inputs would be fourteen times as large."""
     base = {key: p.detach() for key, p in torch.nn.LSTM(64, 256).named_parameters()}
@@ -66,7 +68,7 @@ def test_low_rank_has_the_initialization_of_fedpara(start, norms):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), *([torch.nn.GroupNorm(4, 64)] if norms else []))
     base = {key: p.detach() for key, p in net.named_parameters()}
-    one, two = tw.FedPara(gamma=0.2, start=start), tw.spaces.LowRank(like_gamma=0.2, start=start)
+    one, two = tw.spaces.FedPara(gamma=0.2, start=start), tw.spaces.LowRank(like_gamma=0.2, start=start)
     a, b = (space.expand(base, {}, space.init(base, {}, KEY))["0.weight"] for space in (one, two))
     goal = {"composed_he": (2 / (32 * 9)) ** 0.5, "composed": float(base["0.weight"].std())}
     small = start == "factor_he" or (start == "auto" and norms)
@@ -75,7 +77,7 @@ def test_low_rank_has_the_initialization_of_fedpara(start, norms):
         rank = (one if parts == 2 else two).ranks(Spec.of(base))["0.weight"]
         expected = (8 * rank / (9 * 64 * 32)) ** (parts / 2) if small else goal.get(start, goal["composed_he"])
         assert float(made.std()) == pytest.approx(expected, rel=0.15)
-    assert tw.FedPara().start == tw.spaces.LowRank().start == "auto"
+    assert tw.spaces.FedPara().start == tw.spaces.LowRank().start == "auto"
     with pytest.raises(ConfigError, match="start must be one of auto, factor_he, composed_he, composed, not 'zero'"):
         tw.spaces.LowRank(start="zero")
 
@@ -92,7 +94,7 @@ def test_initial_weights_are_small_by_factor_only_in_models_with_norms():
     kernel = {"conv.weight": torch.zeros(512, 512, 3, 3)}
     normed = {**kernel, "norm.weight": torch.ones(512), "fc.weight": torch.zeros(300, 300)}
     small, he = 1.8e-4, 2.1e-2
-    space = tw.FedPara(gamma=0.1)
+    space = tw.spaces.FedPara(gamma=0.1)
     made = space.expand(normed, {}, space.init(normed, {}, KEY))
     assert abs(float(made["conv.weight"].std()) / small - 1) < 0.1
     assert abs(float(made["fc.weight"].std()) / (2 / 300) ** 0.5 - 1) < 0.25

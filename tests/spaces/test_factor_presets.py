@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from thinwire.wire.weight import decode as decode_weight
 
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits, digits_task, schema_of
@@ -17,11 +18,10 @@ from thinwire.data.task import Task, validation_fraction
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.models.mlp import mlp
-from thinwire.runs.config import from_table, method_from, resolve, to_table
+from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.wire import message as wire
-from thinwire.wire.weight import decode as decode_weight
 
 PRESETS = (
     "fedpara",
@@ -57,7 +57,7 @@ def network():
 
 
 def named(name: str) -> tw.Method:
-    return method_from(preset("methods", name).table.get("method", {}))
+    return update(tw.Method(), preset("methods", name).table.get("method", {}))
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -90,7 +90,9 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(backend):
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16()
     x, y = torch.randn(80, 6).bfloat16(), torch.arange(80) % 3
     method = Method(
-        LoRA(rank=2, alpha=2.0, modules_to_save=("2.bias",)), client_opt=tw.SGD(2e-4), server_opt=tw.SGD(0.5)
+        LoRA(rank=2, alpha=2.0, modules_to_save=("2.bias",)),
+        client_opt=tw.optimizers.SGD(2e-4),
+        server_opt=tw.optimizers.SGD(0.5),
     )
     run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=backend)
     base = {name: p.detach() for name, p in net.named_parameters()}
@@ -157,7 +159,7 @@ def test_merged_weights_equal_a_layer_with_an_unmerged_adapter(layer, freeze_a):
 def test_a_step_with_frozen_a_projects_the_gradient_on_the_rows_of_a():
     """One full-batch step of SGD on B alone:  W <- W0 - lr s^2 G A^T A."""
     space = LoRA(rank=4, alpha=6.0, freeze_a=True)
-    method = Method(space, client_opt=tw.SGD(0.2))
+    method = Method(space, client_opt=tw.optimizers.SGD(0.2))
     fed = Federation(method, local=Local(epochs=1, batch=0))
     task = fed.task
     model = Functional.of(task.model, task.loss)

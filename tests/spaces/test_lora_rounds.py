@@ -58,7 +58,7 @@ def test_a_merge_changes_the_base_but_not_the_model(freeze_a):
     ],
 )
 def test_a_client_that_missed_rounds_gets_the_public_state_of_the_server(space):
-    fed = Federation(Method(space, client_opt=tw.SGD(0.1)))
+    fed = Federation(Method(space, client_opt=tw.optimizers.SGD(0.1)))
     for number in range(7):
         fed.round([0, 1] if number % 2 else [1, 2, 3])
         if number in (2, 4):
@@ -79,7 +79,7 @@ def test_a_private_factor_cannot_be_merged():
 
 def test_fedsa_sends_a_and_never_b():
     space = LoRA(rank=4)
-    fed = Federation(Method(space, schedule=AllBlocks(private=("*/b",)), client_opt=tw.SGD(0.1)))
+    fed = Federation(Method(space, schedule=AllBlocks(private=("*/b",)), client_opt=tw.optimizers.SGD(0.1)))
     for _ in range(3):
         up = fed.round([0, 1, 2])
     a_bytes = fed.contract.coords.restrict({"0.weight/a", "2.weight/a"}).nbytes
@@ -113,7 +113,7 @@ def test_a_head_is_sent_private_or_frozen(head):
 def test_vmap_and_loop_train_the_same():
     x, y = digits_task().train.gather(torch.arange(60))
     clients = [(x[i::3], y[i::3]) for i in range(3)]
-    method = Method(LoRA(rank=4, modules_to_save=("2.bias",)), client_opt=tw.SGD(0.1))
+    method = Method(LoRA(rank=4, modules_to_save=("2.bias",)), client_opt=tw.optimizers.SGD(0.1))
     runs = [tw.simulate(perceptron(), clients, method, rounds=3, backend=how) for how in ("vmap", "loop")]
     for name, block in runs[0].weights.items():
         torch.testing.assert_close(block, runs[1].weights[name], rtol=1e-4, atol=1e-5)

@@ -144,7 +144,7 @@ def test_uploads_are_bits_at_their_entropy_and_clients_follow_the_server(name):
 
 def test_coordinates_that_training_did_not_change_stay_the_same():
     """Pixels that are always 0 give no gradient: their probabilities have the same bits after training."""
-    federation = Federation(tw.Method(space=FedPM(start=0.3), client_opt=tw.SGD(0.5)))
+    federation = Federation(tw.Method(space=FedPM(start=0.3), client_opt=tw.optimizers.SGD(0.5)))
     federation.round((0,))
     moved = federation.server.public.coords["0.weight/p"] != federation.first.coords["0.weight/p"]
     assert bool(moved.any())
@@ -166,7 +166,7 @@ def test_vmap_trains_clients_on_different_samples():
 
 def test_a_route_converts_the_coordinates_of_its_spaces():
     route = Route((("0.*", FedPM()), ("*", Full())))
-    federation = Federation(tw.Method(space=route, client_opt=tw.SGD(0.3)))
+    federation = Federation(tw.Method(space=route, client_opt=tw.optimizers.SGD(0.3)))
     federation.round((0, 1))
     p = federation.server.public.coords["0.weight/p"]
     assert bool((p != 0.5).any())
@@ -176,7 +176,7 @@ def test_a_route_converts_the_coordinates_of_its_spaces():
 
 @pytest.mark.parametrize(("name", "least"), [("fedpm", 0.7), ("fedmrn", 0.5)])
 def test_presets_learn_the_digits(name, least):
-    run = tw.run_task(name, on="digits", rounds=8, eval_every=8, overrides={"engine.backend": "vmap"})
+    run = tw.run(name, on="digits", rounds=8, eval_every=8, backend="vmap")
     assert run.history[-1].accuracy > least
     assert run.history[-1].bytes_up < 4810 * 10 / 8 + 600  # at most a bit a weight
 

@@ -69,7 +69,7 @@ def test_a_wrapped_model_trains_its_adapters_and_is_saved_by_peft(name, tmp_path
         if direction == "up":
             up.append(len(message))
 
-    method = tw.Method(client_opt=tw.SGD(0.3))
+    method = tw.Method(client_opt=tw.optimizers.SGD(0.3))
     run = tw.simulate(
         model, clients, method, rounds=4, test=sentences(20, 9), local=tw.Local(batch=4), on_message=on_message
     )
@@ -119,7 +119,7 @@ def test_a_model_without_peft_trains_in_the_lora_space():
     space = LoRA(
         rank=4, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",), modules_to_save=("score.*",)
     )
-    method = tw.Method(space, client_opt=tw.SGD(0.1))
+    method = tw.Method(space, client_opt=tw.optimizers.SGD(0.1))
     run = tw.simulate(plain, [sentences(12, i) for i in range(3)], method, rounds=3, local=tw.Local(batch=4))
     assert run.history[-1].loss < run.history[0].loss
     moved = {key for key, p in plain.named_parameters() if not torch.equal(run.weights[key], p)}
@@ -132,7 +132,7 @@ def test_peft_loads_an_exported_adapter_with_its_scaling_and_lower_ranks(scaling
     plain, (inputs, labels) = bare("bert"), sentences(12, 1)
     targets = ("*query.weight", "*intermediate.dense.weight")
     space = LoRA(24, 12.0, targets, ("classifier.*",), scaling=scaling, init_lora_weights="isometric")
-    run = tw.simulate(plain, [(inputs, labels)], tw.Method(space, client_opt=tw.SGD(0.1)), rounds=2)
+    run = tw.simulate(plain, [(inputs, labels)], tw.Method(space, client_opt=tw.optimizers.SGD(0.1)), rounds=2)
     run.save_adapter(tmp_path)
     config = peft.LoraConfig.from_pretrained(tmp_path)
     assert config.use_rslora == (scaling == "rslora")

@@ -138,7 +138,7 @@ def sentences(n: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]
 
 def trained(model, space, rounds=2, **more):
     clients = [sentences(6, i) for i in range(2)]
-    method = tw.Method(space, client_opt=tw.SGD(0.05))
+    method = tw.Method(space, client_opt=tw.optimizers.SGD(0.05))
     return tw.simulate(model, clients, method, rounds=rounds, local=tw.Local(batch=3), seed=1, **more)
 
 
@@ -166,7 +166,7 @@ def test_training_goes_on_from_a_folder_of_peft(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(run.model().eval()(ids), again(input_ids=ids).logits, rtol=0, atol=1e-5)
         assert (again(input_ids=ids).logits - ours).abs().max() > 1e-4
-    ffa = tw.LoRA(2, 4.0, ("q_proj", "v_proj"), freeze_a=True, adapter=str(tmp_path / "first"))
+    ffa = tw.spaces.LoRA(2, 4.0, ("q_proj", "v_proj"), freeze_a=True, adapter=str(tmp_path / "first"))
     moved = trained(model, ffa).coords
     assert all(name.endswith("/b") for name in moved)
 
@@ -179,7 +179,7 @@ def _copied(model):
 
 def test_an_adapter_that_does_not_fit_is_one_line(tmp_path):
     model = CausalLM(speaker())
-    trained(model, tw.LoRA(2, 4.0, ("q_proj",)), rounds=1).save_adapter(tmp_path / "a")
+    trained(model, tw.spaces.LoRA(2, 4.0, ("q_proj",)), rounds=1).save_adapter(tmp_path / "a")
     folder = str(tmp_path / "a")
     for options, message in (
         ({"rank": 4, "alpha": 8.0}, "has shape .* write rank = 2"),
@@ -191,23 +191,26 @@ def test_an_adapter_that_does_not_fit_is_one_line(tmp_path):
     ):
         settings = {"target_modules": ("q_proj",), "adapter": folder, **options}
         with pytest.raises((ConfigError, DataError), match=message) as caught:
-            trained(model, tw.LoRA(**settings), rounds=1)
+            trained(model, tw.spaces.LoRA(**settings), rounds=1)
         assert "\n" not in str(caught.value)
     data = (tmp_path / "a" / "adapter_model.safetensors").read_bytes()
     (tmp_path / "a" / "adapter_model.safetensors").write_bytes(data[:-9])
     with pytest.raises(DataError, match="safetensors cannot read it"):
-        trained(model, tw.LoRA(2, 4.0, ("q_proj",), adapter=folder), rounds=1)
+        trained(model, tw.spaces.LoRA(2, 4.0, ("q_proj",), adapter=folder), rounds=1)
 
 
 def test_dropout_of_adapters_acts_in_training_only_and_is_exported(tmp_path):
     model = CausalLM(speaker())
-    runs = [trained(model, tw.LoRA(2, 4.0, ("query-value",), lora_dropout=p), backend="loop") for p in (0.0, 0.5, 0.5)]
+    runs = [
+        trained(model, tw.spaces.LoRA(2, 4.0, ("query-value",), lora_dropout=p), backend="loop")
+        for p in (0.0, 0.5, 0.5)
+    ]
     first, *others = (run.coords for run in runs)
     assert any(not torch.equal(first[name], others[0][name]) for name in first)
     assert all(torch.equal(others[0][name], others[1][name]) for name in first)
     runs[1].save_adapter(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["lora_dropout"] == 0.5
-    trained(model, tw.LoRA(2, 4.0, ("query-value",), lora_dropout=0.5), rounds=1, backend="vmap")
+    trained(model, tw.spaces.LoRA(2, 4.0, ("query-value",), lora_dropout=0.5), rounds=1, backend="vmap")
 
 
 def dora(name: str, **more):
@@ -264,12 +267,12 @@ def test_dora_trains_and_its_adapter_loads_in_peft(tmp_path):
     for name, block in lora_from_peft(tmp_path).init(weights, {}, Key(0)).items():
         torch.testing.assert_close(block, runs[0].coords[name], rtol=0, atol=1e-6)
     with pytest.raises(ConfigError, match="is an adapter of DoRA, the space is LoRA"):
-        tw.LoRA(2, 4.0, ("query-value",), adapter=str(tmp_path)).init(weights, {}, Key(0))
+        tw.spaces.LoRA(2, 4.0, ("query-value",), adapter=str(tmp_path)).init(weights, {}, Key(0))
 
 
 def test_gpt2_is_exported_and_merged_without_settings(tmp_path):
     model = CausalLM(speaker("gpt2"))
-    run = trained(model, tw.LoRA(2, 4.0, ("all-linear",)))
+    run = trained(model, tw.spaces.LoRA(2, 4.0, ("all-linear",)))
     run.save_adapter(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["fan_in_fan_out"], config["task_type"]) == (True, "CAUSAL_LM")
@@ -288,13 +291,13 @@ def test_vit_trains_on_images_and_its_adapter_loads_in_peft(tmp_path):
     model = build("image-classifier", classes=2, checkpoint=str(folder))
     images = Key(0).normal(24, 1, 6, 6)
     labels = (images.mean((1, 2, 3)) > 0).long()
-    space = tw.LoRA(2, 4.0, ("query-value",), ("classifier",))
+    space = tw.spaces.LoRA(2, 4.0, ("query-value",), ("classifier",))
     clients = [(images[i::2], labels[i::2]) for i in range(2)]
     runs = [
         tw.simulate(
             model,
             clients,
-            tw.Method(space, client_opt=tw.SGD(0.1)),
+            tw.Method(space, client_opt=tw.optimizers.SGD(0.1)),
             rounds=2,
             local=tw.Local(batch=6),
             backend=backend,

@@ -15,7 +15,7 @@ from thinwire.kernels import projection as generated
 from thinwire.spaces import projection
 from thinwire.testing import check_space
 
-SGD = tw.SGD
+SGD = tw.optimizers.SGD
 
 
 def clients(n=6, rows=20, seed=0):
@@ -47,11 +47,11 @@ def vector(run):
 
 
 SPACES = [
-    tw.MAPO(k=8),
-    tw.MAPO(k=8, entries="gaussian", layout="contiguous"),
-    tw.MAPO(k=8, layout="strided", redraw_every=3),
-    tw.MAPA(p=6),
-    tw.MAPA(p=6, entries="gaussian", normalize="orthonormal"),
+    tw.spaces.MAPO(k=8),
+    tw.spaces.MAPO(k=8, entries="gaussian", layout="contiguous"),
+    tw.spaces.MAPO(k=8, layout="strided", redraw_every=3),
+    tw.spaces.MAPA(p=6),
+    tw.spaces.MAPA(p=6, entries="gaussian", normalize="orthonormal"),
     tw.spaces.MAPAX(k=5, p=3),
     tw.spaces.MAPAX(k=5, p=3, entries="gaussian", normalize="none", redraw_every=0),
     tw.spaces.MAPAX(segment=8, budget=20),
@@ -68,8 +68,8 @@ def test_projections_fulfill_the_contract_of_a_space(space):
 def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, layout):
     common = {"entries": entries, "layout": layout}
     for general, special in (
-        (tw.spaces.MAPAX(k=1, p=4, **common), tw.MAPA(p=4, **common)),
-        (tw.spaces.MAPAX(k=8, p=1, **common), tw.MAPO(k=8, **common)),
+        (tw.spaces.MAPAX(k=1, p=4, **common), tw.spaces.MAPA(p=4, **common)),
+        (tw.spaces.MAPAX(k=8, p=1, **common), tw.spaces.MAPO(k=8, **common)),
     ):
         a, b = train(general), train(special)
         assert same(a.weights, b.weights)
@@ -80,14 +80,14 @@ def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_segment_for_each_weight_is_fedavg(entries, momentum):
-    mine = train(tw.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
+    mine = train(tw.spaces.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
     theirs = train(tw.spaces.Full(), lr=0.1, momentum=momentum)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
 def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_random_learning_rate():
-    mine = train(tw.MAPO(k=D, entries="gaussian", normalize="none"), lr=0.1, rounds=1)
-    basis = tw.MAPO(k=D, entries="gaussian", normalize="none").basis(
+    mine = train(tw.spaces.MAPO(k=D, entries="gaussian", normalize="none"), lr=0.1, rounds=1)
+    basis = tw.spaces.MAPO(k=D, entries="gaussian", normalize="none").basis(
         Spec.of(dict(model().named_parameters())), Key(0).fold("run").fold("frame", 0), "cpu"
     )
     a = float(basis["a"])
@@ -118,7 +118,7 @@ def test_averaging_coordinates_is_averaging_updates(space):
 
 
 @pytest.mark.parametrize(
-    "space", [tw.MAPO(k=8), tw.MAPA(p=6), tw.spaces.MAPAX(k=5, p=3, layout="contiguous")], ids=repr
+    "space", [tw.spaces.MAPO(k=8), tw.spaces.MAPA(p=6), tw.spaces.MAPAX(k=5, p=3, layout="contiguous")], ids=repr
 )
 def test_one_full_batch_step_of_all_clients_is_a_projected_gradient_step(space):
     method = tw.Method(space=space, client_opt=SGD(0.7))
@@ -156,7 +156,7 @@ def test_the_projection_error_has_its_theoretical_mean(k, p):
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
 @pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 40), (57, 56), (57, 57), (60, 10), (11_274, 8_192)])
 def test_segment_lengths_differ_by_at_most_one_and_every_coordinate_has_an_effect(layout, d, k):
-    space, base = tw.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
+    space, base = tw.spaces.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     assert space.sizes(d) == (k, 1, -(-d // k))
     # each weight moves by the index of its segment, up to the sign
@@ -187,9 +187,9 @@ def test_initial_coordinates_make_the_base_bit_for_bit(space):
 
 def test_scaling_the_basis_by_c_scales_the_learning_rate_by_c_squared():
     e = -(-D // 8)
-    isometric = train(tw.MAPO(k=8), lr=0.5 / e, momentum=0.9)
-    unscaled = train(tw.MAPO(k=8, normalize="none", scale="unit"), lr=0.5 / e, momentum=0.9)
-    unit = train(tw.MAPO(k=8, scale="unit"), lr=0.5, momentum=0.9)
+    isometric = train(tw.spaces.MAPO(k=8), lr=0.5 / e, momentum=0.9)
+    unscaled = train(tw.spaces.MAPO(k=8, normalize="none", scale="unit"), lr=0.5 / e, momentum=0.9)
+    unit = train(tw.spaces.MAPO(k=8, scale="unit"), lr=0.5, momentum=0.9)
     assert same(isometric.weights, unscaled.weights)  # both have entries of exactly 1 and -1
     assert torch.allclose(vector(isometric), vector(unit), atol=1e-5)
 
@@ -263,7 +263,7 @@ def test_unit_scale_is_the_basis_of_the_papers_bit_for_bit(settings):
 
 def test_entries_of_isometric_mapo_are_exact(monkeypatch):
     """Signs that are not rounded: U(B) repeats the values of B, in a stored basis and in a generated one."""
-    space, base, b = tw.MAPO(k=7), {"w": torch.zeros(57)}, Key(2).normal(7, 1)
+    space, base, b = tw.spaces.MAPO(k=7), {"w": torch.zeros(57)}, Key(2).normal(7, 1)
     for _ in range(2):
         basis = space.basis(Spec.of(base), Key(3), "cpu")
         moved = space.expand(base, basis, {"model/b": b})["w"]
@@ -274,9 +274,9 @@ def test_entries_of_isometric_mapo_are_exact(monkeypatch):
 
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 57, 242, 243, 244, 11_274, 1_146_634, 10**9, 10**15 - 1, 10**15])
 def test_k_is_derived_from_the_number_of_weights(d):
-    k = tw.MAPO(k=0).sizes(d).k
+    k = tw.spaces.MAPO(k=0).sizes(d).k
     assert k == d if 8 * d**2 >= d**3 else k**3 <= 8 * d**2 < (k + 1) ** 3
-    assert tw.MAPO().sizes(d) == tw.MAPO(k=k).sizes(d)
+    assert tw.spaces.MAPO().sizes(d) == tw.spaces.MAPO(k=k).sizes(d)
 
 
 def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
@@ -284,7 +284,7 @@ def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
 
     from thinwire.cli.app import app
 
-    assert same(train(tw.MAPO(k=0)).weights, train(tw.MAPO(k=29)).weights)  # floor(2 * 57^(2/3))
+    assert same(train(tw.spaces.MAPO(k=0)).weights, train(tw.spaces.MAPO(k=29)).weights)  # floor(2 * 57^(2/3))
     shown = CliRunner().invoke(app, ["check", "mapo", "--rounds", "1"]).output
     assert "MAPO has k = 569, floor(2 d^(2/3)) for d = 4,810." in " ".join(shown.split())
 
@@ -301,7 +301,7 @@ def test_every_value_of_b_moves_a_weight(layout, d, k, p):
 def test_the_basis_is_redrawn_after_the_given_number_of_rounds():
     spec = Spec.of({"w": torch.zeros(D)})
     for every, expected in ((1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (0, [0, 0, 0, 0])):
-        space = tw.MAPO(k=4, redraw_every=every)
+        space = tw.spaces.MAPO(k=4, redraw_every=every)
         contract, _ = _agree(space)
         bases = [contract.basis(version, "cpu")["a"] for version in range(4)]
         indices = [next(i for i, f in enumerate(bases) if torch.equal(f, basis)) for basis in bases]
@@ -330,7 +330,7 @@ def test_mapax_by_columns_is_lora_with_a_fixed_factor():
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, entries):
-    space = tw.MAPA(p=6, entries=entries, normalize="none")
+    space = tw.spaces.MAPA(p=6, entries=entries, normalize="none")
     stored = train(space, lr=0.01)
     monkeypatch.setattr(projection, "STORED", 0)
     monkeypatch.setattr(generated, "BLOCK", 100)
@@ -356,7 +356,7 @@ def test_rows_have_norm_one(entries):
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("block", [100, 1 << 22])
 def test_generated_rows_have_the_norm_of_stored_ones(monkeypatch, entries, block):
-    space, base = tw.MAPA(p=6, entries=entries, scale="unit"), {"w": torch.zeros(301)}
+    space, base = tw.spaces.MAPA(p=6, entries=entries, scale="unit"), {"w": torch.zeros(301)}
     spec, units = Spec.of(base), torch.eye(6)[:, None]
     stored = space.basis(spec, Key(4), "cpu")
 
@@ -381,15 +381,15 @@ def test_training_in_a_generated_gaussian_basis_equals_training_in_a_stored_one(
 
 
 def test_a_message_is_k_p_values_and_a_header():
-    run = train(tw.MAPO(k=8), rounds=2, cohort=3)
+    run = train(tw.spaces.MAPO(k=8), rounds=2, cohort=3)
     assert all(record.bytes_up <= 3 * (4 * 8 + 64) for record in run.history)
     run = train(tw.spaces.MAPAX(k=5, p=3), rounds=1, cohort=3)
     assert run.bytes_up <= 3 * (4 * 15 + 64)
 
 
 def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
-    fixed = train(tw.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
-    redrawn = train(tw.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
+    fixed = train(tw.spaces.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
+    redrawn = train(tw.spaces.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
     assert fixed.bytes_catchup <= 30 * 8  # a state is some bytes longer than one ledger entry
     assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
@@ -407,17 +407,17 @@ def test_the_presets_learn_digits(preset, tmp_path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (lambda: tw.MAPO(k=-1), "k must be from 1 to the number of weights, 57, not -1"),
-        (lambda: tw.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
-        (lambda: tw.MAPA(p=0), "p must be from 1"),
-        (lambda: tw.MAPA(p=58), "p must be from 1 to the length of a segment, 57, not 58"),
+        (lambda: tw.spaces.MAPO(k=-1), "k must be from 1 to the number of weights, 57, not -1"),
+        (lambda: tw.spaces.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
+        (lambda: tw.spaces.MAPA(p=0), "p must be from 1"),
+        (lambda: tw.spaces.MAPA(p=58), "p must be from 1 to the length of a segment, 57, not 58"),
         (lambda: tw.spaces.MAPAX(k=3, segment=3), "either k or segment"),
         (lambda: tw.spaces.MAPAX(p=3, budget=3), "either p or budget"),
         (lambda: tw.spaces.MAPAX(segment=99), "segment must be from 1"),
-        (lambda: tw.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
-        (lambda: tw.MAPO(k=4, layout="random"), "layout must be one of"),
-        (lambda: tw.MAPO(k=4, scale="paper"), "scale must be one of isometric, unit, not 'paper'"),
-        (lambda: tw.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
+        (lambda: tw.spaces.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
+        (lambda: tw.spaces.MAPO(k=4, layout="random"), "layout must be one of"),
+        (lambda: tw.spaces.MAPO(k=4, scale="paper"), "scale must be one of isometric, unit, not 'paper'"),
+        (lambda: tw.spaces.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
     ],
 )
 def test_invalid_sizes_are_refused_in_one_line(space, message):

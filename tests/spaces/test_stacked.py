@@ -102,7 +102,9 @@ def test_the_download_has_the_stack_and_nothing_else(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_codecs_of_both_directions_and_the_whole_state(preset):
     """With lossy codecs the mean is no longer exact, but everyone still has the same state."""
-    fed = Federation(preset(rank=2, lr=0.1).replace(up=tw.ErrorFeedback(tw.TopK(0.3)), down=tw.Quantize(8)))
+    fed = Federation(
+        preset(rank=2, lr=0.1).replace(up=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.3)), down=tw.codecs.Quantize(8))
+    )
     for cohort in ((0, 1), (1, 2), (0,), (3, 4)):
         fed.round(cohort)
     fed.download(5)
@@ -144,9 +146,9 @@ def test_forged_stacks_are_refused():
         ({"secure_aggregation": True}, "learns only a sum"),
         ({"privacy": tw.privacy.DP(), "client_weight": tw.aggregators.Uniform()}, "privacy = 'none'"),
         ({"aggregator": tw.aggregators.Median()}, "aggregator = 'weighted'"),
-        ({"merge_codec": tw.Quantize(8)}, "merge_codec = 'raw'"),
-        ({"down": tw.ErrorFeedback(tw.TopK(0.1))}, "without state"),
-        ({"server_opt": tw.Adam(0.1)}, "server_opt = 'sgd'"),
+        ({"merge_codec": tw.codecs.Quantize(8)}, "merge_codec = 'raw'"),
+        ({"down": tw.codecs.ErrorFeedback(tw.codecs.TopK(0.1))}, "without state"),
+        ({"server_opt": tw.optimizers.Adam(0.1)}, "server_opt = 'sgd'"),
         ({"download": "full"}, "incremental"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.runs.config import digest
 
 LENGTH, WORDS = 6, 11
 
@@ -38,7 +39,7 @@ def _tokens(clients: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _weights(model, clients, backend: str = "loop", parts: int = 1, batch: int = 8, **options):
     torch.manual_seed(0)
-    method = options.pop("method", tw.Method(client_opt=tw.SGD(0.5, momentum=0.9)))
+    method = options.pop("method", tw.Method(client_opt=tw.optimizers.SGD(0.5, momentum=0.9)))
     local = tw.Local(epochs=2, batch=batch, accumulate=parts)
     made = model() if isinstance(model, type) else model
     run = tw.simulate(made, clients, method, rounds=2, local=local, backend=backend, **options)
@@ -65,7 +66,7 @@ def test_the_mean_of_the_means_of_parts_would_be_another_step():
 def test_a_criterion_that_averages_itself_and_a_penalty_give_the_same_step():
     torch.manual_seed(2)
     clients = [(torch.randn(9, 4), torch.randn(9, 1)) for _ in range(2)]
-    method = tw.Method(client_opt=tw.SGD(0.05), penalty=tw.optimizers.L1L2(l1=0.01))
+    method = tw.Method(client_opt=tw.optimizers.SGD(0.05), penalty=tw.optimizers.L1L2(l1=0.01))
     options = {"loss": nn.functional.mse_loss, "method": method, "batch": 4}
     model = nn.Linear(4, 1)
     whole, _ = _weights(model, clients, **options)
@@ -101,5 +102,5 @@ def test_wrong_numbers_of_parts_and_counted_classes_are_refused():
 def test_accumulation_is_a_setting_of_files_that_leaves_other_digests_as_they_are():
     plain, divided = (tw.resolve("fedavg", on="digits", overrides=o) for o in ({}, {"local.accumulate": 4}))
     assert divided.local.accumulate == 4
-    assert plain.digest() != divided.digest()
+    assert digest(plain) != digest(divided)
     assert "accumulate" not in repr(plain.local)

@@ -7,19 +7,21 @@ import torch
 
 import thinwire as tw
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.spaces import LoRASB
 from thinwire.spaces.lora import DoRA
 from thinwire.training import backends
 
 FOLDED = {
-    "lora": tw.LoRA(2, 4.0, ("query-value",)),
-    "ffa-lora": tw.LoRA(2, 4.0, ("query-value",), freeze_a=True),
-    "from the start": tw.LoRA(2, 4.0, ("query-value",), from_start=True),
+    "lora": tw.spaces.LoRA(2, 4.0, ("query-value",)),
+    "ffa-lora": tw.spaces.LoRA(2, 4.0, ("query-value",), freeze_a=True),
+    "from the start": tw.spaces.LoRA(2, 4.0, ("query-value",), from_start=True),
     "lora-sb": LoRASB(2, ("query-value",)),
 }
 NOT_FOLDED = {
     "dora": DoRA(2, 4.0, ("query-value",)),
-    "a trained head": tw.LoRA(2, 4.0, ("query-value",), modules_to_save=("*norm.weight",)),
+    "a trained head": tw.spaces.LoRA(2, 4.0, ("query-value",), modules_to_save=("*norm.weight",)),
     "all weights": tw.spaces.Full(),
 }
 
@@ -29,8 +31,8 @@ def trained(space, backend, local):
     method = tw.Method(space, client_opt=tw.optimizers.AdamW(0.01))
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
-    job = tw.Job(questions, method, rounds=2, cohort=CLIENTS, local=local)
-    return [one.loss for one in tw.LocalEngine("cpu", backend).run(job)]
+    job = Job(questions, method, rounds=2, cohort=CLIENTS, local=local)
+    return [one.loss for one in LocalEngine("cpu", backend).run(job)]
 
 
 @pytest.mark.parametrize(("name", "batch"), [("lora", 3), *((name, 4) for name in FOLDED)])  # 4: the last is short

@@ -40,7 +40,7 @@ class Perceptron(nn.Module):
 
 def train(net, clients, space=None, backend="loop", **settings):
     """Five epochs of four batches: 20 steps for each client."""
-    method = tw.Method(space or tw.spaces.Full(), client_opt=tw.SGD(0.05, momentum=0.5), **settings)
+    method = tw.Method(space or tw.spaces.Full(), client_opt=tw.optimizers.SGD(0.05, momentum=0.5), **settings)
     return tw.simulate(
         net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=backend, test=clients[0]
     )
@@ -58,7 +58,7 @@ def assert_same(ours, theirs):
 
 @pytest.mark.parametrize("backend", ["loop", "threads", "auto"])
 @pytest.mark.parametrize(
-    ("space", "reentrant"), [(tw.spaces.Full(), True), (tw.LoRA(rank=2, alpha=2.0), False)], ids=str
+    ("space", "reentrant"), [(tw.spaces.Full(), True), (tw.spaces.LoRA(rank=2, alpha=2.0), False)], ids=str
 )
 def test_a_checkpointed_perceptron_trains_as_without_checkpointing(space, reentrant, backend):
     torch.manual_seed(0)

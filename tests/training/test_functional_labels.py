@@ -43,7 +43,7 @@ def test_training_steps_equal_those_of_torch(backend, loss):
     torch.manual_seed(0)
     net = nn.Linear(3, CLASSES)
     clients = [sentences(7), sentences(4, seed=1)]
-    method, local = tw.Method(client_opt=tw.SGD(0.5)), tw.Local(epochs=3, batch=3)
+    method, local = tw.Method(client_opt=tw.optimizers.SGD(0.5)), tw.Local(epochs=3, batch=3)
     run = tw.simulate(net, clients, method, rounds=1, local=local, loss=loss, backend=backend)
     expected = [torch.zeros_like(p) for p in net.parameters()]
     pool, assignment = pool_clients(clients)

@@ -93,9 +93,9 @@ def task_of(model, window=1):
 
 
 def trained(model, backend="loop", **more):
-    method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.02))
+    method = tw.Method(tw.spaces.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.optimizers.SGD(0.02))
     settings = {"local.batch": 2, "engine.backend": backend}
-    return tw.run_task(method, task_of(model, **more), rounds=2, cohort=2, overrides=settings, recipe="paper")
+    return tw.run(method, task_of(model, **more), rounds=2, cohort=2, set=settings, recipe="paper")
 
 
 def largest_difference(one, other):
@@ -279,7 +279,7 @@ def test_a_base_in_few_bits_trains_and_its_adapter_fits_the_full_base(world, tmp
     assert all("q_proj" in name or "v_proj" in name for name in trained_names)
     examples, _ = rows()
     clients = [examples.gather(torch.arange(5)[i:]) for i in (0, 1)]
-    method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.1))
+    method = tw.Method(tw.spaces.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.optimizers.SGD(0.1))
     runs = [
         tw.simulate(small, clients, method, rounds=2, local=tw.Local(batch=2), backend=backend)
         for backend in ("loop", "vmap")

@@ -10,7 +10,7 @@ from thinwire.data.losses import adjust_logits, cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.federation.sampler import Sampler
-from thinwire.runs.config import resolve
+from thinwire.runs.config import digest, resolve
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
@@ -55,7 +55,9 @@ def test_training_steps_equal_those_of_torch(backend):
     torch.manual_seed(0)
     net, local = nn.Linear(FEATURES, CLASSES), tw.Local(epochs=3, batch=3, logit_adjustment=1.0)
     clients = [rows(7, [0, 1]), rows(4, [4, 2, 2], seed=1)]
-    run = tw.simulate(net, clients, tw.Method(client_opt=tw.SGD(0.5)), rounds=1, local=local, backend=backend)
+    run = tw.simulate(
+        net, clients, tw.Method(client_opt=tw.optimizers.SGD(0.5)), rounds=1, local=local, backend=backend
+    )
     for block, right in zip(run.weights.values(), trained_by_torch(net, clients, local), strict=True):
         torch.testing.assert_close(block, right, rtol=1e-5, atol=1e-6)
 
@@ -91,7 +93,7 @@ def test_evaluation_does_not_change():
 def test_digests_of_experiments_without_it_stay():
     assert "logit_adjustment" not in repr(tw.Local())
     plain, same, other = (
-        resolve("fedavg", "digits", changes).digest()
+        digest(resolve("fedavg", "digits", changes))
         for changes in ({}, {"local.logit_adjustment": 0.0, "local.pseudo_count": 0.5}, {"local.logit_adjustment": 1.0})
     )
     assert plain == same != other

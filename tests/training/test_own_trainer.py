@@ -21,6 +21,7 @@ from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request
+from thinwire.runs.config import digest
 
 
 def clients(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -57,7 +58,7 @@ def keeps(model, records, state=None):
 
 LOCAL = tw.Local(epochs=2, batch=8)
 SPACES = {
-    "full": tw.Method(client_opt=tw.SGD(0.2)),
+    "full": tw.Method(client_opt=tw.optimizers.SGD(0.2)),
     "lora": tw.methods.lora(rank=2),
     "ffa": tw.methods.ffa_lora(rank=2),
     "mapo": tw.methods.mapo(k=8),
@@ -93,7 +94,12 @@ def job(method: tw.Method, trainer, rounds: int = 3) -> Job:
 MASKED = tw.methods.flasc(rank=2, density=0.5)
 CASES = {
     "fedavg": (tw.Method(), fit),
-    "compressed": (tw.Method(up=tw.ErrorFeedback(tw.TopK(0.3, inner=tw.Quantize(4))), down=tw.Quantize(8)), fit),
+    "compressed": (
+        tw.Method(
+            up=tw.codecs.ErrorFeedback(tw.codecs.TopK(0.3, inner=tw.codecs.Quantize(4))), down=tw.codecs.Quantize(8)
+        ),
+        fit,
+    ),
     "adapters-under-a-mask": (MASKED, fit),
     "private-head": (tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",))), fit),
     "state-at-home": (tw.Method(opt_lifetime="run"), keeps),
@@ -262,7 +268,7 @@ def test_a_trainer_by_reference_is_a_setting_of_files_whose_digest_has_no_folder
     by_file = tw.resolve("run.toml", "digits")
     by_option = tw.resolve("fedavg", "digits", {"local.trainer": "mine.py:fit"})
     assert by_file.local.trainer == by_option.local.trainer == f"{tmp_path}/mine.py:fit"
-    assert by_option.digest() == tw.resolve("fedavg", "digits", {"local.trainer": f"{tmp_path}/mine.py:fit"}).digest()
+    assert digest(by_option) == digest(tw.resolve("fedavg", "digits", {"local.trainer": f"{tmp_path}/mine.py:fit"}))
 
 
 def test_the_command_line_trains_with_a_trainer_and_says_on_one_line_what_is_wrong(thinwire, tmp_path):

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thinwire as tw
 from tests.training.test_transformers_trainer import CLIENTS, task
 from thinwire.data.token_rows import TokenRows
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import causal_lm
 
 # what a list, bool(tensor) and tensor[mask] call; and others whose shape or result the host needs
@@ -29,7 +31,9 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
-    "space", [tw.LoRA(2, 4.0, ("query-value",)), tw.spaces.DoRA(2, 4.0, ("query-value",))], ids=["folded", "vmap"]
+    "space",
+    [tw.spaces.LoRA(2, 4.0, ("query-value",)), tw.spaces.DoRA(2, 4.0, ("query-value",))],
+    ids=["folded", "vmap"],
 )
 def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
     from thinwire.training import cuda_graph
@@ -56,10 +60,10 @@ def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
     method = tw.Method(space, client_opt=tw.optimizers.AdamW(0.01))
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
-    job = tw.Job(questions, method, rounds=2, cohort=CLIENTS, local=tw.Local(batch=3))
-    records = list(tw.LocalEngine("cpu", "graph", precision=precision).run(job))
+    job = Job(questions, method, rounds=2, cohort=CLIENTS, local=tw.Local(batch=3))
+    records = list(LocalEngine("cpu", "graph", precision=precision).run(job))
     assert shapes
     assert not seen.names & set(NOT_RECORDED)
-    plain = list(tw.LocalEngine("cpu", "vmap").run(job))
+    plain = list(LocalEngine("cpu", "vmap").run(job))
     near = 1e-5 if precision == "float32" else 0.05
     assert [one.loss for one in records] == pytest.approx([one.loss for one in plain], abs=near)

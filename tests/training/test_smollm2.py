@@ -30,7 +30,7 @@ def test_an_adapter_of_a_base_in_few_bits_has_the_same_logits_on_the_full_base(b
     checkpoint = source.model["checkpoint"]
     small = build("causal-lm", checkpoint=checkpoint, bits=bits)
     clients = [source.train.gather(torch.arange(10)[i::2]) for i in range(2)]
-    method = tw.Method(tw.LoRA(16, 32.0, ("query-value",)), client_opt=tw.SGD(0.05))
+    method = tw.Method(tw.spaces.LoRA(16, 32.0, ("query-value",)), client_opt=tw.optimizers.SGD(0.05))
     run = tw.simulate(small, clients, method, rounds=2, local=tw.Local(batch=5, steps=2), backend="loop")
     assert run.history[-1].loss < run.history[0].loss
     run.save_adapter(tmp_path / "adapter")

@@ -9,6 +9,8 @@ import torch
 import thinwire as tw
 from thinwire.data.partition import Assignment
 from thinwire.data.token_rows import TokenRows
+from thinwire.federation.job import Job
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.models.causal_lm import CausalLM
 
 transformers = pytest.importorskip("transformers")
@@ -68,16 +70,16 @@ def make_fit(folder):
 
 
 METHODS = {
-    "full": tw.Method(client_opt=tw.optimizers.AdamW(0.01), opt_lifetime="run", up=tw.Quantize(8)),
-    "lora": tw.methods.lora(rank=4).replace(client_opt=tw.optimizers.AdamW(0.02), up=tw.TopK(0.5)),
+    "full": tw.Method(client_opt=tw.optimizers.AdamW(0.01), opt_lifetime="run", up=tw.codecs.Quantize(8)),
+    "lora": tw.methods.lora(rank=4).replace(client_opt=tw.optimizers.AdamW(0.02), up=tw.codecs.TopK(0.5)),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_a_trainer_of_transformers_trains_a_language_model_beneath_our_methods(name, tmp_path):
     own = tw.Local(trainer=make_fit(tmp_path))
-    job = tw.Job(task(), METHODS[name], rounds=3, cohort=CLIENTS, local=own)
-    records = list(tw.LocalEngine().run(job))
+    job = Job(task(), METHODS[name], rounds=3, cohort=CLIENTS, local=own)
+    records = list(LocalEngine().run(job))
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -109,8 +111,8 @@ def test_sft_trainer_of_trl_trains_a_language_model_beneath_our_methods(tmp_path
         done = trl.SFTTrainer(model.model, arguments, train_dataset=rows, processing_class=tokenizer).train()
         return model, {"loss": done.training_loss}
 
-    job = tw.Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
-    records = list(tw.LocalEngine().run(job))
+    job = Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
+    records = list(LocalEngine().run(job))
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -125,5 +127,5 @@ def test_the_loss_of_transformers_on_records_is_ours():
         x, y = records._work.gather(records._index[:3])
         seen["ours"] = torch.nn.functional.cross_entropy(model(**x).flatten(0, 1), y.flatten()).item()
 
-    list(tw.LocalEngine().run(tw.Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look))))
+    list(LocalEngine().run(Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look))))
     assert seen["theirs"] == pytest.approx(seen["ours"], abs=1e-5)

@@ -14,11 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.deploy import deploy, flower_app, node, site, supervise
+from thinwire.cli import deploy, run, search, show
 from thinwire.cli.options import Imports
-from thinwire.cli.run import TRAINING_FAILED, export_peft, replay, resume, rollback, run, watch
-from thinwire.cli.search import TOUR as TOUR, compare, report, sweep, tune
-from thinwire.cli.show import check, list_names, partition, show
 from thinwire.cli.terminal import print_error, print_warning
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 
@@ -54,15 +51,13 @@ def global_options(imports: Imports = None, version: Version = False) -> None:
 
 
 VERBS: tuple[Callable[..., None], ...] = (
-    *(run, resume, rollback, deploy, export_peft, flower_app, check, replay, partition, sweep, tune, show, compare),
-    *(report, watch, supervise),
+    *(run.run, run.resume, show.check, show.show, search.compare, search.sweep, search.tune, search.report),
+    *(run.watch, run.export, deploy.deploy, deploy.app),
 )
 for verb in VERBS:
     app.command()(verb)
-# flower-supernode parses the options of a node
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
-app.command("list")(list_names)
-app.add_typer(site, name="site")
+app.command("list")(show.list_names)
+app.add_typer(deploy.site, name="site")
 
 
 def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
@@ -83,7 +78,7 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
         sys.exit(1)
     except Diverged as error:
         print_error(error)
-        sys.exit(TRAINING_FAILED)
+        sys.exit(run.TRAINING_FAILED)
     except (ThinwireError, OSError) as error:
         if sys.stdout is sys.__stdout__:
             _drop_output()

@@ -1,64 +1,39 @@
-"""`thinwire deploy`, `node`, `flower-app`, `supervise` and `site`: run over Flower between real processes."""
+"""`thinwire deploy`, `app` and `site`: run over Flower between real processes."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli.options import (
-    AsJson,
-    Clients,
-    CohortSize,
-    DataDir,
-    Imports,
-    Log,
-    Method,
-    Overrides,
-    Quiet,
-    Recipe,
-    Rounds,
-    RunOut,
-    Seed,
-    Task,
-    resolve_experiment,
-)
-from thinwire.cli.run import execute_and_show, exit_if_failed
+from thinwire.cli.options import AsJson, Log, Method, Quiet, Task, verb
+from thinwire.cli.run import exit_if_failed, show_summary, shown
 from thinwire.cli.terminal import print_json, show_cells, show_facts
 from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from thinwire.runs.config import Experiment
+    pass
 
 
+@verb("overwrite")
 def deploy(
     what: Method,
     on: Task = None,
-    recipe: Recipe = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes; also of clients, without --clients.")] = 4,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    set_: Overrides = None,
     seconds: Annotated[float, typer.Option(help="Seconds the server waits for the uploads of a round.")] = 600.0,
     quorum: Annotated[float, typer.Option(help="Fraction of the cohort that must upload for a round to count.")] = 0.5,
     grace: Annotated[
         float | None, typer.Option(help="Seconds after the quorum at which a round is closed; by default it is not.")
     ] = None,
     over_select: Annotated[float, typer.Option(help="Fraction of the cohort that is asked in addition.")] = 0.0,
-    out: RunOut = None,
-    data_dir: DataDir = None,
     log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
     """Run between real processes on this machine over Flower with TLS.
 
@@ -66,112 +41,57 @@ def deploy(
 
     Starts a SuperLink and SuperNodes, and stops them when the run ends.
     """
-    given = locals()
-    from thinwire.flower.local import deploy as deploy_locally
+    from thinwire.flower.local import deploy as run
     from thinwire.flower.transport import RoundPolicy
     from thinwire.runs.config import resolve
     from thinwire.runs.execute import default_folder
+    from thinwire.runs.run import settings_of
 
-    preset = resolve(what, on, recipe=recipe)
-    if preset.task.clients:  # a task of one's own has its clients
-        clients = nodes if clients is None else clients
-        cohort = min(clients, preset.cohort.size) if cohort is None else cohort
-    experiment = resolve_experiment({**given, "clients": clients, "cohort": cohort})
-    path = out or default_folder(experiment, Path("runs/deployed"))
-    settings = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
-    settings |= {} if grace is None else {"grace": grace}
-    RoundPolicy.of(settings)  # a wrong value is an error before anything is started
-    runner = partial(deploy_locally, nodes=nodes, settings=settings)
-    execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
-
-
-def node(
-    context: typer.Context,
-    app: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run only this app; its data and model are loaded once, before any message."),
-    ] = None,
-) -> None:
-    """Run a Flower SuperNode with low latency; takes the options of flower-supernode.
-
-    Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
-    Example: thinwire node --app my-app --superlink server:8000 --node-config 'partition-id=0 num-partitions=4'
-    """
-    if context.args in ([], ["--help"]) and app is None:
-        context.get_help()  # prints it; `flower-supernode --help` lists the options
-        return
-    from thinwire.flower.node import node as run_node
-
-    run_node(context.args, app)
+    preset = resolve(what, on, recipe=options["recipe"])
+    if preset.task.clients:  # a task of the user has its clients
+        clients = options["clients"] = nodes if options["clients"] is None else options["clients"]
+        options["cohort"] = min(clients, preset.cohort.size) if options["cohort"] is None else options["cohort"]
+    settings = settings_of(what, on, options)
+    path = options["out"] or default_folder(settings, Path("runs/deployed"))
+    policy = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
+    policy |= {} if grace is None else {"grace": grace}
+    RoundPolicy.of(policy)  # a wrong value is an error before anything is started
+    with shown(settings, path, log, quiet) as on_round:
+        how = {"nodes": nodes, "settings": policy, "data_dir": options["data_dir"]}
+        summary = run(settings, path, on_round=on_round, **how)
+    show_summary(summary, path, as_json)
 
 
-def flower_app(
+@verb("out", "overwrite")
+def app(
     what: Method,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     on: Task = None,
-    recipe: Recipe = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    set_: Overrides = None,
     template: Annotated[
         str | None, typer.Option(metavar="own-data", help="An app in which every site has data of its own.")
     ] = None,
     kind: Annotated[str, typer.Option(help="Data of the template own-data: images, table or text.")] = "table",
+    **options: Any,
 ) -> None:
     """Write a Flower app that `flwr run` runs unchanged.
 
-    Example: thinwire flower-app mapo my-app --on digits --clients 4 --cohort 4
+    Example: thinwire app mapo my-app --on digits --clients 4 --cohort 4
 
-    Example: thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
+    Example: thinwire app fedavg my-app --template own-data --kind table --clients 3
     """
-    given = locals()
     from thinwire.flower.app_folder import DEFAULTS, TEMPLATE, write_app, write_own_data_app
-
-    def experiment_on(task: str | None, more: Sequence[str] = ()) -> Experiment:
-        return resolve_experiment({**given, "on": task, "set_": [*more, *(set_ or ())]})
+    from thinwire.runs.run import settings_of
 
     if template is None:
-        files = write_app(experiment_on(on), folder)
+        files = write_app(settings_of(what, on, options), folder)
     elif template != TEMPLATE or on is not None:
         raise ConfigError(f"--template must be {TEMPLATE}, without --on, not {template!r} with {on!r}")
     else:
         defaults = [f"{key}={value}" for key, value in DEFAULTS.items()]
-        files = write_own_data_app(kind, folder, lambda task: experiment_on(task, defaults))
+        options["set"] = [*defaults, *(options["set"] or ())]
+        files = write_own_data_app(kind, folder, lambda task: settings_of(what, task, options))
     for file in files:
         print(visible(str(file)))
-
-
-def supervise(
-    app: Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of the app, as for `flwr run`.")],
-    connection: Annotated[str, typer.Argument(metavar="CONNECTION", help="Connection of Flower's config.toml.")],
-    run_dir: Annotated[Path, typer.Option("--run-dir", help="Run directory, on this machine.")],
-    config: Annotated[
-        list[str] | None,
-        typer.Option("-c", "--run-config", metavar="KEY=VALUE", help="As for `flwr run`; may be repeated."),
-    ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts in a row without a finished round, before it gives up.")
-    ] = 30,
-    as_json: AsJson = False,
-) -> None:
-    """Run an app with `flwr run`, and again after a crash or restart of the server or the SuperLink, until it is done.
-
-    Example: thinwire supervise my-app mine --run-dir /var/lib/thinwire/runs/first -c 'quorum=0.8 seconds=120.0'
-
-    Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
-    the exit code is then 130, and the same command continues.
-    """
-    from thinwire.flower.supervisor import supervise
-
-    def log(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    summary = supervise(app, connection, run_dir, config or (), restarts, log)
-    print_json(summary) if as_json else show_facts(summary, str(run_dir))
-    exit_if_failed({str(run_dir): summary})
 
 
 site = typer.Typer(
@@ -268,7 +188,7 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
 
 @site.command("check")
 def check(
-    app: Annotated[Path, typer.Argument(metavar="DIR", help="The app: the folder that `thinwire flower-app` wrote.")],
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="The app: the folder that `thinwire app` wrote.")],
     data_dir: Annotated[Path, typer.Option("--data-dir", help="The folder of the site's data.")],
     site: Annotated[str, typer.Option("--site", metavar="NAME", help="The name of the site, for the title.")] = "",
     as_json: AsJson = False,
@@ -288,3 +208,59 @@ def check(
         raise ConfigError(f"{app} is not the folder of an app: it has no {PACKAGE}/{EXPERIMENT_FILE}")
     facts = check_site(read_experiment(file), data_dir)
     print_json(facts) if as_json else show_facts(facts, f"{site or data_dir.name}: ready to join")
+
+
+# flower-supernode parses the options of a node
+@site.command(
+    "start", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def start(
+    context: typer.Context,
+    app: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run only this app; its data and model are loaded once, before any message."),
+    ] = None,
+) -> None:
+    """Run a Flower SuperNode of a site, with low latency; takes the options of flower-supernode.
+
+    Example: thinwire site start --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
+    Example: thinwire site start --app my-app --superlink server:8000 --node-config 'partition-id=0 num-partitions=4'
+    """
+    if context.args in ([], ["--help"]) and app is None:
+        context.get_help()  # prints it; `flower-supernode --help` lists the options
+        return
+    from thinwire.flower.node import node as run_node
+
+    run_node(context.args, app)
+
+
+@site.command("supervise")
+def supervise(
+    app: Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of the app, as for `flwr run`.")],
+    connection: Annotated[str, typer.Argument(metavar="CONNECTION", help="Connection of Flower's config.toml.")],
+    run_dir: Annotated[Path, typer.Option("--run-dir", help="Run directory, on this machine.")],
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--run-config", metavar="KEY=VALUE", help="As for `flwr run`; may be repeated."),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts in a row without a finished round, before it gives up.")
+    ] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app with `flwr run`, and again after a crash or restart of the server or the SuperLink, until it is done.
+
+    Example: thinwire site supervise my-app mine --run-dir /var/lib/thinwire/runs/first -c 'quorum=0.8 seconds=120.0'
+
+    Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
+    the exit code is then 130, and the same command continues.
+    """
+    from thinwire.flower.supervisor import supervise
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    summary = supervise(app, connection, run_dir, config or (), restarts, log)
+    print_json(summary) if as_json else show_facts(summary, str(run_dir))
+    exit_if_failed({str(run_dir): summary})

@@ -1,15 +1,18 @@
-"""Options that several verbs share, and the experiment that they describe."""
+"""Arguments that several verbs share; `verb` gives a verb the options of a run, as `tw.run` takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
 
-if TYPE_CHECKING:
-    from thinwire.runs.config import Experiment
+from thinwire.runs.options import OPTIONS, PYTHON_ONLY
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def import_modules(modules: Sequence[str] | None) -> None:
@@ -44,62 +47,6 @@ Task = Annotated[
         help="The task (`thinwire list tasks`), or your own: my_task.py:task, task.toml, data.csv.",
     ),
 ]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        metavar="NAME",
-        help="Training settings where nothing else states them (`thinwire list recipes`): default (clipping, warm-up, "
-        "cosine, standardized images) or paper (none of these). Default: that of the file, or default.",
-    ),
-]
-Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-CohortSize = Annotated[int | None, typer.Option("--cohort", help="Number of clients sampled per round.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed of data partition, initial weights, sampling and batches.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Accounting = Annotated[
-    str | None,
-    typer.Option(
-        "--accounting",
-        help="Bytes counted in totals: honest (all messages) or ideal (without catch-up downloads, as in most papers).",
-    ),
-]
-OnDivergence = Annotated[
-    str | None,
-    typer.Option(
-        "--on-divergence",
-        metavar="stop|retry",
-        help="If training diverges or collapses: stop, or retry from the last good state with half the learning rate.",
-    ),
-]
-Patience = Annotated[
-    int | None,
-    typer.Option(
-        "--patience",
-        metavar="N",
-        help="End after N evaluations without a new best one: of the objective or, if clients keep validation examples "
-        "(task.validation_fraction), of these.",
-    ),
-]
-Objective = Annotated[
-    str | None,
-    typer.Option("--objective", metavar="NAME", help="What rounds and runs are ranked by: accuracy, loss or a metric."),
-]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric", metavar="NAME", help="Another metric to compute (`thinwire list metrics`); may be repeated."
-    ),
-]
-KeepBest = Annotated[
-    bool | None, typer.Option("--keep-best", help="Keep the model of the best round: best.safetensors.")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; may be repeated.")
-]
-RunOut = Annotated[Path | None, typer.Option("--out", help="Run directory. Default: a new one under runs/.")]
-RunsOut = Annotated[Path, typer.Option("--out", help="Folder of the run directories; finished runs are reused.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="THINWIRE_DATA", help="Folder that holds the datasets.")
@@ -118,26 +65,41 @@ Targets = Annotated[
         help="Compare the cost of reaching this value of the objective, such as an accuracy of 0.8; may be repeated.",
     ),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Run again, even if this run is finished.")]
 
 
-def settings_of(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
-    """The arguments of a verb that change settings, as `candidates.maker` takes them.
+def _flag(name: str) -> Any:
+    """The flag of an option of a run."""
+    hint, at = OPTIONS[name]
+    if name == "data_dir":
+        return DataDir
+    flag = at.flag or f"--{name.replace('_', '-')}"
+    if name in ("set", "metrics"):  # they may be repeated
+        metavar = "KEY=VALUE" if name == "set" else "NAME"
+        return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, help=at.help)]
+    kind = get_args(hint)[0] if get_origin(hint) in (Union, types.UnionType) else hint
+    return Annotated[kind | None, typer.Option(flag, help=at.help)]
+
+
+def verb(*without: str) -> Callable[[Verb], Verb]:
+    """Give a verb with `**options` a flag for each option of a run; one that is not given is None.
 
     Args:
-        given: the `locals()` of the verb when it begins; an argument that is None is left out.
-        *more: names of further arguments.
+        *without: options that the verb does not have.
     """
-    from thinwire.runs.toml import parse_overrides
-    from thinwire.search.candidates import OPTIONS
+    flags = {name: _flag(name) for name, (_, at) in OPTIONS.items() if at.flag != PYTHON_ONLY and name not in without}
+    flags["imports"] = Imports
 
-    names = (*OPTIONS, "recipe", "metrics", *more)
-    found = {name: given[name] for name in names if given.get(name) is not None}
-    return {**found, "overrides": parse_overrides(list(given["set_"] or ()))}
+    def decorate(function: Verb) -> Verb:
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        named = [one for one in own if one.kind is not one.VAR_KEYWORD]
+        known = {one.name for one in named}
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+            for name, hint in flags.items()
+            if name not in known
+        ]
+        function.__signature__ = inspect.Signature([*named, *more])  # type: ignore[attr-defined]
+        function.__annotations__ = {one.name: one.annotation for one in (*named, *more)}
+        return function
 
-
-def resolve_experiment(given: Mapping[str, Any]) -> Experiment:
-    """The experiment that the arguments of a verb, its `locals()`, describe; `--set` takes precedence."""
-    from thinwire.search.candidates import maker
-
-    return maker(given["what"], given.get("on"), **settings_of(given))({})
+    return decorate

@@ -1,81 +1,41 @@
-"""`thinwire run`, `resume`, `rollback`, `replay`, `export-peft` and `watch`: train, and what a run directory is for."""
+"""`thinwire run`, `resume`, `watch` and `export`: train, and what a run directory is for."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli.options import (
-    Accounting,
-    Again,
-    AsJson,
-    Clients,
-    CohortSize,
-    DataDir,
-    Device,
-    Imports,
-    KeepBest,
-    Log,
-    Method,
-    Metrics,
-    Objective,
-    OnDivergence,
-    Overrides,
-    Patience,
-    Quiet,
-    Recipe,
-    Rounds,
-    RunDirectory,
-    RunOut,
-    Seed,
-    Task,
-    resolve_experiment,
-)
+from thinwire.cli.options import AsJson, DataDir, Log, Method, Quiet, RunDirectory, Task, verb
 from thinwire.cli.terminal import err, out as console, print_json, print_start, progress, show_facts
 from thinwire.core.text import human_bytes, visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.federation.job import RoundRecord
-    from thinwire.runs.config import Experiment
+    from thinwire.federation.settings import Settings
     from thinwire.runs.run_directory import Summary
     from thinwire.runs.watch import Standing
 
 TRAINING_FAILED = 3  # exit code of training that diverged, collapsed or ended at chance
 
 
+@verb()
 def run(
     what: Method,
     on: Task = None,
-    recipe: Recipe = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    device: Device = None,
-    accounting: Accounting = None,
-    on_divergence: OnDivergence = None,
-    patience: Patience = None,
-    objective: Objective = None,
-    metrics: Metrics = None,
-    keep_best: KeepBest = None,
-    set_: Overrides = None,
-    out: RunOut = None,
-    data_dir: DataDir = None,
     log: Log = None,
-    again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
-    """Train, and write a run directory.
+    """Train, and write a run directory, by default under runs/; a finished run is used again.
 
     Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
 
@@ -85,16 +45,30 @@ def run(
 
     End early, and keep the best model: thinwire run fedavg --rounds 200 --patience 10 --keep-best
     """
-    experiment = resolve_experiment(locals())
-    from thinwire.runs.execute import default_folder
+    from thinwire.runs.execute import default_folder, execute
+    from thinwire.runs.run import settings_of
 
-    path = out or default_folder(experiment)
-    execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
+    settings = settings_of(what, on, options)
+    path = options["out"] or default_folder(settings)
+    with shown(settings, path, log, quiet) as on_round:
+        how = {"data_dir": options["data_dir"], "overwrite": bool(options["overwrite"])}
+        summary = execute(settings, path, on_round=on_round, **how)
+    show_summary(summary, path, as_json)
 
 
 def resume(
     run: RunDirectory,
-    on_divergence: OnDivergence = None,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0 for the start.", min=0
+        ),
+    ] = None,
+    leave_out: Annotated[
+        list[int] | None,
+        typer.Option("--leave-out", metavar="CLIENT", help="Leave a client of a deployment out for some rounds."),
+    ] = None,
+    on_divergence: Annotated[str | None, typer.Option(metavar="stop|retry", help="As for run.")] = None,
     data_dir: DataDir = None,
     log: Log = None,
     as_json: AsJson = False,
@@ -104,59 +78,62 @@ def resume(
 
     Example: thinwire resume runs/fedavg-digits-s0-1a2b3c
 
+    Go back to the checkpoint of a round, give up the rounds after it, and continue: thinwire resume RUN --from 20
+
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
     """
+    from thinwire.runs.execute import execute
     from thinwire.runs.run_directory import RunFolder
 
-    experiment = RunFolder.open(run).experiment
+    if number is not None or leave_out:
+        _roll_back(run, number, leave_out or [])
+    settings = RunFolder.open(run).experiment
     if on_divergence is not None:
-        saving = replace(experiment.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
-        experiment = replace(experiment, checkpoint=saving)
-    options: dict[str, Any] = {"resume": True}
+        saving = replace(settings.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
+        settings = replace(settings, checkpoint=saving)
+    runner: Callable[..., Summary] = execute
+    how: dict[str, Any] = {"data_dir": data_dir, "resume": True}
     if (run / "deployment.json").is_file():
         from thinwire.flower.apps import read_deployment
-        from thinwire.flower.local import deploy
+        from thinwire.flower.local import deploy as runner
 
-        settings = read_deployment(run) or {}
-        settings.pop("run", None)
-        if not (nodes := settings.pop("nodes", 0)):
-            raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")
-        options["runner"] = partial(deploy, nodes=nodes, settings=settings)
+        how["settings"] = read_deployment(run) or {}
+        how["settings"].pop("run", None)
+        how["nodes"] = how["settings"].pop("nodes", 0)
+        if not how["nodes"]:
+            line = f"{run} was started with `flwr run`; start its app again with the same run-dir"
+            if number is not None:
+                print(visible(line))
+                return
+            raise ConfigError(line)
     elif not quiet:
-        options["on_continue"] = lambda done: print_start(run, done, experiment.rounds)
-    execute_and_show(experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, **options)
+        how["on_continue"] = lambda done: print_start(run, done, settings.rounds)
+    with shown(settings, run, log, quiet) as on_round:
+        summary = runner(settings, run, on_round=on_round, **how)
+    show_summary(summary, run, as_json)
 
 
-def execute_and_show(
-    experiment: Experiment,
-    path: Path,
-    *,
-    data_dir: Path | None = None,
-    log: str | None = None,
-    as_json: bool = False,
-    quiet: bool = False,
-    runner: Callable[..., Summary] | None = None,
-    **options: Any,
-) -> None:
-    """Run an experiment and print its summary.
+def _roll_back(run: Path, number: int | None, leave_out: list[int]) -> None:
+    """Go back to the checkpoint of a round."""
+    from thinwire.runs.retry import roll_back
 
-    Args:
-        experiment: the experiment.
-        path: the run directory.
-        data_dir: folder that holds the datasets.
-        log: name of a tracker.
-        as_json: print the summary as JSON.
-        quiet: do not show progress.
-        runner: function that runs it; the simulation by default.
-        **options: passed to the runner.
-    """
-    from thinwire.runs.execute import execute
+    if number is None:
+        raise ConfigError("--leave-out goes back to a round; write --from ROUND")
+    found = roll_back(run, number, leave_out)
+    where = f"round {number}" if number else "the start"
+    without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
+    given_up = f"{len(found.records)} rounds and {human_bytes(found.bytes_abandoned)} given up"
+    print(visible(f"{run} is back at {where}{without}: {given_up}"), file=sys.stderr)
+
+
+@contextmanager
+def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Iterator[Callable[[RoundRecord], None]]:
+    """Show the progress of a run, and log it to a tracker; yields a function to call with each record."""
     from thinwire.runs.trackers import tracker
 
-    run = runner or execute
     try:
         with (
-            progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as show_round,
+            progress(settings.name, settings.rounds, quiet, settings.accounting) as show_round,
             tracker(log, path) as log_round,
         ):
 
@@ -164,10 +141,14 @@ def execute_and_show(
                 show_round(record)
                 log_round(record)
 
-            summary = run(experiment, path, data_dir=data_dir, on_round=on_round, **options)
+            yield on_round
     except KeyboardInterrupt:
         err.print(visible(f"stopped; `thinwire resume {path}` continues it"), soft_wrap=True)
         sys.exit(130)
+
+
+def show_summary(summary: Summary, path: Path, as_json: bool) -> None:
+    """Print the totals of a run; exit with 3 if it failed."""
     print_json(summary) if as_json else show_facts(summary, str(path))
     exit_if_failed({str(path): summary})
 
@@ -187,55 +168,7 @@ def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
         sys.exit(TRAINING_FAILED)
 
 
-def rollback(
-    run: RunDirectory,
-    number: Annotated[int, typer.Argument(metavar="ROUND", help="A round with a checkpoint; 0 for the start.", min=0)],
-    leave_out: Annotated[
-        list[int] | None,
-        typer.Option("--leave-out", metavar="CLIENT", help="Leave a client of a deployment out for some rounds."),
-    ] = None,
-) -> None:
-    """Go back to the checkpoint of a round and give up the rounds after it.
-
-    Example: thinwire rollback runs/fedavg-digits-s0-1a2b3c 20 --leave-out 3
-    """
-    from thinwire.runs.retry import roll_back
-
-    found = roll_back(run, number, leave_out or [])
-    where = f"round {found.round}" if found.round else "the start"
-    without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
-    print(
-        visible(
-            f"{run} is back at {where}{without}: {found.abandoned} rounds and {human_bytes(found.bytes)} given up. "
-            f"`thinwire resume {run}` continues it."
-        )
-    )
-
-
-def replay(run: RunDirectory, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Simulate a deployed run with the clients that it accepted, and compare the final weights bit for bit.
-
-    Example: thinwire replay runs/deployed/fedavg-digits-s0-1a2b3c
-
-    It needs the data of all clients, and a machine of the same kind. Exit code 1 if a weight differs.
-    """
-    from thinwire.runs.replay import replay as replay_run
-
-    found = replay_run(run, data_dir)
-    done = f"{found.rounds} rounds, {found.uploads} accepted uploads"
-    if as_json:
-        print_json({**found._asdict(), "identical": found.identical})
-    elif found.identical:
-        print(f"{done}: the final weights are identical, bit for bit")
-    else:
-        since = f"; the test loss differs from round {found.first} on" if found.first else ""
-        blocks = visible(", ".join(found.differ[:3]), 200)
-        print(f"{done}: {len(found.differ)} blocks differ, by at most {found.largest:.3g} ({blocks}){since}")
-    if not found.identical:
-        sys.exit(1)
-
-
-def export_peft(
+def export(
     run: RunDirectory,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the adapter.")],
     data_dir: DataDir = None,
@@ -247,7 +180,7 @@ def export_peft(
 
     With --merged, a model that transformers loads without peft.
 
-    Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
+    Example: thinwire export runs/lora-text-classification-s0-1a2b3c my-adapter
     """
     from thinwire.runs.peft_export import adapter_of_run, merged_of_run
 

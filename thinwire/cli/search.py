@@ -10,43 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from thinwire.cli.options import (
-    Accounting,
-    Again,
-    AsJson,
-    Clients,
-    CohortSize,
-    DataDir,
-    Device,
-    Imports,
-    Method,
-    Metrics,
-    Objective,
-    OnDivergence,
-    Overrides,
-    Patience,
-    Quiet,
-    Recipe,
-    Rounds,
-    RunsOut,
-    Seed,
-    Targets,
-    Task,
-    settings_of,
-)
+from thinwire.cli.options import AsJson, Method, Quiet, Targets, Task, verb
 from thinwire.cli.run import exit_if_failed
 from thinwire.cli.terminal import err, out as console, print_json, print_written, show_cells, show_facts
 from thinwire.core.text import human_bytes, percent, visible
 
 if TYPE_CHECKING:
-    from thinwire.runs.config import Experiment
+    from thinwire.federation.settings import Settings
     from thinwire.search.candidates import Knobs
-    from thinwire.search.halving import OnRung, Rung, Trial
+    from thinwire.search.halving import OnRung, OnTrial, Rung, Trial
     from thinwire.search.table import Table
     from thinwire.search.tune import OnSearch, Tuned
-    from thinwire.search.validation import OnTrial
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
+RUNS = Path("runs")
 NOTHING_FOUND = 1  # exit code if nothing trains
 
 Methods = Annotated[
@@ -68,30 +45,15 @@ Page = Annotated[
 ]
 
 
+@verb()
 def compare(
     methods: Methods = None,
     on: Task = None,
-    recipe: Recipe = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from --seed upward.")] = 1,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    device: Device = None,
-    accounting: Accounting = None,
-    on_divergence: OnDivergence = None,
-    patience: Patience = None,
-    objective: Objective = None,
-    metrics: Metrics = None,
-    set_: Overrides = None,
-    out: RunsOut = Path("runs"),
     html: Page = None,
     targets: Targets = None,
-    data_dir: DataDir = None,
-    again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    imports: Imports = None,
     tune: Annotated[
         bool,
         typer.Option(
@@ -101,6 +63,7 @@ def compare(
     tune_rates: Annotated[int, typer.Option(metavar="N", help="Number of rates that each method may try.")] = 8,
     tune_share: Annotated[float, typer.Option(metavar="FRACTION", help="Rounds of the last rung of the search.")] = 1.0,
     tune_seed: Annotated[int, typer.Option(help="Random seed of the search; none of those of the comparison.")] = 100,
+    **options: Any,
 ) -> None:
     """Train several methods on the same clients and batches, and compare accuracy and bytes in a table and a page.
 
@@ -108,49 +71,31 @@ def compare(
 
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
-    more = ("seeds", "tune", "tune_rates", "tune_share", "tune_seed", "out", "data_dir", "again", "targets")
-    options = settings_of(locals(), *more)
     from thinwire.reports.report import check_page
-    from thinwire.search.compare import compare as run
+    from thinwire.search.table import compare as run
     from thinwire.search.tune import NothingTrains
 
     check_page([html] if html else [], ())
-    options |= {"progress": not quiet, "on_search": printers(quiet, show_rungs=not (quiet or as_json))}
+    how: dict[str, Any] = {"tune": tune, "tune_rates": tune_rates, "tune_share": tune_share, "tune_seed": tune_seed}
+    how["on_search"] = printers(quiet, show_rungs=not (quiet or as_json))
     try:
-        table = run(methods or TOUR, on, **options)
+        table = run(methods or TOUR, on, seeds=seeds, targets=targets or (), progress=not quiet, **how, **options)
     except NothingTrains as error:
         nothing_trains(error)
-    _show(table, table.plain(), as_json, html or out / "compare.html", targets=targets or ())
+    _show(table, table.plain(), as_json, html or (options["out"] or RUNS) / "compare.html", targets=targets or ())
     exit_if_failed({str(one.path): one.summary or {} for one in table.runs})
 
 
+@verb()
 def sweep(
     what: Method,
     over: Over = None,
     on: Task = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from --seed upward.")] = 3,
-    recipe: Recipe = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    validation_fraction: Annotated[
-        float | None,
-        typer.Option(
-            metavar="FRACTION",
-            help="Fraction of each client's examples that is held out and ranks the settings. Default: they are ranked "
-            "by the test set.",
-        ),
-    ] = None,
-    device: Device = None,
-    set_: Overrides = None,
-    out: RunsOut = Path("runs"),
     html: Page = None,
-    data_dir: DataDir = None,
-    again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
     """Run a method with every combination of some values, over the same seeds, and rank the settings.
 
@@ -163,22 +108,22 @@ def sweep(
 
     Example: thinwire sweep fedavg --over method.client_opt.momentum=0.0,0.9 --validation-fraction 0.1
     """
-    options = settings_of(locals(), "seeds", "validation_fraction", "out", "data_dir", "again")
     from thinwire.reports.report import check_page
     from thinwire.search.candidates import parse_over
-    from thinwire.search.compare import sweep as run
+    from thinwire.search.table import sweep as run
 
     check_page([html] if html else [], ())
-    table = run(what, parse_over(over or ()), on, progress=not quiet, **options)
-    _show(table, {"ranked_by": table.how, "rows": table.plain()}, as_json, html or out / "sweep.html")
+    table = run(what, parse_over(over or ()), on, seeds=seeds, progress=not quiet, **options)
+    page = html or (options["out"] or RUNS) / "sweep.html"
+    _show(table, {"ranked_by": table.how, "rows": table.plain()}, as_json, page)
     if table.best is None:
         nothing_trains("no setting trains on every seed; try smaller learning rates, or more rounds")
 
 
+@verb("overwrite")
 def tune(
     methods: Methods = None,
     on: Task = None,
-    recipe: Recipe = None,
     rate: Annotated[
         str | None,
         typer.Option(
@@ -210,23 +155,9 @@ def tune(
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Stop after this many bytes sent, such as 500MB.")
     ] = None,
-    validation_fraction: Annotated[
-        float, typer.Option(metavar="FRACTION", help="Fraction of each client's examples for validation.")
-    ] = 0.1,
-    out: RunsOut = Path("runs/search"),
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Random seed of the search; keep it out of the seeds of a comparison. Default: 100."),
-    ] = None,
-    device: Device = None,
-    set_: Overrides = None,
-    data_dir: DataDir = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
     """Find the learning rate, other settings, or a method, on held-out examples of the clients, not on the test set.
 
@@ -235,6 +166,8 @@ def tune(
     With --over: all combinations of the given values instead of a ladder of learning rates.
 
     With --bytes or --accuracy: several methods, by default a selection, instead of the settings of one.
+
+    The seed of the search is 100 by default: keep it out of the seeds of a comparison.
 
     Example: thinwire tune mapo --on digits
 
@@ -246,35 +179,23 @@ def tune(
 
     Example: thinwire tune fedavg mapo topk+int8 --on digits --bytes 200kB
     """
-    more = (
-        "rate",
-        "rates",
-        "flasc_s",
-        "bytes",
-        "accuracy",
-        "share",
-        "budget",
-        "validation_fraction",
-        "out",
-        "data_dir",
-    )
-    how = settings_of(locals(), *more)
+    from thinwire.runs.plugins import loaded
     from thinwire.search.candidates import parse_over
-    from thinwire.search.tune import SEARCH_SEED, NothingTrains, tune as search
+    from thinwire.search.tune import NothingTrains, tune as search
 
-    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device, "recipe": recipe}
-    how |= {"over": parse_over(over) if over else None, "on_search": printers(quiet, show_rungs=not as_json)}
-    how = {"seed": how["overrides"].get("seed", SEARCH_SEED), **how}
+    how: dict[str, Any] = {"rate": rate, "rates": rates, "flasc_s": flasc_s, "bytes": bytes, "accuracy": accuracy}
+    how |= {"share": share, "budget": budget, "over": parse_over(over) if over else None}
     one = methods[0] if methods and len(methods) == 1 else methods
     try:
-        found = search(one, on, **how)
+        found = search(one, on, **how, on_search=printers(quiet, show_rungs=not as_json), **options)
     except NothingTrains as error:
         nothing_trains(error)
     several = "method" in found.knobs[0].paths
     again = ["thinwire", "run", str(found.confirmation.value) if several else str(one), *(["--on", on] if on else [])]
-    again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
-    again += [word for module in imports or () for word in ("--import", module)]
+    kept = {name: options[name] for name in ("rounds", "clients", "cohort", "device", "recipe")}
+    again += [word for name, value in kept.items() if value is not None for word in (f"--{name}", str(value))]
+    again += [word for text in options["set"] or () if not text.startswith("seed=") for word in ("--set", text)]
+    again += [word for module in loaded() for word in ("--import", module)]
     _show_tuned(found, shlex.join([*again, *found.words]), as_json)
 
 
@@ -288,6 +209,9 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
     def plain(value: Any) -> dict[str, Any]:
         return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
 
+    def run_facts(trial: Trial) -> dict[str, Any]:
+        return {key: value for key, value in trial._asdict().items() if key != "value"}
+
     facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
     facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
     facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
@@ -298,12 +222,12 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
         rungs = [
             {
                 "rounds": rung.rounds,
-                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "trials": [{"settings": plain(one.value), **run_facts(one)} for one in rung.trials],
                 "kept": [plain(value) for value in rung.kept],
             }
             for rung in found.rungs
         ]
-        runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
+        runs = {name: one and run_facts(one) for name, one in (("result", full.found), ("start", full.start))}
         facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
         facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
         print_json(facts)
@@ -377,7 +301,7 @@ def nothing_trains(error: Exception | str) -> NoReturn:
 def printers(quiet: bool, show_rungs: bool) -> OnSearch:
     """Output of a search: a line for each run unless `quiet`, and with `show_rungs` a table for each rung."""
 
-    def on_search(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
+    def on_search(experiment: Settings, knobs: Knobs) -> tuple[OnTrial, OnRung]:
         from thinwire.reports.page import Cells
         from thinwire.search.candidates import as_point, point_text, value_text
 
@@ -408,7 +332,6 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
 
 def _trial_cells(trial: Trial) -> tuple[str, ...]:
     """Accuracy, loss, rounds, bytes and status of a trial."""
-    found = trial.measured
-    loss = "-" if found.loss is None else f"{found.loss:.4g}"
-    status = "" if found.status == "finished" else found.status
-    return percent(found.accuracy), loss, f"{found.rounds:,}", human_bytes(found.bytes), status
+    loss = "-" if trial.loss is None else f"{trial.loss:.4g}"
+    status = "" if trial.status == "finished" else trial.status
+    return percent(trial.accuracy), loss, f"{trial.rounds:,}", human_bytes(trial.bytes), status

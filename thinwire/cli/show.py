@@ -1,4 +1,4 @@
-"""`thinwire check`, `list`, `show` and `partition`: what there is, and what an experiment or a run consists of."""
+"""`thinwire check`, `list` and `show`: what there is, and what an experiment or a run consists of."""
 
 from __future__ import annotations
 
@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli.options import (
-    AsJson,
-    Clients,
-    CohortSize,
-    DataDir,
-    Device,
-    Imports,
-    Method,
-    Overrides,
-    Recipe,
-    Rounds,
-    Seed,
-    Task,
-    resolve_experiment,
-)
+from thinwire.cli.options import AsJson, Imports, Task, verb
 from thinwire.cli.terminal import (
     out,
     print_json,
@@ -37,34 +23,80 @@ from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
     from thinwire.data.describe_partition import PartitionDescription
+    from thinwire.federation.settings import Settings
 
 SHOWN = 20  # clients in the table; the JSON has all
 _CLASSES = 6  # of a client in the table
 
 
+@verb("out", "overwrite")
 def check(
-    what: Method,
+    what: Annotated[
+        str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
+    ] = "fedavg",
     on: Task = None,
-    recipe: Recipe = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    device: Device = None,
-    set_: Overrides = None,
-    data_dir: DataDir = None,
+    partition: Annotated[
+        bool, typer.Option("--partition", help="Print the examples and classes of each client instead.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --partition: draw the clients to a file: .svg, .png or .pdf.")
+    ] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Simulate a deployed run again, and compare the weights bit for bit.")
+    ] = False,
     as_json: AsJson = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
     """Validate an experiment and print its message sizes and the memory of a client, after one step of training.
 
-    Example: thinwire check fedpara+scaffold --on digits
-    """
-    experiment = resolve_experiment(locals())
-    from thinwire.runs.check import check as check_experiment
+    Of a finished run, check the files by their checksums. --replay simulates a deployed run with the clients that it
+    accepted; it needs the data of all clients, and a machine of the same kind. Exit code 1 if a weight differs.
 
-    facts = check_experiment(experiment, data_dir)
+    Example: thinwire check fedpara+scaffold --on digits
+
+    Example: thinwire check --on digits --partition --set task.partition.alpha=0.1 --plot clients.svg
+
+    Example: thinwire check runs/deployed/fedavg-digits-s0-1a2b3c --replay
+    """
+    from thinwire.runs.check import check as check_settings
+    from thinwire.runs.run import settings_of
+
+    data_dir = options["data_dir"]
+    if (Path(what) / "config.toml").is_file():
+        _check_run(Path(what), replay, data_dir, as_json)
+        return
+    if replay:
+        raise ConfigError(f"--replay is for a run directory, and {what} is not one")
+    settings = settings_of(what, on, options)
+    if partition:
+        _show_partition(settings, plot, data_dir, as_json)
+        return
+    facts = check_settings(settings, data_dir)
     print_json(facts) if as_json else show_facts(facts, "ready to run")
+
+
+def _check_run(path: Path, replayed: bool, data_dir: Path | None, as_json: bool) -> None:
+    from thinwire.runs.replay import replay
+    from thinwire.runs.run_directory import RunFolder
+
+    folder = RunFolder.open(path)
+    if folder.summary() is None:  # which compares the checksums
+        raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
+    if not replayed:
+        print_json({"checksums": "match"}) if as_json else print(visible(f"{path}: all checksums match"))
+        return
+    found = replay(path, data_dir)
+    done = f"{found.rounds} rounds, {found.uploads} accepted uploads"
+    if as_json:
+        print_json({**found._asdict(), "identical": found.identical})
+    elif found.identical:
+        print(f"{done}: the final weights are identical, bit for bit")
+    else:
+        since = f"; the test loss differs from round {found.first} on" if found.first else ""
+        blocks = visible(", ".join(found.differ[:3]), 200)
+        print(f"{done}: {len(found.differ)} blocks differ, by at most {found.largest:.3g} ({blocks}){since}")
+    if not found.identical:
+        raise typer.Exit(1)
 
 
 def list_names(
@@ -80,21 +112,15 @@ def list_names(
     print_json(items) if as_json else show_list(items)
 
 
+@verb("out", "overwrite", "data_dir")
 def show(
     what: Annotated[
         str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
     ],
     on: Task = None,
-    recipe: Recipe = None,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    cohort: CohortSize = None,
-    seed: Seed = None,
-    device: Device = None,
-    set_: Overrides = None,
     plot: Annotated[Path | None, typer.Option(help="For a run: write a chart of its layers to this SVG file.")] = None,
     as_json: AsJson = False,
-    imports: Imports = None,
+    **options: Any,
 ) -> None:
     """Print the full configuration of an experiment as TOML, or the totals and layers of a finished run.
 
@@ -102,8 +128,8 @@ def show(
 
     Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
     """
-    given = locals()
     from thinwire.runs.config import to_table
+    from thinwire.runs.run import settings_of
     from thinwire.runs.toml import dumps
 
     if (Path(what) / "config.toml").is_file():
@@ -111,7 +137,7 @@ def show(
     elif plot:
         raise ConfigError(f"--plot draws a run directory, and {what} is not one")
     else:
-        table = to_table(resolve_experiment(given))
+        table = to_table(settings_of(what, on, options))
         print_json(table) if as_json else print(dumps(table), end="")
 
 
@@ -123,10 +149,11 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     summary = run.summary()
     if summary is None:
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    run.verify()
     layers = summary.get("layers", [])  # not in runs of earlier versions
     if plot and not layers:
-        raise CheckpointError(f"{path} has no counts by layer, which earlier versions did not write; run it --again")
+        raise CheckpointError(
+            f"{path} has no counts by layer, which earlier versions did not write; run it with --overwrite"
+        )
     if plot:
         what, rows = figures.layer_bars(layers, summary["rounds"])
         title = f"{summary['method']} on {summary['task']}, {path.name}"
@@ -139,33 +166,18 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
         show_layers(layers, summary["rounds"])
 
 
-def partition(
-    on: Task = None,
-    clients: Clients = None,
-    seed: Seed = None,
-    set_: Overrides = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the clients: a file that ends in .svg, .png or .pdf.")
-    ] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-    imports: Imports = None,
-) -> None:
-    """Print who has what: the examples and classes of each client, and how unequal clients are.
-
-    Example: thinwire partition --on digits --set task.partition.alpha=0.1 --plot clients.svg
-    """
-    experiment = resolve_experiment({"what": "fedavg", **locals()})
+def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """Print the examples and classes of each client, and how unequal clients are."""
     from thinwire.core.key import Key
     from thinwire.data.describe_partition import describe_partition
     from thinwire.reports.figures import partition_figure, save
     from thinwire.runs.build import build_task
 
-    task = build_task(experiment.task, Key(experiment.seed), data_dir)
+    task = build_task(settings.task, Key(settings.seed), data_dir)
     found = describe_partition(task)
-    title = f"{experiment.task.kind}, seed {experiment.seed}"
+    title = f"{settings.task.kind}, seed {settings.seed}"
     if as_json:
-        print_json({"task": experiment.task.kind, "note": task.note, **found.summary(), "rows": found.rows()})
+        print_json({"task": settings.task.kind, "note": task.note, **found.summary(), "rows": found.rows()})
     else:
         _show_clients(found, title, task.note)
     if plot:

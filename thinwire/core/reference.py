@@ -7,6 +7,8 @@ when the user names it, once in a process. It may import files beside it, as a s
 (True, True, False)
 >>> short_name("/home/me/my_task.py:task"), in_folder("my_task.py:task", Path("/home/me"))
 ('my_task.py:task', '/home/me/my_task.py:task')
+>>> task_label({"kind": "/home/me/my.py:task"}), task_label({"kind": "table", "file": "/home/me/visits.csv"})
+('my.py:task', 'visits.csv')
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +27,8 @@ from typing import Any
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, UnknownName
 
+OWN = "own:"  # begins the name of a task that is an object of this process
+PATH_OPTIONS = ("file", "folder", "path", "test_file", "test_folder")  # of the loader of a dataset
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _files: dict[Path, ModuleType] = {}  # files that were imported, by their absolute path
@@ -52,6 +57,26 @@ def short_name(reference: str) -> str:
     """A reference without the folder of its file, for readers."""
     where = reference if is_file(reference) else _parts(reference)[0]
     return f"{Path(where).name}{reference.removeprefix(where)}" if is_file(where) else reference
+
+
+def own_kind(kind: str) -> bool:
+    """Whether a task is a reference, or an object of this process, and not a dataset by name."""
+    return kind.startswith(OWN) or is_reference(kind)
+
+
+def task_label(task: Mapping[str, Any]) -> str:
+    """The name of a task for readers, from its table: that of its file, without folders.
+
+    >>> task_label({"kind": "own:letters-0123abcd"}), task_label({"kind": "digits"})
+    ('letters', 'digits')
+    """
+    kind = str(task.get("kind", "?"))
+    if kind.startswith(OWN):
+        return kind.removeprefix(OWN).rpartition("-")[0]
+    if is_reference(kind):
+        return short_name(kind)
+    named = [task[key] for key in PATH_OPTIONS if isinstance(task.get(key), str)]
+    return Path(named[0]).name or kind if named else kind
 
 
 def from_here(reference: str) -> str:

@@ -1,7 +1,7 @@
 """Write an experiment as a Flower app: a folder for `flwr run`, to be used unchanged or edited.
 
-    thinwire flower-app mapo my-app --on digits --clients 4
-    thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
+    thinwire app mapo my-app --on digits --clients 4
+    thinwire app fedavg my-app --template own-data --kind table --clients 3
 
 In an app of the template own-data each site has data of its own: `task.py` names data, model and metrics
 (`data/site.py`); templates/ has one for each kind of data. A node reads the folder `data-dir` of its configuration; the
@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.key import Key
-from thinwire.core.reference import is_file, load_reference, short_name
+from thinwire.core.reference import is_file, load_reference, own_kind, short_name
 from thinwire.data.site import OwnData
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.federation.job import Job
+from thinwire.federation.settings import Cohort, Settings
 from thinwire.flower.apps import MakeJob, deployable
-from thinwire.runs.build import chosen_of, job_on
-from thinwire.runs.config import Experiment, to_table
-from thinwire.runs.experiment import Cohort
+from thinwire.runs.build import call_own, chosen_of, job_on
+from thinwire.runs.config import to_table
 from thinwire.runs.files import why_unreadable, write_all
-from thinwire.runs.own_task import call_own
-from thinwire.runs.task_files import own_kind
 from thinwire.runs.toml import Table, dumps
 
 PACKAGE = "federated"
@@ -81,7 +79,7 @@ _TASK = '''\
 
 `experiment.toml` holds everything but the data. Every machine reads the whole dataset and uses the part that the
 partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. For an app in which
-every site has data of its own: `thinwire flower-app METHOD DIR --template own-data`.
+every site has data of its own: `thinwire app METHOD DIR --template own-data`.
 """
 
 from collections.abc import Mapping
@@ -142,14 +140,14 @@ app = client_app(job)
 '''
 
 
-def write_app(experiment: Experiment, folder: Path) -> list[Path]:
+def write_app(experiment: Settings, folder: Path) -> list[Path]:
     """Write the app into a new or empty folder; returns its files."""
     _check_new(folder)
     experiment = deployable(experiment)
     return _write_files(experiment, experiment.task.label, to_table(experiment), {"task.py": _TASK}, folder)
 
 
-def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Experiment]) -> list[Path]:
+def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Settings]) -> list[Path]:
     """Write an app with data of one's own into a new or empty folder; returns its files.
 
     Args:
@@ -174,7 +172,7 @@ def _check_new(folder: Path) -> None:
         raise ConfigError(f"{folder} exists and is not empty; name another folder")
 
 
-def _write_files(experiment: Experiment, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
+def _write_files(experiment: Settings, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
     """Write the files of an app; returns them.
 
     Args:
@@ -213,7 +211,7 @@ def _own_trainer(table: Table) -> dict[str, str]:
 # -- the jobs of an app with data of one's own -------------------------------------------------------------------------
 
 
-def site_jobs(experiment: Experiment) -> MakeJob:
+def site_jobs(experiment: Settings) -> MakeJob:
     """The jobs of an app with data of one's own: of a node, given its configuration, or of the server, given None."""
 
     def job(node_config: Mapping[str, Any] | None) -> Job:
@@ -231,7 +229,7 @@ def site_jobs(experiment: Experiment) -> MakeJob:
 
 
 @lru_cache(2)  # data and model stay loaded between messages
-def site_job(experiment: Experiment, folder: Path | None) -> Job:
+def site_job(experiment: Settings, folder: Path | None) -> Job:
     """The job of the site that has this folder of data, or of the server, which has none.
 
     All machines have the same initial weights.
@@ -251,13 +249,13 @@ def site_job(experiment: Experiment, folder: Path | None) -> Job:
     return job_on(experiment, made if folder is None else chosen_of(task, made, key))
 
 
-def own_data(experiment: Experiment) -> OwnData:
+def own_data(experiment: Settings) -> OwnData:
     """Data and model of an app, from its `task.py`."""
     kind = experiment.task.kind
     found = getattr(load_reference(kind), "__self__", None) if own_kind(kind) else None
     if not isinstance(found, OwnData):
         raise ConfigError(
-            f"{short_name(kind)} is not the task of an `OwnData`; write `thinwire flower-app METHOD DIR --template "
+            f"{short_name(kind)} is not the task of an `OwnData`; write `thinwire app METHOD DIR --template "
             f"{TEMPLATE}` for an app with data of its own, and in task.py `task = own.task`"
         )
     return found

@@ -24,11 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from thinwire.core.reference import OWN
 from thinwire.core.text import human_seconds, version, visible
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.federation.federation import OnMessage
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.settings import Checkpointing, Settings
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client, ClientStore, client_file, private
 from thinwire.flower.node import limit_replies
@@ -40,23 +42,23 @@ from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Request, Response
 from thinwire.runs.build import build_job
 from thinwire.runs.cohort_file import CohortLog
-from thinwire.runs.config import Checkpointing, Experiment, from_table
+from thinwire.runs.config import from_table
 from thinwire.runs.execute import default_folder, execute, settled
 from thinwire.runs.files import append, read_json, write_atomically
 from thinwire.runs.progress import RunningTotals
 from thinwire.runs.records import rounds_in
 from thinwire.runs.site_records import append_sites
-from thinwire.runs.task_files import OWN, anchored
+from thinwire.runs.task_files import anchored
 from thinwire.runs.toml import read_toml
 
-ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire rollback` goes back to one of them
+ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire resume --from` goes back to one of them
 GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90
 SUFFIXES = (".py", ".toml")  # Flower sends these to nodes, and among others pyproject.toml, which it rewrites
 SPARE = 1_000_000  # bytes of a reply besides its upload
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 
 
-def deployable(experiment: Experiment) -> Experiment:
+def deployable(experiment: Settings) -> Settings:
     """The experiment as a deployment runs it: clients train separately, and every round is checkpointed.
 
     With a checkpoint per round, a restarted server repeats at most the round whose uploads its clients sent last.
@@ -90,19 +92,19 @@ def deployable(experiment: Experiment) -> Experiment:
     return replace(experiment, engine=engine, checkpoint=checkpoint)
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path) -> Settings:
     """Read the experiment of an app folder; files that it names are relative to its own folder."""
     return deployable(from_table(anchored(read_toml(path), path.parent)))
 
 
-def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job:
+def job_of(experiment: Settings, node_config: Mapping[str, Any] | None) -> Job:
     """The job of a machine that can read the whole dataset: the same partition as in the simulation."""
     folder = (node_config or {}).get("data-dir") or os.environ.get("THINWIRE_DATA")
     return _job_from(experiment, Path(str(folder)) if folder else None)
 
 
 @lru_cache(1)  # Flower's simulation runs many nodes in one process
-def _job_from(experiment: Experiment, folder: Path | None) -> Job:
+def _job_from(experiment: Settings, folder: Path | None) -> Job:
     return settled(experiment, folder)[1] if experiment.fingerprint else build_job(experiment, folder)
 
 
@@ -223,14 +225,14 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app.query()(query)
     app.train()(train)
-    app.load = load  # type: ignore[attr-defined] # `thinwire node --app` calls it once
+    app.load = load  # type: ignore[attr-defined] # `thinwire site start --app` calls it once
     return app
 
 
 # -- on the server -----------------------------------------------------------------------------------------------------
 
 
-def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
+def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None = None) -> Any:
     """A Flower ServerApp that runs an experiment into a run directory, or resumes it.
 
     Args:
@@ -338,7 +340,7 @@ class RoundLines:
         log: receives the lines.
     """
 
-    def __init__(self, experiment: Experiment, log: Callable[[str], None]) -> None:
+    def __init__(self, experiment: Settings, log: Callable[[str], None]) -> None:
         self.rounds, self.log = experiment.rounds, log
         self.totals = RunningTotals(experiment.accounting)
         self.earlier = 0  # rounds of earlier processes that were not shown yet

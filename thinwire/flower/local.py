@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import Settings
 from thinwire.flower import need_flower
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.node import REGISTER
 from thinwire.flower.processes import FAILED, DeploymentFailed, Processes, free_ports, make_certificate, make_key
-from thinwire.runs.config import Experiment
 from thinwire.runs.execute import OnRound, refuse_diverged, refuse_other_task, settled
 from thinwire.runs.run_directory import RunFolder, Summary
 
@@ -30,7 +30,7 @@ CONNECTION = "thinwire"
 
 
 def deploy(
-    experiment: Experiment,
+    experiment: Settings,
     path: Path,
     *,
     nodes: int,
@@ -56,8 +56,8 @@ def deploy(
         on_round: called after every round.
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: maps the port of the SuperLink to the one that nodes connect to, such as that of a proxy.
-        low_latency: run `thinwire node` (`node.py`), or else `flower-supernode`.
-        pinned: let `thinwire node` load the app, its data and its model once (`--app`), not for every message.
+        low_latency: run `thinwire site start` (`node.py`), or else `flower-supernode`.
+        pinned: let `thinwire site start` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """
     experiment = deployable(experiment)
@@ -73,7 +73,6 @@ def deploy(
     folder = RunFolder(path, experiment)
     if folder.exists:
         if done := folder.summary():
-            folder.verify()
             refuse_diverged(done)
             return done
         if not resume:
@@ -160,14 +159,14 @@ def start_nodes(
         superlink: the SuperLink with their keys.
         port: the port that they connect to.
         state: folder of the client states.
-        low_latency: run `thinwire node` instead of `flower-supernode`.
+        low_latency: run `thinwire site start` instead of `flower-supernode`.
         pinned: with `--app`.
     """
     home = processes.home
     started = []
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        own = [sys.executable, "-m", "thinwire", "node", *(["--app", str(home / "app")] if pinned else [])]
+        own = [sys.executable, "-m", "thinwire", "site", "start", *(["--app", str(home / "app")] if pinned else [])]
         command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "server.pem"), "--auth-supernode-private-key", str(key)]

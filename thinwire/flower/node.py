@@ -1,7 +1,7 @@
 """A Flower SuperNode with low latency, apps that are pinned, and limits on replies: all private names of Flower.
 
-    thinwire node --superlink server:8000 --root-certificates ca.pem ...      takes the options of flower-supernode
-    thinwire node --app my-app --superlink ...                                runs only this app; loads its data once
+    thinwire site start --superlink server:8000 --root-certificates ca.pem ...   takes the options of flower-supernode
+    thinwire site start --app my-app --superlink ...                             runs only this app; loads its data once
 
 Started by Flower, a SuperNode polls its SuperLink every 3 seconds; a second process polls the SuperNode for tasks every
 second and starts a third one per message, which imports Flower, torch and the app before it begins. Here both
@@ -65,7 +65,7 @@ for key in sys.argv[2:]:
 
 
 def why_not(version: str | None = None) -> str:
-    """Why `thinwire node` cannot use a version of Flower, by default the installed one; empty if it can.
+    """Why `thinwire site start` cannot use a version of Flower, by default the installed one; empty if it can.
 
     >>> why_not("2.0.0")
     'flwr 2.0.0 is not a version known to work (1.40, 1.41, 1.42)'
@@ -141,10 +141,10 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     """
     need_flower()
     if any(option.startswith("--isolation") for option in options):
-        raise ConfigError("`thinwire node` sets --isolation; leave it out, or use flower-supernode")
+        raise ConfigError("`thinwire site start` sets --isolation; leave it out, or use flower-supernode")
     if not hasattr(os, "fork"):
         raise ConfigError(
-            "`thinwire node` needs an operating system with fork; use flower-supernode with the same options"
+            "`thinwire site start` needs an operating system with fork; use flower-supernode with the same options"
         )
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
     words = [word for option in options for word in option.split("=", 1)]  # --option value, or --option=value
@@ -153,7 +153,7 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     if why := why_not():
         if app is not None:
             raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
-        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
+        print(f"thinwire site start: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
         beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         if (program := shutil.which("flower-supernode", path=beside)) is None:
             raise ConfigError(f"the program flower-supernode was not found beside {sys.executable} or in PATH")
@@ -338,7 +338,7 @@ class PinnedApp:
         from thinwire.flower.grid_transport import pack
 
         print(f"refused: the server sent another app than {self.folder}: {difference}", flush=True)
-        reason = f"this node runs only its own app (thinwire node --app): of the app of this run, {difference}"
+        reason = f"this node runs only its own app (thinwire site start --app): of the app of this run, {difference}"
         if message.metadata.message_type == "query":
             return Message(pack({"refusal": reason}), reply_to=message)
         return Message(Error(code=0, reason=reason), reply_to=message)
@@ -380,12 +380,12 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
     """Load an app folder with the data and the model of this node, for processes that are forked afterwards.
 
     Args:
-        folder: the app folder, such as `thinwire flower-app` writes.
+        folder: the app folder, such as `thinwire app` writes.
         node_config: the configuration of the node.
     """
     folder = folder.resolve()
     if not (folder / PROJECT).is_file():
-        raise ConfigError(f"--app {folder} has no {PROJECT}; name a folder that `thinwire flower-app` wrote")
+        raise ConfigError(f"--app {folder} has no {PROJECT}; name a folder that `thinwire app` wrote")
     table: Any = read_toml(folder / PROJECT)
     try:
         reference = str(table["tool"]["flwr"]["app"]["components"]["clientapp"])

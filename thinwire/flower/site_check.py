@@ -21,12 +21,12 @@ from thinwire.core.text import visible
 from thinwire.data.losses import is_classification
 from thinwire.errors import ConfigError, WireError
 from thinwire.federation.job import Job, RoundRecord
+from thinwire.federation.settings import Settings
 from thinwire.flower.app_folder import site_job
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Response
-from thinwire.runs.config import Experiment
 from thinwire.training.batches import plan_batches
 
 
@@ -52,7 +52,7 @@ class _Site(InMemory):
         return response
 
 
-def check_site(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
     """Try the data of a site; returns what was found. Raises an error of one line if the site could not take part.
 
     Args:
@@ -90,7 +90,7 @@ def _one_step(job: Job) -> Job:
     return replace(job, method=method, cohort=1, eval_every=1, local=replace(job.local, steps=1))
 
 
-def _two_rounds(experiment: Experiment, site: _Site) -> RoundRecord:
+def _two_rounds(experiment: Settings, site: _Site) -> RoundRecord:
     """The record of the last of two rounds of a server with this site alone."""
     job, lines = _one_step(site_job(experiment, None)), list[str]()
     server = FlowerServer(experiment.engine, job, lambda *_: site, RoundPolicy(60.0, 1.0, 1, wait=0.0), lines.append)

@@ -42,7 +42,7 @@ from thinwire.runs.toml import dumps, read_toml
 from thinwire.secure.keys import SiteKeys, fingerprint, is_signed, public_key, sign
 
 FILE = "roster.toml"
-KEY_VARIABLE = "THINWIRE_SITE_KEY"  # `thinwire node` sets it to the key of --auth-supernode-private-key
+KEY_VARIABLE = "THINWIRE_SITE_KEY"  # `thinwire site start` sets it to the key of --auth-supernode-private-key
 MOST_CLIENTS = 1_000_000  # a number above is a mistake
 _FIELDS = {"name": str, "key": str, "clients": list, "revoked": bool}
 Log = Callable[[str], None]
@@ -333,7 +333,7 @@ def introduce(
     """The fields of the response to the server's question: software, and clients or the proof of a site.
 
     Args:
-        node_config: the `--node-config`; with a roster `site`, and `site-key` unless `thinwire node` was started with
+        node_config: the `--node-config`; with a roster `site`, and `site-key` unless `thinwire site start` got
             `--auth-supernode-private-key`; without one `partition-id` and `num-partitions`.
         run: the name of the run.
         nonce: of the question; empty if the server has no roster.
@@ -376,7 +376,7 @@ def _key_file(node_config: Mapping[str, Any], site: str) -> Path:
     file = str(node_config.get("site-key") or os.environ.get(KEY_VARIABLE, ""))
     if not file:
         raise ConfigError(
-            f"site {site!r} has no key here; start `thinwire node` with --auth-supernode-private-key FILE, or name it "
+            f"site {site!r} has no key here; give `thinwire site start` --auth-supernode-private-key FILE, or name it "
             'in --node-config: site-key="/path"'
         )
     return Path(file)

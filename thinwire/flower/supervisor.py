@@ -52,7 +52,7 @@ def supervise(
         log: receives lines of the server and of the supervisor.
     """
     if not (app / "pyproject.toml").is_file():
-        raise ConfigError(f"{app} is not an app; `thinwire flower-app METHOD {app}` writes one")
+        raise ConfigError(f"{app} is not an app; `thinwire app METHOD {app}` writes one")
     if any(re.search(r"\brun-dir\s*=", text) for text in config):
         raise ConfigError("run-dir is set by --run-dir; leave it out of -c")
     given = [word for text in (f'run-dir="{run_dir.resolve()}"', *config) for word in ("-c", text)]

@@ -38,7 +38,7 @@ def fedavg() -> Method:
 
         w <- w + sum_i (n_i / n) (w_i - w)          n_i: examples of client i,  n: of the cohort
 
-    The learning rate is the task's. In Python: `fedavg().replace(client_opt=tw.SGD(0.3))`.
+    The learning rate is the task's. In Python: `fedavg().replace(client_opt=tw.optimizers.SGD(0.3))`.
 
     Paper: Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan et al., AISTATS 2017).
 

@@ -17,6 +17,7 @@ import numpy as np
 from thinwire.core.tree import restrict
 from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.settings import Settings
 from thinwire.federation.simulated import GroupTask, SimulatedClients
 from thinwire.protocol.client import Group, initial_client_state
 from thinwire.protocol.contract import Contract
@@ -28,7 +29,6 @@ from thinwire.protocol.server import append_entry
 from thinwire.protocol.setup import initial_server_state, plan_round
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.runs.build import build_job
-from thinwire.runs.experiment import Experiment
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.training.batches import plan_batches
@@ -49,7 +49,7 @@ class Traffic(NamedTuple):
     catchup: int
 
 
-def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
+def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     """The cost of the experiment. Raises the errors that a run would raise.
 
     Bytes of a client are means over all clients, in a round that synchronizes all blocks, without catch-up; for a
@@ -206,7 +206,7 @@ def _vary(contract: Contract) -> bool:
     return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
 
 
-def _notes(experiment: Experiment, simulation: Simulation) -> list[str]:
+def _notes(experiment: Settings, simulation: Simulation) -> list[str]:
     """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
     stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
     notes = [stage.method.space.note(stage.weights) for stage in stages]

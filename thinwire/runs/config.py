@@ -1,113 +1,394 @@
-"""The configuration of an experiment: the names that other modules use, gathered from the files that define them.
+"""The settings of a run, from presets, files and options, and as tables of a file.
 
-From a name or a file to an experiment, layer by layer; a later layer wins.
+`update` is the only way to change settings: nested tables, applied to frozen dataclasses. `resolve` updates the
+defaults by layers, of which a later one wins:
 
-    defaults  <-  recipe  <-  task (`config.py`)  <-  method presets (`mapo+int8`)  <-  file  <-  command line
-
-A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys are then put on top.
-Its `recipe = "paper"` names another recipe than the default one (`config.py`).
+    [method] of the recipe  <-  task preset  <-  [task] of the recipe  <-  methods (`mapo+int8`)  <-  file  <-  options
 
 >>> resolve("fedavg", on="digits", overrides={"rounds": 3}).rounds
 3
+>>> resolve("mapo", overrides={"method.space.k": 64}).method.space.k
+64
 
-Recipes: training settings for methods that are named, where nothing else states them.
+A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys are then put on top.
+Its `recipe = "paper"` names another recipe than the default one.
 
-A recipe is a preset (`presets/recipes`). Its `[method]` lies under all other layers of `config.py`, its `[task]` over
-the task preset:
+A recipe (`presets/recipes`) has training settings for methods that are named, where nothing else states them. In its
+`[method]`, a table without a kind holds options for a part of any kind: `client_opt = { clip_norm = 5.0 }` applies to
+SGD and Adam alike, and not to an optimizer without that option. A table with a kind is used where no part is stated. A
+file that states every slot of the recipe (as those of `thinwire show` and of run directories do) is used as it is.
 
-    [method] of the recipe  <-  task preset  <-  [task] of the recipe  <-  method presets  <-  file  <-  command line
+A task is one of
 
-In `[method]` a table without a kind holds options for a part of any kind: `client_opt = { clip_norm = 5.0 }` applies to
-SGD and Adam alike, and not to an optimizer of a plugin without that option. A table with a kind is used where no part
-is stated. A file that states every slot of the recipe (as those of `thinwire show` and of run directories do) is used
-as it is: nothing is added.
-
->>> clipped = {"method": {"client_opt": {"clip_norm": 5.0}}}
->>> under(clipped, {"method": {"client_opt": {"kind": "adam", "lr": 0.01}}})
-{'method': {'client_opt': {'clip_norm': 5.0, 'kind': 'adam', 'lr': 0.01}}}
-
-The settings of a task, from what `--on` names.
-
-    digits                        a preset of ours, or a dataset that a plugin registered
-    my_task.py:task               a task of one's own (`own_task.py`), with the default settings
+    digits                        a preset, or a dataset that a plugin registered
+    my_task.py:task               a task by reference (`build.py`), with the default settings
     task.toml                     a file with the sections of a preset: [task], [cohort], [local], rounds, ...
     visits.csv, visits.parquet    the dataset `table` with this file;   arrays.npz: `arrays`;   a folder: `image-folder`
     chats.jsonl                   the dataset `causal-lm` with this file
 
 A task file starts from the settings of its `task.kind`. Paths in it are relative to its folder.
 
-Methods joined by `+`: `mapo+int8` is MAPO with 8-bit uploads.
-
-A method fills the slots that differ from `Method()`. Methods that fill different slots are combined; the same value
-twice is no conflict. Where two methods fill one slot with different values:
+Methods that fill different slots of `Method` can be joined by `+`. Where two fill one slot with different values:
 
     method.up, method.down     codecs are chained in the order of the names: topk+int8 quantizes the largest values
     method.client_opt          the first method that fills it wins: a learning rate is tuned for one method
     any other slot             is refused, in one line that names the slot and both methods
-
-The values that a method has on a task (`thinwire.methods.on`) are used before the methods are joined.
-
->>> join(named("scaffold+int8"))["method"]["correction"], join(named("topk+int8"))["method"]["up"]["kind"]
-({'kind': 'scaffold'}, 'chain')
->>> join(named("mapo+fedpara"))
-Traceback (most recent call last):
-thinwire.errors.IncompatibleParts: mapo+fedpara: 'mapo' and 'fedpara' both fill method.space; keep one of them
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar, get_args
 
-from thinwire.core.reference import in_folder, is_file
-from thinwire.core.registry import SLOTS as SLOTS, entries, lookup
+from torch import nn
+
+from thinwire.codecs.chain import Chain
+from thinwire.core.reference import OWN, PATH_OPTIONS, in_folder, is_file, own_kind
+from thinwire.core.registry import SLOTS, entries, is_left_out, lookup
 from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
+from thinwire.federation.settings import ModelSettings, Settings, TaskSettings
+from thinwire.federation.speed import Speed
 from thinwire.protocol.method import Method
-from thinwire.runs.experiment import (
-    Checkpointing as Checkpointing,
-    Cohort as Cohort,
-    Evaluation as Evaluation,
-    Experiment as Experiment,
-    ModelChoice as ModelChoice,
-    TaskChoice as TaskChoice,
-    digest as digest,
-    method_table as method_table,
-    to_table as to_table,
-)
-from thinwire.runs.load import DEFAULT_TASK, from_table as from_table, method_from as method_from, section
-from thinwire.runs.parts import build, coerce, describe
+from thinwire.runs.build import checked_arguments, checked_options, own_options
+from thinwire.runs.parts import arguments, build, coerce, describe, named, part_kind, plain, type_hints
 from thinwire.runs.plugins import loaded, read_imports
-from thinwire.runs.presets import Preset, layer, names, preset
-from thinwire.runs.task_files import PATH_OPTIONS, anchored, own_kind
-from thinwire.runs.toml import Table, parse_overrides as parse_overrides, put as put, read_toml
+from thinwire.runs.presets import Preset, names, preset
+from thinwire.runs.task_files import anchored, portable
+from thinwire.runs.toml import Table, dumps, read_toml
 
-DEFAULT = "default"  # the recipe
+DEFAULT_TASK = "digits"
+DEFAULT_RECIPE = "default"
+T = TypeVar("T")
 
 
-class Stated(NamedTuple):
-    """What a name or a file states.
+_SECTIONS = ("cohort", "local", "engine", "eval", "checkpoint", "speed", "method")
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+class Whole(dict[str, Any]):
+    """A table that replaces the value before it, where any other table changes it."""
+
+
+def nested(overrides: Mapping[str, Any]) -> Table:
+    """Values by dotted path as one nested table.
+
+    >>> nested({"method.client_opt.lr": 0.05, "rounds": 3})
+    {'method': {'client_opt': {'lr': 0.05}}, 'rounds': 3}
+    """
+    out: Table = {}
+    for path, value in overrides.items():
+        *parents, last = path.split(".")
+        here = out
+        for key in parents:
+            below = here.get(key, {})
+            here[key] = below if isinstance(below, dict) else Whole(kind=below)
+            here = here[key]
+        here[last] = Whole(value) if isinstance(value, dict) else value
+    return out
+
+
+def update(settings: T, *changes: Mapping[str, Any], recipe: Table | None = None, where: str = "") -> T:
+    """A copy of a frozen dataclass with nested changes; a later one wins.
+
+    A table of the same kind changes a part, one of another kind makes a new part; a digit selects from a list.
 
     Args:
-        name: the name of the methods, or of the file without its suffix.
-        methods: the methods it builds on, joined by `+`; "" for none.
-        table: the other contents of the file.
-        recipe: the recipe that the file names.
+        settings: the settings, or a section or part of them.
+        *changes: nested tables; values may also be objects.
+        recipe: tables of parts, as in `[method]` of a recipe: a new part gets their options.
+        where: the path of `settings`, for errors.
+
+    >>> update(Method(), {"space": "mapo"}, {"space": {"k": 8}, "download": "full"}).space.k
+    8
+    """
+    top = isinstance(settings, Settings)
+    hints: dict[str, Any] = type_hints(type(settings))  # type: ignore[arg-type]
+    known = {"import" if top and one.name == "imports" else one.name: one.name for one in fields(settings) if one.init}  # type: ignore[arg-type]
+    given: dict[str, list[Any]] = {}
+    for table in changes:
+        for key, value in table.items():
+            if key not in known:
+                raise UnknownName(f"key in {where}" if where else "key", key, known)
+            given.setdefault(key, []).append(value)
+    new = {}
+    for key in sorted(given, key=lambda key: key != "import"):  # first: other keys may name parts of these modules
+        name, path = known[key], f"{where}.{key}" if where else key
+        if name == "imports":
+            new[name] = read_imports(given[key][-1])
+            continue
+        old, under = getattr(settings, name), (recipe or {}).get(key)
+        if name in _SECTIONS and all(type(value) is dict for value in given[key]):  # made once, from all changes
+            new[name] = update(old, *given[key], recipe=under, where=path)
+            continue
+        for value in given[key]:
+            old = _changed(old, value, hints[name], path, under)
+        new[name] = old
+    found = replace(settings, **new)  # type: ignore[type-var]
+    if isinstance(found, Settings) and found.task.model is None and not own_kind(found.task.kind):
+        raise ConfigError("task.model is missing; `thinwire show fedavg` prints a complete experiment")
+    return found
+
+
+def _changed(old: Any, value: Any, hint: Any, where: str, recipe: Table | None) -> Any:
+    """A value after a change."""
+    if where == "task" or (where == "task.model" and isinstance(value, dict | str)):
+        return _task(old, _table(value, where)) if where == "task" else _model(old, value)
+    kind = part_kind(hint)
+    if kind is not None:
+        return _part(kind, old, value, hint, where, recipe)
+    if is_dataclass(old) and isinstance(value, dict):
+        make: Any = type(old)
+        start = update(make(), recipe or {}) if isinstance(value, Whole) else old
+        return update(start, dict(value), recipe=recipe, where=where)
+    if is_dataclass(old) and "." not in where and not isinstance(value, type(old)):
+        _table(value, where)
+    if isinstance(old, tuple) and isinstance(value, dict):
+        return _places(old, value, hint, where)
+    return coerce(value, hint, where)
+
+
+def _part(kind: str, old: Any, value: Any, hint: Any, where: str, recipe: Table | None) -> Any:
+    """A part after a change: the same one with other options, or another one."""
+    stated = {} if recipe is None or "kind" in recipe else recipe
+    options = {key: one for key, one in stated.items() if getattr(old, key, one) == one}
+    if is_dataclass(value):
+        rare = {one.name for one in fields(value) if is_left_out(one, getattr(value, one.name))}
+        return replace(value, **{key: one for key, one in options.items() if key in rare})  # type: ignore[type-var]
+    if type(value) is dict and old is not None:
+        same = "kind" not in value or lookup(kind, named(value, where)[0]).make is type(old)
+        of_recipe = "kind" in value and recipe is not None and "kind" in recipe and old == build(kind, recipe, where)
+        if same and not of_recipe:  # a part of the recipe is not mixed with one that is stated
+            return update(old, {key: one for key, one in value.items() if key != "kind"}, where=where)
+    if not options or value is None:
+        return coerce(value, hint, where)
+    name, given = named(value, where)
+    known = inspect.signature(lookup(kind, name).make).parameters
+    return build(kind, {"kind": name, **{key: one for key, one in options.items() if key in known}, **given}, where)
+
+
+def _places(old: tuple[Any, ...], value: Table, hint: Any, where: str) -> tuple[Any, ...]:
+    """A list of parts with changes by place: `method.up.parts.0.density`."""
+    out = list(old)
+    for place, one in value.items():
+        if not place.isdigit() or int(place) >= len(out) or not isinstance(one, dict):
+            raise ConfigError(
+                f"{place!r} names no part of the {len(out)} of {where}; write its place from 0, such as 0.density"
+            )
+        out[int(place)] = _changed(out[int(place)], one, get_args(hint)[0], f"{where}.{place}", None)
+    return tuple(out)
+
+
+def _task(old: TaskSettings, value: Table) -> TaskSettings:
+    """A task after a change; keys that are no setting of tasks are arguments of the dataset's loader.
+
+    A function of the user may have parameters with the name of a setting: `task.clients` is then its argument.
+    """
+    kind = coerce(value.get("kind", DEFAULT_TASK if isinstance(value, Whole) else old.kind), str, "task.kind")
+    if isinstance(value, Whole) or kind != old.kind:
+        old = TaskSettings(kind)
+    loader = None if own_kind(kind) else lookup("dataset", kind).make
+    options = own_options(kind) if loader is None else [*inspect.signature(loader).parameters]
+    options = [name for name in options if name != "data_dir"]
+    settings = [one.name for one in fields(TaskSettings) if one.name != "options"]
+    for key in value:
+        if key not in (*settings, *options):
+            raise UnknownName("key in task", key, (*settings, *options))
+    given = {**dict(old.options), **value}
+    given = {key: given[key] for key in options if key in given}
+    loading = checked_options(kind, given) if loader is None else arguments(loader, given, "task")
+    hints = type_hints(TaskSettings)
+    own = {
+        key: one for key, one in value.items() if key in settings and key != "kind" and (loader or key not in options)
+    }
+    new = {key: _changed(getattr(old, key), one, hints[key], f"task.{key}", None) for key, one in own.items()}
+    return replace(old, options=tuple(loading.items()), **new)
+
+
+def _model(old: ModelSettings | None, value: Any) -> ModelSettings:
+    """A model after a change: other options of the same one, or another one."""
+    if old is not None and type(value) is dict and value.get("kind", old.kind) == old.kind:
+        value = {"kind": old.kind, **dict(old.options), **value}
+    kind, options = named(value, "task.model")
+    make = lookup("model", kind).make
+    if isinstance(make, nn.Module) and options:
+        raise ConfigError(f"task.model = {kind!r} is a module that is already built; write its class to set options")
+    return ModelSettings(kind, tuple((checked_arguments(make, options, "task.model") if options else {}).items()))
+
+
+def _table(value: Any, where: str) -> Table:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} must be a table, [{where}], not {value!r}")
+    return value
+
+
+def section(table: Mapping[str, Any], key: str, under: str = "") -> Table:
+    """A table within a table, empty where there is none; `under` is the path before it, for the error."""
+    return _table(table.get(key, {}), f"{under}{key}")
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+_NOT_IN_DIGEST = ("accounting", "import", "fingerprint")
+# fields of a method that are written where they differ from its defaults, so that older digests stay the same
+_RARE = (
+    *("budget", "secure_aggregation", "next_stage", "norm_bound", "evaluate", "opt_lifetime", "opt_owner"),
+    *("asynchronous", "ema_decay"),
+)
+
+
+def from_table(table: Table) -> Settings:
+    """Settings from the contents of a file that states name and task."""
+    if "name" not in table:
+        raise ConfigError('name is missing; write for example name = "my-run"')
+    if "task" not in table:
+        raise ConfigError("[task] is missing; `thinwire show fedavg` prints a complete experiment")
+    kind = coerce(section(table, "task").get("kind", DEFAULT_TASK), str, "task.kind")
+    return update(Settings("run", TaskSettings(kind)), table)
+
+
+def to_table(settings: Settings) -> Table:
+    """All settings as plain values, every default included."""
+    task = settings.task
+    sections = {key: plain(getattr(settings, key)) for key in _SECTIONS[:-1]}
+    # rarely set; without these, digests of older runs stay the same
+    if not settings.engine.workers:
+        del sections["engine"]["workers"]
+    if settings.speed == Speed():
+        del sections["speed"]
+    if settings.checkpoint.on_divergence == "stop":
+        del sections["checkpoint"]["on_divergence"]
+    return {
+        **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
+        **({"import": list(settings.imports)} if settings.imports else {}),
+        **({"fingerprint": settings.fingerprint} if settings.fingerprint else {}),
+        "task": {
+            "kind": task.kind,
+            **({"clients": task.clients} if task.clients else {}),
+            **({"partition": describe("partition", task.partition)} if task.partition else {}),
+            **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
+            "validation_fraction": task.validation_fraction,
+            "participating_clients": task.participating_clients,
+            "scale": task.scale,
+            "augment": task.augment,
+            **dict(task.options),
+        },
+        **sections,
+        **({"attack": describe("attack", settings.attack)} if settings.attack else {}),
+        "method": method_table(settings.method, strict=not task.kind.startswith(OWN)),
+    }
+
+
+def method_table(method: Method, strict: bool = True) -> Table:
+    """A method as plain values.
+
+    Args:
+        method: the method.
+        strict: whether a part that is not registered is an error; otherwise its `repr` is its kind.
     """
 
-    name: str
-    methods: str
-    table: Table
-    recipe: str = DEFAULT
+    def part_table(kind: str, part: Any) -> Table:
+        try:
+            return describe(kind, part)
+        except ConfigError:
+            if strict:
+                raise
+            return {"kind": repr(part)}
+
+    slots = {slot: part_table(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
+    if not method.mask.active:
+        del slots["mask"]  # rarely set, as above
+    shown = {"budget": bool(method.budget.tiers), "asynchronous": method.asynchronous.active}
+    rare = {
+        name: plain(value)
+        for name in _RARE
+        for value in [getattr(method, name)]
+        if shown.get(name, value != getattr(Method, name))
+    }
+    return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}
 
 
-def read_stated(what: str) -> Stated:
-    """Read a file that ends in `.toml`, or take a name as the methods; imports the plugins of a file."""
+def digest(settings: Settings | Table) -> str:
+    """A short hash of settings: two runs with one digest, and of the same data, are equal.
+
+    The fingerprint of the user's data is checked apart (`execute.py`), so that the error says what differs.
+    """
+    table = to_table(settings) if isinstance(settings, Settings) else settings
+    kept = portable({key: value for key, value in table.items() if key not in _NOT_IN_DIGEST})
+    return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
+
+
+# -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    what: str | Method,
+    on: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    recipe: str | None = None,
+) -> Settings:
+    """The settings of a method or a file on a task, with overrides.
+
+    Args:
+        what: the name of a method, several joined by `+`, the path of a file ending in `.toml`, or a Method, which is
+            used as it is.
+        on: the name of a task, a reference (`my_task.py:task`), or a file; it replaces the task of an experiment file.
+        overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
+        recipe: the name of a recipe; by default that of the file, or `default`.
+    """
+    name, methods, file, of_file = _stated(what)
+    chosen = preset("recipes", of_file if recipe is None else recipe).table
+    task = on if on is not None else coerce(section(file, "task").get("kind", DEFAULT_TASK), str, "task.kind")
+    if on is not None:
+        file.pop("task", None)
+    on_task = section(_table(file.pop("on", {}), "on"), task, "on.")  # the file's own settings for this task
+    layers = task_layers(task)
+    kind = layers[-1]["task"]["kind"]
+    # a task in a file of its own has the methods' settings of its kind
+    on_kind = kind if Path(task).suffix in (".toml", ".jsonl") else task
+    slots = {} if isinstance(what, Method) else chosen.get("method", {})
+    stated = {**section(file, "method"), **section(on_task, "method")} if isinstance(what, str) else {}
+    if all(slot in stated and not (isinstance(stated[slot], dict) and "kind" not in stated[slot]) for slot in slots):
+        slots = {}  # the file is complete
+    modules = list(dict.fromkeys([*loaded(), *file.pop("import", [])]))
+    layers = [
+        {"name": name, "import": modules, "method": slots},
+        *layers,
+        {} if own_kind(kind) else {"task": chosen.get("task", {})},
+        join(named_methods(methods), on_kind) if methods else {},
+        file,
+        on_task,
+    ]
+    layers = [anchored(layer, Path.cwd()) for layer in layers]
+    settings = update(Settings("run", TaskSettings(kind)), *layers, recipe={"method": slots})
+    if not overrides:
+        return settings
+    objects = {path: value for path, value in overrides.items() if is_dataclass(value)}
+    changes = nested({path: value for path, value in overrides.items() if path not in objects})
+    if type(changes.get("task")) is dict:  # its paths are made absolute by kind
+        changes["task"] = {"kind": settings.task.kind, **changes["task"]}
+    options = {slot: value for slot, value in slots.items() if "kind" not in value}
+    return update(settings, nested(objects), anchored(changes, Path.cwd()), recipe={"method": options})
+
+
+def _stated(what: str | Method) -> tuple[str, str, Table, str]:
+    """Name, methods, table and recipe that a file states; a name alone states the methods."""
+    if isinstance(what, Method):
+        return "method", "", {"method": what}, DEFAULT_RECIPE
+    if not isinstance(what, str):
+        raise ConfigError(
+            f"method must be a Method, the name of one or a file (.toml), not {type(what).__name__}; "
+            "write for example 'fedavg'"
+        )
     if not what:
         raise ConfigError("the name of the method is empty; write for example fedavg")
     if not what.endswith(".toml"):
-        return Stated(what, what, {})
+        return what.replace(" ", ""), what, {}, DEFAULT_RECIPE
     path = Path(what)
     if not path.is_file():
         raise ConfigError(f"no such experiment file: {what}")
@@ -115,131 +396,24 @@ def read_stated(what: str) -> Stated:
     table.pop("fingerprint", None)  # of the run whose configuration it is
     read_imports(table.get("import", []))
     method = table.get("method", {})
-    method = {"kind": method} if isinstance(method, str) else section(table, "method")
-    methods = coerce(method.get("kind", ""), str, "method.kind")
-    rest = {key: value for key, value in method.items() if key != "kind"}
-    recipe = coerce(table.pop("recipe", DEFAULT), str, "recipe")
-    return Stated(path.stem, methods, {**table, "method": rest}, recipe)
+    method = {"kind": method} if isinstance(method, str) else dict(section(table, "method"))
+    methods = coerce(method.pop("kind", ""), str, "method.kind")
+    recipe = coerce(table.pop("recipe", DEFAULT_RECIPE), str, "recipe")
+    return path.stem.replace(" ", ""), methods, {**table, "method": method}, recipe
 
 
-def resolve(what: str, on: str | None = None, overrides: Table | None = None, recipe: str | None = None) -> Experiment:
-    """The experiment of a method or a file, with overrides.
-
-    Args:
-        what: the name of a method, several joined by `+`, or the path of an experiment file ending in `.toml`.
-        on: the name of a task, a task of one's own (`my_task.py:task`), or a file (`config.py`); with an
-            experiment file, it replaces the file's task.
-        overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
-        recipe: the name of a recipe; by default that of the file, or `default`.
-    """
-    name, methods, own, of_file = read_stated(what)
-    chosen = preset("recipes", of_file if recipe is None else recipe).table
-    task = on if on is not None else coerce(section(own, "task").get("kind", DEFAULT_TASK), str, "task.kind")
-    if on is not None:
-        own = {key: value for key, value in own.items() if key != "task"}
-    on_task = section(section(own, "on"), task, "on.")  # the file's own settings for this task
-    own = {key: value for key, value in own.items() if key != "on"}
-    settings = task_settings(task)
-    kind = settings["task"]["kind"]
-    table = layer(settings, {"task": {} if own_kind(kind) else chosen.get("task", {})})
-    # a task in a file of its own has the methods' settings of its kind
-    on_kind = kind if Path(task).suffix in (".toml", ".jsonl") else task
-    for above in (join(named(methods), on_kind) if methods else {}, own, on_task):
-        table = layer(table, above)
-    table = under(chosen, table, layer(own, on_task))
-    table.setdefault("name", name.replace(" ", ""))
-    if modules := list(dict.fromkeys([*loaded(), *table.get("import", [])])):
-        table["import"] = modules
-    experiment = from_table(anchored(table, Path.cwd()))
-    if overrides:
-        table = to_table(experiment)  # with every default written out, so that any key can be set
-        before = to_table(experiment)
-        for key, value in overrides.items():
-            put(table, key, value)
-        keep(chosen, before, table)
-        experiment = from_table(anchored(table, Path.cwd()))
-    return experiment
-
-
-def stated_settings(what: str, recipe: str | None = None) -> tuple[str, Table]:
-    """The label and the settings of a method or a file, without its task: for models and data of your own."""
-    name, methods, own, of_file = read_stated(what)
-    chosen = preset("recipes", of_file if recipe is None else recipe).table
-    own = {key: value for key, value in own.items() if key not in ("task", "on")}
-    label = coerce(own.pop("name", name), str, "name")
-    return label, under(chosen, layer(join(named(methods)) if methods else {}, own), own)
-
-
-def under(recipe: Table, stated: Table, file: Table | None = None) -> Table:
-    """A table with the method settings of a recipe where it has none.
-
-    Args:
-        recipe: the table of the recipe.
-        stated: the settings of all other layers.
-        file: those of the experiment file alone.
-    """
-    slots: Table = recipe.get("method", {})
-    own = (file or {}).get("method", {})
-    if slots and all(slot in own and not _is_options(own[slot]) for slot in slots):
-        return stated
-    method = stated.get("method", {})
-    filled = {slot: _fill(slot, value, method.get(slot)) for slot, value in slots.items()}
-    return {**stated, "method": {**method, **filled}} if filled else stated
-
-
-def keep(recipe: Table, before: Table, after: Table) -> None:
-    """Restore options of a recipe in a part that an override replaced without stating them.
-
-    >>> recipe = {"method": {"client_opt": {"clip_norm": 5.0}}}
-    >>> before = {"method": {"client_opt": {"kind": "sgd", "lr": 0.1, "clip_norm": 5.0}}}
-    >>> after = {"method": {"client_opt": {"kind": "adam"}}}
-    >>> keep(recipe, before, after); after
-    {'method': {'client_opt': {'clip_norm': 5.0, 'kind': 'adam'}}}
-    """
-    method = after["method"]
-    for slot, options in recipe.get("method", {}).items() if isinstance(method, dict) else ():
-        old = before["method"][slot]
-        if "kind" not in options and all(old.get(key) == value for key, value in options.items()):
-            method[slot] = _fill(slot, options, method.get(slot))
-
-
-def _is_options(value: Any) -> bool:
-    """Whether a table has options for a part that another table names."""
-    return isinstance(value, dict) and "kind" not in value
-
-
-def _fill(slot: str, recipe: Table, stated: Any) -> Any:
-    """The table of a part: as stated, over the value of the recipe."""
-    kind = SLOTS[slot]
-    if "kind" in recipe:
-        return recipe if stated is None else layer(recipe, stated) if _is_options(stated) else stated
-    if stated is None:
-        stated = describe(kind, getattr(Method, slot))
-    table = {"kind": stated} if isinstance(stated, str) else stated
-    if not isinstance(table, dict):
-        return stated  # not a part: `load.py` refuses it
-    entry = entries(kind).get(str(table.get("kind")))
-    known = inspect.signature(entry.make).parameters if entry else recipe
-    return layer({key: value for key, value in recipe.items() if key in known}, table)
-
-
-DATASET_OF = {
-    ".csv": "table",
-    ".parquet": "table",
-    ".npz": "arrays",
-    ".jsonl": "causal-lm",
-}  # suffix of a file -> dataset that reads it
+DATASET_OF = {".csv": "table", ".parquet": "table", ".npz": "arrays", ".jsonl": "causal-lm"}  # by suffix of a file
 FOLDER_DATASET = "image-folder"
 
 
-def task_settings(on: str) -> Table:
-    """The settings of a task, as the table of an experiment file without a method's part.
+def task_layers(on: str) -> list[Table]:
+    """The settings of a task, as tables of an experiment file without a method's part; a later one wins.
 
-    >>> task_settings("my_task.py:task")["cohort"]
+    >>> task_layers("my_task.py:task")[0]["cohort"]
     {'size': 0}
     """
     if own_kind(on):
-        return {"task": {"kind": in_folder(on, Path.cwd())}, "cohort": {"size": 0}}  # 10 or all clients
+        return [{"task": {"kind": in_folder(on, Path.cwd())}, "cohort": {"size": 0}}]  # 10 or all clients
     suffix = Path(on).suffix.lower()
     if is_file(on):
         raise ConfigError(f"{on} is a Python file; add the name of a Task or function in it, such as {on}:task")
@@ -254,19 +428,20 @@ def task_settings(on: str) -> Table:
     return _by_name(on)
 
 
-def _by_name(task: str) -> Table:
-    """A preset of ours, or the `preset` with which a plugin registered its dataset."""
+def _by_name(task: str) -> list[Table]:
+    """A preset, or the `preset` with which a plugin registered its dataset."""
     try:
-        return preset("tasks", task).table
+        return [preset("tasks", task).table]
     except UnknownName:
         entry = entries("dataset").get(task)
         if entry is None:
             raise
         cohort = {} if "clients" in entry.preset.get("task", {}) else {"cohort": {"size": 0}}
-        return layer({"task": {"kind": task}, **cohort}, dict(entry.preset))
+        own = {**entry.preset, "task": {"kind": task, **entry.preset.get("task", {})}}
+        return [{"task": {"kind": task}, **cohort}, own]
 
 
-def _of_file(file: Path) -> Table:
+def _of_file(file: Path) -> list[Table]:
     """A task file, on top of the settings of its kind."""
     table = anchored(read_toml(file), file.parent)
     task = table.get("task")
@@ -274,22 +449,23 @@ def _of_file(file: Path) -> Table:
         raise ConfigError(
             f'{file} is no task file: it lacks kind in [task]; write for example kind = "my_task.py:task"'
         )
-    about = {key: value for key, value in table.items() if key not in ("about", "paper")}
-    return layer(task_settings(task["kind"]), about)
+    return [*task_layers(task["kind"]), {key: one for key, one in table.items() if key not in ("about", "paper")}]
 
 
-def _with_data(dataset: str, path: str) -> Table:
+def _with_data(dataset: str, path: str) -> list[Table]:
     """A dataset that reads a file or a folder."""
     parameters = inspect.signature(lookup("dataset", dataset).make).parameters
     option = next((name for name in PATH_OPTIONS if name in parameters), PATH_OPTIONS[0])
-    return layer(_by_name(dataset), {"task": {option: str(Path(path).expanduser().absolute())}})
+    return [*_by_name(dataset), {"task": {"kind": dataset, option: str(Path(path).expanduser().absolute())}}]
 
+
+# -- methods joined by + ---------------------------------------------------------------------------------------------
 
 _CHAINED = ("method.up", "method.down")
 _FIRST_WINS = ("method.client_opt",)
 
 
-def named(expression: str) -> list[Preset]:
+def named_methods(expression: str) -> list[Preset]:
     """The presets of an expression, for example `mapo+int8`, in its order."""
     names = [name.strip() for name in expression.split("+")]
     if len(names) > 1 and not all(names):
@@ -301,84 +477,62 @@ def named(expression: str) -> list[Preset]:
 
 
 def join(methods: Sequence[Preset], task: str | None = None) -> Table:
-    """One table from several presets.
-
-    Args:
-        methods: the presets.
-        task: the task on which they are used.
+    """One table from several presets, with the values that they have on a task.
 
     Raises:
         IncompatibleParts: two methods fill the same slot.
+
+    >>> join(named_methods("scaffold+int8"))["method"]["correction"]
+    Scaffold()
+    >>> join(named_methods("mapo+fedpara"))
+    Traceback (most recent call last):
+    thinwire.errors.IncompatibleParts: mapo+fedpara: 'mapo' and 'fedpara' both fill method.space; keep one of them
     """
     expression = "+".join(method.name for method in methods)
-    out: Table = {}
+    filled: Table = {}  # by path, two levels deep: `rounds`, `method.space`, `local.batch`
     owners: dict[str, list[str]] = {}  # the methods that filled a slot
     for method in methods:
-        for slot, value in _slots(method.on_task(task)):
-            before = owners.setdefault(slot, [])
-            if not before or _get(out, slot) == value:
-                _put(out, slot, value)
-            elif slot in _CHAINED:
-                _put(out, slot, _chain(expression, slot, [*before, method.name], _get(out, slot), value))
-            elif slot in _FIRST_WINS or _same_server_optimizer(slot, _get(out, slot), value):
-                continue
-            else:
-                raise IncompatibleParts(
-                    f"{expression}: {before[0]!r} and {method.name!r} both fill {slot}; keep one of them"
-                )
-            before.append(method.name)
+        for key, section in method.on_task(task).items():
+            values = (
+                {f"{key}.{name}": one for name, one in section.items()} if isinstance(section, dict) else {key: section}
+            )
+            for slot, value in values.items():
+                before = owners.setdefault(slot, [])
+                old = filled.get(slot, value)
+                if old == value:
+                    filled[slot] = value
+                elif slot in _CHAINED:
+                    filled[slot] = _chain(expression, slot, [*before, method.name], old, value)
+                elif slot in _FIRST_WINS or (slot == "method.server_opt" and type(old) is type(value)):
+                    continue  # the learning rates of the first method
+                else:
+                    raise IncompatibleParts(
+                        f"{expression}: {before[0]!r} and {method.name!r} both fill {slot}; keep one of them"
+                    )
+                before.append(method.name)
+    out: Table = {}
+    for slot, value in filled.items():
+        key, _, name = slot.partition(".")
+        out.update({key: {**out.get(key, {}), name: value}} if name else {key: value})
     return out
 
 
-def _same_server_optimizer(slot: str, first: Any, second: Any) -> bool:
-    """Whether two methods have one kind of server optimizer, with other settings: those of the first are used."""
-    return slot == "method.server_opt" and isinstance(first, dict) and first.get("kind") == second.get("kind")
-
-
-def _slots(table: Table) -> list[tuple[str, Any]]:
-    """Every value by its path, two levels deep: `rounds`, `method.space`, `local.batch`."""
-    out = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            out += [(f"{key}.{name}", inner) for name, inner in value.items()]
-        else:
-            out.append((key, value))
-    return out
-
-
-def _get(table: Table, path: str) -> Any:
-    section, _, key = path.rpartition(".")
-    return (table[section] if section else table)[key]
-
-
-def _put(table: Table, path: str, value: Any) -> None:
-    section, _, key = path.rpartition(".")
-    (table.setdefault(section, {}) if section else table)[key] = value
-
-
-def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second: Any) -> Table:
+def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second: Any) -> Chain:
     """Two codecs in sequence, or an error that names the order in which they can be chained."""
 
-    def chained(*codecs: Any) -> Table:
-        parts: list[Any] = []
-        for codec in codecs:
-            nested = isinstance(codec, dict) and codec.get("kind") == "chain"
-            parts += codec["parts"] if nested else [codec]
-        return {"kind": "chain", "parts": parts}
+    def chained(*codecs: Any) -> Chain:
+        return Chain(tuple(one for codec in codecs for one in (codec.parts if isinstance(codec, Chain) else [codec])))
 
-    def refusal(table: Table) -> ConfigError | None:
-        try:
-            build("codec", table, slot)
-        except ConfigError as error:
-            return error
-        return None
-
-    wanted = chained(first, second)
-    if error := refusal(wanted):
+    try:
+        return chained(first, second)
+    except ConfigError as error:
         earlier, name = " and ".join(map(repr, names[:-1])), names[-1]
-        others = [known for known in expression.split("+") if known not in (*names[:-1], name)]
         reason = f"do not chain: {error}"
-        if not refusal(chained(second, first)):
+        try:
+            chained(second, first)
+        except ConfigError:
+            pass
+        else:
+            others = [known for known in expression.split("+") if known not in names]
             reason = f"do not chain in this order; write {'+'.join([*others, name, *names[:-1]])}"
         raise IncompatibleParts(f"{expression}: {earlier} and {name!r} both fill {slot} and {reason}") from error
-    return wanted

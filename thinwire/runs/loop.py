@@ -1,4 +1,4 @@
-"""The round loop: one generator for `tw.simulate`, `thinwire run`, grids, the tuner and the Flower server app.
+"""The round loop: one generator for simulations and the Flower server app.
 
     for state, record in rounds(simulation, simulation.start(), Stop(rounds=10)):
         ...
@@ -6,30 +6,19 @@
 It yields after every round. The loop adds the change of status to the record (`alarm`, see `collapse.py`), ends early
 where `Stop` says so, and saves checkpoints: both after the caller has handled the record. `retry.py` goes back to a
 healthy state when the loop raises `Diverged`.
-
-What a caller hands to a run: functions that see every record, and one that may end it.
-
-After every round, in this order: the record is written to `metrics.jsonl`, `on_round` is called, the callbacks in the
-order given, then the stop function; last, a checkpoint is written if one is due. A run that continues shows the records
-of its earlier rounds first, so that a log or a plot is complete.
-
-A callback is a function of the record, or an object with `on_round(record)` and, if it likes, `on_end(records)`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import Diverged
 from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.runs.best import Lead, selected_by
 from thinwire.runs.collapse import Course, Verdict, chance_of, news
 from thinwire.schedules.base import LayerFacts
-from thinwire.training.autotune import first_line
 from thinwire.training.inputs import Backend
 
 
@@ -47,6 +36,7 @@ class Training(NamedTuple):
         return cls(state.backend, state.backend_reason, state.chunk, state.onednn)
 
 
+OnRound = Callable[[RoundRecord], Any]
 EndedBy = Literal["rounds", "target accuracy", "patience", "stop function", "divergence"]
 
 
@@ -57,7 +47,7 @@ class Stop(NamedTuple):
         rounds: after this round.
         target_accuracy: after a round that reaches this accuracy on the test set; 1 for never.
         patience: after so many evaluations without a new best one (`best.py`); 0 for never.
-        when: after a round for which this function of its record and of all records is true.
+        when: after a record for which this function is true.
 
     >>> from thinwire.metrics.objective import Objective
     >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 0, 0, 0, 1, 0.1)
@@ -68,16 +58,10 @@ class Stop(NamedTuple):
     rounds: int
     target_accuracy: float = 1.0
     patience: int = 0
-    when: Callable[[RoundRecord, Sequence[RoundRecord]], bool] | None = None
+    when: OnRound | None = None
 
     def ended_by(self, records: Sequence[RoundRecord], lead: Lead) -> EndedBy | None:
         """Why a run with these records ends; None if it goes on."""
-        if by := self.limit(records, lead):
-            return by
-        return "stop function" if records and self.when and self.when(records[-1], records) else None
-
-    def limit(self, records: Sequence[RoundRecord], lead: Lead) -> EndedBy | None:
-        """Why it ends by its own settings, without asking the function."""
         if not records:
             return None
         last = records[-1]
@@ -85,7 +69,9 @@ class Stop(NamedTuple):
             return "rounds"
         if self.target_accuracy < 1 and last.accuracy is not None and last.accuracy >= self.target_accuracy:
             return "target accuracy"
-        return "patience" if 0 < self.patience <= lead.since else None
+        if 0 < self.patience <= lead.since:
+            return "patience"
+        return "stop function" if self.when and self.when(last) else None
 
 
 class Checkpoints(NamedTuple):
@@ -185,101 +171,3 @@ def _judged(simulation: Runner, before: RunState, after: RunState, record: Round
     if task.test is None and task.client_tests is None:
         return before if before.round else None
     return after if record.test_loss is not None or record.client_accuracy is not None else None
-
-
-OnRound = Callable[[RoundRecord], None]
-StopFunction = Callable[[RoundRecord, Sequence[RoundRecord]], bool]
-
-
-class CallbackFailed(ConfigError):
-    """A callback or a stop function raised an error; the run can be continued."""
-
-
-@dataclass(frozen=True, eq=False)
-class Watchers:
-    """The functions of a caller.
-
-    Args:
-        on_round: is called with every record; its errors are raised as they are.
-        on_message: is called with every message.
-        callbacks: functions and objects; their errors are raised as one line with their name.
-        stop: ends the run; see `as_stop`.
-        on_continue: is called with the number of rounds that are done, before the others are trained.
-    """
-
-    on_round: OnRound | None = None
-    on_message: OnMessage | None = None
-    callbacks: Sequence[Any] = ()
-    stop: StopFunction | None = None
-    on_continue: Callable[[int], None] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        on_round: OnRound | None = None,
-        on_message: OnMessage | None = None,
-        callbacks: Any = (),
-        stop: Callable[..., Any] | None = None,
-    ) -> Watchers:
-        """Check what a caller gave."""
-        given = (
-            tuple(callbacks) if isinstance(callbacks, Iterable) and not hasattr(callbacks, "on_round") else callbacks
-        )
-        given = given if isinstance(given, tuple) else (given,)
-        for one in given:
-            if not callable(getattr(one, "on_round", one)):
-                raise ConfigError(
-                    f"a callback must be a function of the record or an object with on_round(record), not {one!r}"
-                )
-        return cls(on_round, on_message, given, None if stop is None else as_stop(stop))
-
-    def show(self, record: RoundRecord) -> None:
-        """Call everyone with a record."""
-        if self.on_round:
-            self.on_round(record)
-        for one in self.callbacks:
-            _call(f"callback {_name(one)}", record, getattr(one, "on_round", one), record)
-
-    def end(self, records: Sequence[RoundRecord]) -> None:
-        """Call `on_end` of the callbacks that have it."""
-        for one in self.callbacks:
-            if records and callable(ending := getattr(one, "on_end", None)):
-                _call(f"callback {_name(one)}", records[-1], ending, records)
-
-
-def as_stop(function: Callable[..., Any]) -> StopFunction:
-    """A stop function of the record, or of the record and all records so far, as one of both.
-
-    >>> record = RoundRecord(3, 0.1, 0.9, 0.2, 10, 10, 0, 2, 0.1)
-    >>> as_stop(lambda record: record.loss < 0.2)(record, [record])
-    True
-    >>> as_stop(lambda record, records: len(records) > 1)(record, [record])
-    False
-    """
-    if not callable(function):
-        raise ConfigError(f"stop must be a function of the record, such as lambda r: r.loss < 0.1, not {function!r}")
-    try:
-        given = inspect.signature(function).parameters.values()
-        two = len([p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 1
-    except (TypeError, ValueError):  # written in C
-        two = False
-
-    def ask(record: RoundRecord, records: Sequence[RoundRecord]) -> bool:
-        return bool(
-            _call(f"stop function {_name(function)}", record, function, *((record, records) if two else (record,)))
-        )
-
-    return ask
-
-
-def _call(what: str, record: RoundRecord, function: Callable[..., Any], *given: Any) -> Any:
-    try:
-        return function(*given)
-    except Exception as error:
-        raise CallbackFailed(
-            f"{what} failed after round {record.round}: {type(error).__name__}: {first_line(error)}"
-        ) from error
-
-
-def _name(one: Any) -> str:
-    return getattr(one, "__qualname__", None) or type(one).__qualname__

@@ -19,14 +19,26 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from thinwire.core.registry import KINDS, is_left_out, lookup, name_of
+from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.federation.attacks import Attack
 from thinwire.runs.toml import Table
 
 
 @cache
 def contract_kinds() -> dict[Any, str]:
     """Contract class -> kind. A field with such a type holds a part: a table in the file, at any depth."""
-    return {kind.contract_type(): kind.name for kind in KINDS.values() if kind.contract}
+    slots = {kind.contract_type(): kind.name for kind in KINDS.values() if kind.contract}
+    return {**slots, Partition: "partition", Attack: "attack"}
+
+
+def part_kind(hint: Any) -> str | None:
+    """The kind of part that a type hint names, on its own or with None."""
+    return next((contract_kinds()[one] for one in _options(hint) if one in contract_kinds()), None)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @cache
@@ -111,7 +123,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     if hint is Any or hint is inspect.Parameter.empty:
         return value
     if (kind := contract_kinds().get(hint)) is not None:
-        return build(kind, value, where)
+        return value if dataclasses.is_dataclass(value) else build(kind, value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _record(hint, value, where)
     if origin is Literal:

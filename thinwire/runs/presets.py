@@ -1,12 +1,9 @@
 """Named presets: methods from the registry; tasks and recipes from TOML files.
 
-A preset is a part of an experiment file, with a line of text (`about`) and its paper. `layer` puts one table on top of
-another: a later value wins, and a part of another kind replaces the earlier one completely.
+A preset is a part of an experiment file, with a line of text (`about`) and its paper; slots of a method are objects.
 
->>> layer({"a": {"kind": "x", "n": 1}}, {"a": {"kind": "y"}}), layer({"a": {"n": 1}}, {"a": {"m": 2}})
-({'a': {'kind': 'y'}}, {'a': {'n': 1, 'm': 2}})
 >>> preset("methods", "fedprox").table
-{'method': {'correction': {'kind': 'fedprox', 'mu': 0.1}}}
+{'method': {'correction': FedProx(mu=0.1)}}
 
 The catalog: everything that has a name, one row each (`thinwire list`).
 
@@ -82,7 +79,7 @@ def preset(kind: Kind, name: str) -> Preset:
 
 
 def filled(method: Method) -> Table:
-    """The slots that a method fills, as the table of an experiment file: those that differ from `Method()`.
+    """The slots that a method fills: those that differ from `Method()`.
 
     `client_opt` also counts where it is given and equals the default: a task sets a learning rate too, and that of the
     method has priority.
@@ -92,30 +89,13 @@ def filled(method: Method) -> Table:
     >>> filled(Method()), list(filled(Method(client_opt=SGD(0.1))))
     ({}, ['client_opt'])
     """
-    # late: these import torch, which the presets of tasks do not need
-    from thinwire.protocol.method import Method
-    from thinwire.runs.parts import plain, type_hints
-
-    def fills(slot: str, value: Any) -> bool:
-        default = getattr(Method, slot)
-        return value is not default if slot == "client_opt" else bool(value != default)
-
-    slots = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
-    hints = type_hints(Method)
-    return {slot: plain(value, hints[slot]) for slot, value in slots.items() if fills(slot, value)}
-
-
-def layer(under: Table, over: Table) -> Table:
-    """One table on top of another."""
-    out = dict(under)
-    for key, value in over.items():
-        below = out.get(key)
-        if isinstance(value, dict) and isinstance(below, dict):
-            other = "kind" in value and "kind" in below and value["kind"] != below["kind"]
-            out[key] = dict(value) if other else layer(below, value)
-        else:
-            out[key] = value
-    return out
+    default = type(method)()
+    slots = {one.name: getattr(method, one.name) for one in dataclasses.fields(method)}
+    return {
+        slot: value
+        for slot, value in slots.items()
+        if (value is not default.client_opt if slot == "client_opt" else value != getattr(default, slot))
+    }
 
 
 def _method(entry: Entry) -> Preset:

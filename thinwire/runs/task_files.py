@@ -5,22 +5,26 @@ folder of data in the options `PATH_OPTIONS`, and `import` lists Python files.
 
 >>> anchored({"task": {"kind": "my.py:task", "rows": 3}}, Path("/home/me"))
 {'task': {'kind': '/home/me/my.py:task', 'rows': 3}}
->>> task_label({"kind": "/home/me/my.py:task"}), task_label({"kind": "table", "file": "/home/me/visits.csv"})
-('my.py:task', 'visits.csv')
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.reference import in_folder, is_file, is_reference, needs_import, short_name
+from thinwire.core.reference import (
+    OWN,
+    PATH_OPTIONS,
+    in_folder,
+    is_file,
+    is_reference,
+    needs_import,
+    own_kind,
+    short_name,
+)
 from thinwire.runs.toml import DEEPEST, Table
-
-OWN = "own:"  # kinds of tasks that are objects of this process (`own_task.py`)
-PATH_OPTIONS = ("file", "folder", "path", "test_file", "test_folder")  # of the loader of a dataset
 
 
 def anchored(table: Table, folder: Path) -> Table:
@@ -43,26 +47,6 @@ def names_new_code(table: Table) -> bool:
     return by_script or any(needs_import(text) for text in _references(table))
 
 
-def own_kind(kind: str) -> bool:
-    """Whether a task is a reference, or an object of this process, and not a dataset by name."""
-    return kind.startswith(OWN) or is_reference(kind)
-
-
-def task_label(task: Mapping[str, Any]) -> str:
-    """The name of a task for readers, from its table: that of its file, without folders.
-
-    >>> task_label({"kind": "own:letters-0123abcd"}), task_label({"kind": "digits"})
-    ('letters', 'digits')
-    """
-    kind = str(task.get("kind", "?"))
-    if kind.startswith(OWN):
-        return kind.removeprefix(OWN).rpartition("-")[0]
-    if is_reference(kind):
-        return short_name(kind)
-    named = [task[key] for key in PATH_OPTIONS if isinstance(task.get(key), str)]
-    return Path(named[0]).name or kind if named else kind
-
-
 def folder_name(label: str) -> str:
     """The name of a task as a part of the name of a run directory.
 
@@ -81,7 +65,7 @@ def _changed(table: Table, reference: Callable[[str], str], path: Callable[[str]
         if depth > DEEPEST:  # it is refused when it is read
             return value
         if isinstance(value, dict):
-            return {key: change(one, depth + 1) for key, one in value.items()}
+            return type(value)({key: change(one, depth + 1) for key, one in value.items()})
         return [change(one, depth + 1) for one in value] if isinstance(value, list) else value
 
     out: Table = change(table)
@@ -89,9 +73,7 @@ def _changed(table: Table, reference: Callable[[str], str], path: Callable[[str]
         out["import"] = [reference(one) if isinstance(one, str) and is_file(one) else one for one in modules]
     task = out.get("task")
     if isinstance(task, dict) and not own_kind(str(task.get("kind", ""))):
-        out["task"] = {
-            key: path(one) if key in PATH_OPTIONS and isinstance(one, str) else one for key, one in task.items()
-        }
+        task.update({key: path(task[key]) for key in PATH_OPTIONS if isinstance(task.get(key), str)})
     return out
 
 

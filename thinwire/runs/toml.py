@@ -151,41 +151,6 @@ def _value(value: Any) -> str:
     raise ConfigError(f"{value!r} of type {type(value).__name__} cannot be written to a configuration file")
 
 
-def put(table: Table, path: str, value: Any) -> None:
-    """Set a value by its dotted path; a part that is given by name only becomes a table.
-
-    >>> table = {"method": {"client_opt": "sgd"}}
-    >>> put(table, "method.client_opt.lr", 0.5); table
-    {'method': {'client_opt': {'kind': 'sgd', 'lr': 0.5}}}
-    """
-    *parents, last = path.split(".")
-    here = table
-    for at, key in enumerate(parents):
-        below = here.get(key)
-        if isinstance(below, list):  # the parts of a chain: method.up.parts.0.density
-            here[key] = _changed(below, ".".join([*parents[at + 1 :], last]), value)
-            return
-        if isinstance(below, str):
-            below = {"kind": below}
-        here[key] = dict(below) if isinstance(below, dict) else {}
-        here = here[key]
-    if last == "kind" and here.get("kind") != value:
-        here.clear()  # the options of one kind do not apply to another
-    here[last] = value
-
-
-def _changed(parts: list[Any], path: str, value: Any) -> list[Any]:
-    """A list of tables with a value in one of them, by its place from 0 and a dotted path."""
-    place, _, rest = path.partition(".")
-    if not place.isdigit() or int(place) >= len(parts) or not rest:
-        raise ConfigError(
-            f"{path!r} names no part of a list of {len(parts)}; write its place from 0, such as 0.density"
-        )
-    wrapped = {"part": parts[int(place)]}
-    put(wrapped, f"part.{rest}", value)
-    return [*parts[: int(place)], wrapped["part"], *parts[int(place) + 1 :]]
-
-
 def parse_overrides(words: list[str]) -> Table:
     """`key=value` words of a command line as overrides.
 

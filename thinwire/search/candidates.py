@@ -16,19 +16,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
 from thinwire.reports.chapters import setting_text
-from thinwire.runs.config import resolve
-from thinwire.runs.experiment import Experiment, to_table
-from thinwire.runs.load import from_table
-from thinwire.runs.toml import Table, flat, parse_value, put
+from thinwire.runs.config import to_table
+from thinwire.runs.run import settings_of
+from thinwire.runs.toml import Table, flat, parse_value
 
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
@@ -47,84 +46,16 @@ _SHORT: dict[str, str | tuple[str, ...]] = {
     "steps": "local.steps",
     "batch": "local.batch",
 }
-# options of the verbs, of `tw.compare`, `tw.sweep` and `tw.tune`
-OPTIONS = {
-    "rounds": "rounds",
-    "clients": "task.clients",
-    "cohort": "cohort.size",
-    "seed": "seed",
-    "device": "engine.device",
-    "accounting": "accounting",
-    "on_divergence": "checkpoint.on_divergence",
-    "keep_best": "checkpoint.best",
-    "patience": "eval.patience",
-    "objective": "eval.objective",
-}
-
-Make = Callable[[Table], Experiment]  # the experiment with further settings by dotted path
+Make = Callable[[Table], Settings]  # the experiment with further settings by dotted path
 
 
-def maker(
-    method: str | Method,
-    on: Any = None,
-    *,
-    name: str = "",
-    recipe: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    metrics: Sequence[str] | None = None,
-    **options: Any,
-) -> Make:
-    """The experiments of a method on a task, as a function of further settings.
-
-    Args:
-        method: names joined by `+`, the path of an experiment file, or a Method, which is used as it is.
-        on: the name of a task, a reference, a Task, or a function of a seed that returns one.
-        name: the label in tables; by default that of the method or file, `method` for a Method.
-        recipe: the name of a recipe, for a method by name or file.
-        overrides: settings by dotted path.
-        metrics: names of metrics, besides those of the experiment.
-        **options: `rounds`, `clients`, `cohort`, `seed`, `device`, `accounting`, `on_divergence`, `keep_best`,
-            `patience`, `objective`, as on the command line; None leaves one as it is.
+def maker(method: str | Method, on: Any = None, **options: Any) -> Make:
+    """The settings of a method on a task, as a function of further settings; see `settings_of`.
 
     >>> maker("mapo", "digits", rounds=5)({"method.space.k": 64}).method.space.k
     64
     """
-    if unknown := set(options) - set(OPTIONS):
-        known = ", ".join((*OPTIONS, "recipe", "overrides", "metrics"))
-        raise ConfigError(f"unknown option {min(unknown)}; write one of {known}")
-    if not isinstance(method, str | Method):
-        raise ConfigError(
-            f"method must be the name of a method, a file (.toml) or a Method, not {type(method).__name__}; "
-            "write for example 'mapo'"
-        )
-    task = _task_name(on)
-    given = {OPTIONS[key]: value for key, value in options.items() if value is not None}
-    base = {**given, **(overrides or {}), **({"name": name} if name else {})}
-
-    def make(changes: Table) -> Experiment:
-        settings = {**base, **changes}
-        if isinstance(method, str):
-            experiment = resolve(method, task, settings, recipe)
-        else:
-            table = to_table(replace(resolve("fedavg", task), method=method))
-            for key, value in {"name": "method", **settings}.items():
-                put(table, key, value)
-            experiment = from_table(table)
-        if not metrics:
-            return experiment
-        names = dict.fromkeys((*experiment.eval.metrics, *metrics))
-        return replace(experiment, eval=replace(experiment.eval, metrics=tuple(names)))
-
-    return make
-
-
-def _task_name(on: Any) -> str | None:
-    """The name of a task; a Task or a function gets one for this process (`own_task.py`)."""
-    if on is None or isinstance(on, str | Path):
-        return None if on is None else str(on)
-    from thinwire.runs.own_task import task_name
-
-    return str(task_name(on))
+    return partial(settings_of, method, on, options)
 
 
 class Knob(NamedTuple):
@@ -175,7 +106,7 @@ def _value(word: str) -> Any:
     return int(exact) if exact.denominator == 1 else float(exact)
 
 
-def knobs_of(experiment: Experiment, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
+def knobs_of(experiment: Settings, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
     """The settings that some keys stand for in an experiment, with their values.
 
     >>> knobs_of(resolve("flasc"), {"lr": [0.1], "density": [0.5]})[1].paths
@@ -247,14 +178,14 @@ def points(knobs: Knobs) -> list[Point]:
     return list(itertools.product(*(knob.values for knob in knobs)))
 
 
-def start_of(experiment: Experiment, knobs: Knobs) -> Point:
+def start_of(experiment: Settings, knobs: Knobs) -> Point:
     """The experiment's own values; None where the settings of a knob differ from each other."""
     known = flat(to_table(experiment))
     own = [[known.get(path) for path in knob.paths] for knob in knobs]
     return tuple(values[0] if all(value == values[0] for value in values) else None for values in own)
 
 
-def changes(experiment: Experiment, knobs: Knobs, point: Point) -> Table:
+def changes(experiment: Settings, knobs: Knobs, point: Point) -> Table:
     """The settings of a point by dotted path, as overrides; alpha / rank of an adapter stays constant.
 
     >>> flasc = resolve("flasc")
@@ -271,7 +202,7 @@ def changes(experiment: Experiment, knobs: Knobs, point: Point) -> Table:
     return out
 
 
-def rate_key(experiment: Experiment) -> str:
+def rate_key(experiment: Settings) -> str:
     """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
 
     Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
@@ -305,7 +236,7 @@ def setting(table: Table, path: str) -> Any:
 
 
 def point_text(knobs: Knobs, point: Point) -> str:
-    """A point for readers.
+    """A point as text.
 
     >>> point_text([Knob(("method.client_opt.lr",), (), "lr"), Knob(("method.space.k",), ())], (0.3, 64))
     'lr 0.3, k 64'
@@ -314,5 +245,5 @@ def point_text(knobs: Knobs, point: Point) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One value for readers: the kind of a part, `as it is` for None."""
+    """One value as text: the kind of a part, `as it is` for None."""
     return "as it is" if value is None else setting_text(value.get("kind", value) if isinstance(value, dict) else value)

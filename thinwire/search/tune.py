@@ -2,7 +2,7 @@
 
 Without `over` the learning rate is searched on a ladder around the method's own; with it all combinations of the values
 are candidates; with `bytes` or `accuracy` several methods are. All are searched by successive halving (`halving.py`) on
-examples that the clients hold out (`validation.py`). A result is run in full, beside the setting that the search
+examples that the clients hold out. A result is run in full, beside the setting that the search
 started from. The search has a seed of its own, which must not be one of the seeds of a final comparison.
 """
 
@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from thinwire.core.text import html_text, human_bytes, percent, read_bytes
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
 from thinwire.runs.check import check
-from thinwire.runs.experiment import Experiment, to_table
+from thinwire.runs.config import to_table
+from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.search_record import SearchRecord
 from thinwire.runs.toml import Table, value_words
 from thinwire.search import halving
@@ -40,17 +42,19 @@ from thinwire.search.candidates import (
 )
 from thinwire.search.halving import (
     MAX_CANDIDATES,
-    Halved,
-    Measured,
+    Confirmation,
     OnRung,
+    OnTrial,
     Rung,
+    SearchResult,
     Trial,
+    ValidationRuns,
+    confirm,
     halve_rates,
     ladder,
     plan,
     ranked,
 )
-from thinwire.search.validation import Confirmation, OnTrial, ValidationRuns, confirm, outcome
 
 SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0
 RATES = 8
@@ -58,14 +62,14 @@ VALIDATION_FRACTION = 0.1
 METHODS = ("fedavg", "int4", "topk+int8", "ef+topk+int4", "fedpara", "flasc", "mapo", "thin")  # for bytes or accuracy
 _ADVICE = "train more rounds, or start from other values"
 
-OnSearch = Callable[[Experiment, Knobs], tuple[OnTrial, OnRung]]  # what is called with runs and rungs of a search
+OnSearch = Callable[[Settings, Knobs], tuple[OnTrial, OnRung]]  # what is called with runs and rungs of a search
 
 
 class NothingTrains(ConfigError):
     """Every candidate of a search diverges, collapses or stays at chance, or none does what is wanted."""
 
 
-def silent(experiment: Experiment, knobs: Knobs) -> tuple[OnTrial, OnRung]:
+def silent(experiment: Settings, knobs: Knobs) -> tuple[OnTrial, OnRung]:
     """A search without output."""
     return lambda trial: None, lambda rung: None
 
@@ -85,9 +89,9 @@ class Tuned:
     """
 
     settings: Table
-    experiment: Experiment
+    experiment: Settings
     knobs: tuple[Knob, ...]
-    found: Halved
+    found: SearchResult
     confirmation: Confirmation
     chosen_by: str
     seed: int
@@ -142,14 +146,10 @@ def tune(
     bytes: int | str | None = None,
     accuracy: float | None = None,
     share: float = 1.0,
-    seed: int = SEARCH_SEED,
     budget: int | str | None = None,
-    validation_fraction: float = VALIDATION_FRACTION,
     full_run: bool = True,
-    out: Path | str = "runs/search",
-    data_dir: Path | str | None = None,
     on_search: OnSearch = silent,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Tuned:
     """Search the learning rate of a method, other settings, or a method; raises `NothingTrains` if nothing is found.
 
@@ -165,16 +165,17 @@ def tune(
         bytes: find the method that is the most accurate with so many bytes, such as `"5MB"`.
         accuracy: find the method that reaches this accuracy with the fewest bytes.
         share: rounds of the last rung, as a fraction of those of the run.
-        seed: the seed of the search; keep it out of the seeds of a comparison.
         budget: bytes that the runs of the search may send, such as `"50MB"`.
-        validation_fraction: fraction of each client's examples that is held out.
         full_run: run the result in full, beside the start setting; without, no further rates are tried at the ends.
-        out: the folder of the runs; finished ones are used again.
-        data_dir: the folder of datasets.
         on_search: returns functions that are called with each run and each rung that ends.
-        **options: `rounds`, `clients`, `cohort`, `device`, `recipe`, `overrides`, ... (`candidates.maker`).
+        **options: as for `tw.run`; `out` is the folder of the runs, by default `runs/search`; `seed` is the seed of the
+            search, by default 100: keep it out of the seeds of a comparison; `validation_fraction` is by default 0.1.
     """
-    where: dict[str, Any] = {"fraction": validation_fraction, "out": Path(out), "data_dir": data_dir and Path(data_dir)}
+    how: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    seed = how.pop("seed", overrides_of(how).get("seed", SEARCH_SEED))
+    data_dir, fraction = how.get("data_dir"), how.pop("validation_fraction", VALIDATION_FRACTION)
+    where: dict[str, Any] = {"fraction": fraction, "out": Path(how.pop("out", "runs/search"))}
+    where["data_dir"] = data_dir and Path(data_dir)
     where["budget"] = None if budget is None else read_bytes(str(budget))
     if bytes is not None or accuracy is not None:
         if (bytes is not None and accuracy is not None) or over or rate or flasc_s:
@@ -182,14 +183,14 @@ def tune(
         several: Any = {"method": method} if isinstance(method, Method) else method or METHODS
         several = [several] if isinstance(several, str) else several
         named = dict(several) if isinstance(several, Mapping) else {name: name for name in several}
-        makes = {name: maker(one, on, name=name, **options) for name, one in named.items()}
+        makes = {name: maker(one, on, **{**how, "name": name}) for name, one in named.items()}
         limit = None if bytes is None else read_bytes(str(bytes))
         return _search_methods(makes, limit, accuracy, share, seed, on_search, where)
     if over and (rate is not None or rates != RATES):
         raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
     if method is None or (isinstance(method, Sequence | Mapping) and not isinstance(method, str)):
         raise ConfigError("one method is tuned, or several for a number of bytes or an accuracy; write --bytes 5MB")
-    make = method if callable(method) else maker(method, on, **options)
+    make = method if callable(method) else maker(method, on, **how)
     experiment = make({"seed": seed})
     rounds = _rounds_of(experiment, share)
     if over is None:
@@ -202,7 +203,7 @@ def tune(
         knobs = _searchable(experiment, over, flasc_s)
     candidates, start = points(knobs), start_of(experiment, knobs)
 
-    def variant(value: Any) -> Experiment:
+    def variant(value: Any) -> Settings:
         return make({"seed": seed, **changes(experiment, knobs, as_point(value))})
 
     for point in candidates:
@@ -221,19 +222,15 @@ def tune(
         found = halving.halving(runs.measure, ahead, rounds, key=candidates.index, on_rung=on_rung)
     if found.value is None:
         raise NothingTrains(_why_nothing(experiment, knobs, found))
-    first = start[0] if over is None else start
-    if full_run and not found.stopped:
-        confirmation = confirm(runs.measure, found.value, first, experiment.rounds)
-    else:  # if the budget is spent there is no full run
-        text = f"not confirmed over {experiment.rounds} rounds: the budget was spent before"
-        confirmation = Confirmation(found.value, experiment.rounds, None, is_start=found.value == first, text=text)
+    measure = runs.measure if full_run and not found.stopped else None
+    confirmation = confirm(measure, found.value, start[0] if over is None else start, experiment.rounds)
     if confirmation.value is None:
         raise NothingTrains(f"{experiment.name} on {experiment.task.label}: {confirmation.text}; {_ADVICE}")
     settings = changes(experiment, knobs, as_point(confirmation.value))
     return Tuned(settings, make(settings), knobs, found, confirmation, runs.chosen_by, seed)
 
 
-def _rounds_of(experiment: Experiment, share: float) -> int:
+def _rounds_of(experiment: Settings, share: float) -> int:
     """The rounds of the last rung: a share of those of the experiment."""
     if not 0 < share <= 1:
         raise ConfigError(
@@ -242,7 +239,7 @@ def _rounds_of(experiment: Experiment, share: float) -> int:
     return max(1, round(share * experiment.rounds))
 
 
-def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]], flasc_s: bool) -> tuple[Knob, ...]:
+def _searchable(experiment: Settings, over: Mapping[str, Sequence[Any]], flasc_s: bool) -> tuple[Knob, ...]:
     """The knobs of a search; raises a ConfigError for what cannot be searched by runs of different lengths."""
     knobs = knobs_of(experiment, over)
     for knob in knobs:
@@ -262,9 +259,9 @@ def _searchable(experiment: Experiment, over: Mapping[str, Sequence[Any]], flasc
     return knobs
 
 
-def _why_nothing(experiment: Experiment, knobs: Knobs, found: Halved) -> str:
+def _why_nothing(experiment: Settings, knobs: Knobs, found: SearchResult) -> str:
     """One line about a search without a result."""
-    last = {trial.value: trial.measured.status for trial in found.trials}
+    last = {trial.value: trial.status for trial in found.trials}
     counts = Counter(status.removesuffix(" so far") for status in last.values())
     causes = ", ".join(f"{count} {status}" for status, count in counts.items())
     on = f"{experiment.name} on {experiment.task.label} in {found.rungs[-1].rounds} rounds ({causes})"
@@ -313,33 +310,32 @@ def _search_methods(
         first,
         lambda value: makes[value[0]]({"seed": seed, "rounds": value[1]}),
         shortest,
-        on_trial=lambda trial: on_trial(Trial(trial.value[0], trial.measured)),
+        on_trial=lambda trial: on_trial(trial._replace(value=trial.value[0])),
         **where,
     )
     if accuracy is not None and runs.by == "loss":
         raise ConfigError(f"runs on {first.task.label} are ranked by loss, not by accuracy; write --bytes 5MB")
 
-    def measure(name: str, length: int) -> Measured:
+    def measure(name: str, length: int) -> Trial:
         count = max(1, length * rounds[name] // most)
-        return runs.measure((name, count), count)
+        return runs.measure((name, count), count)._replace(value=name)
 
     def by_bytes(trial: Trial) -> tuple[bool, float, int]:
-        error = (1 - (trial.measured.accuracy or 0.0)) * math.sqrt(trial.measured.rounds / rounds[trial.value])
-        return trial.failed, max(error, 1 - (accuracy or 0.0)), trial.measured.bytes
+        error = (1 - (trial.accuracy or 0.0)) * math.sqrt(trial.rounds / rounds[trial.value])
+        return trial.failed, max(error, 1 - (accuracy or 0.0)), trial.bytes
 
     rank = ranked if accuracy is None else partial(sorted, key=by_bytes)
     found = halving.halving(measure, names, most, key=names.index, rank=rank, on_rung=on_rung)
-    trained = [trial for trial in ranked(found.trials) if trial.measured.status == "finished"]
+    trained = [trial for trial in ranked(found.trials) if trial.status == "finished"]
     if limit is None:
-        trained.sort(key=lambda trial: trial.measured.bytes)
-        fit = [trial for trial in trained if (trial.measured.accuracy or 0.0) >= (accuracy or 0.0)]
+        fit = [trial for trial in trained if (trial.accuracy or 0.0) >= (accuracy or 0.0)]
+        fit.sort(key=lambda trial: trial.bytes)
     else:
-        fit = [trial for trial in trained if trial.measured.bytes <= limit]
+        fit = [trial for trial in trained if trial.bytes <= limit]
     if not fit:
-        best = [f"; {one.value} ended at {outcome(one.measured)}" for one in ranked(trained)[:1]]
-        raise NothingTrains(f"none of {len(names)} methods does {wish} in {most} rounds{''.join(best)}; allow more")
-    name, measured = fit[0]
-    settings = {"rounds": measured.rounds}
-    text = f"expect {outcome(measured)} after {measured.rounds} rounds"
-    confirmation = Confirmation(name, measured.rounds, measured, text=text)
-    return Tuned(settings, makes[name](settings), knobs, found._replace(value=name), confirmation, runs.chosen_by, seed)
+        best = f"; {trained[0].value} ended at {trained[0].outcome}" if trained else ""
+        raise NothingTrains(f"none of {len(names)} methods does {wish} in {most} rounds{best}; allow more")
+    name, count = fit[0].value, fit[0].rounds
+    text = f"expect {fit[0].outcome} after {count} rounds"
+    confirmation, experiment = Confirmation(name, count, fit[0], text=text), makes[name]({"rounds": count})
+    return Tuned({"rounds": count}, experiment, knobs, found._replace(value=name), confirmation, runs.chosen_by, seed)

@@ -1,17 +1,14 @@
-"""The experiment as one value: everything that decides the results of a run.
+"""The settings of a run: one frozen value with everything that decides its results.
 
-`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `config.py` builds one from presets,
-a file and the command line.
+`thinwire.runs.config` makes one from presets, a file and options, and writes one as the tables of `config.toml`.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from thinwire.core.registry import SLOTS
+from thinwire.core.reference import own_kind, task_label
 from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError
@@ -19,22 +16,20 @@ from thinwire.federation.attacks import Attack
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.speed import Speed
 from thinwire.protocol.method import Method
-from thinwire.runs.parts import describe, plain
-from thinwire.runs.records import KEEP, Accounting
-from thinwire.runs.task_files import own_kind, portable, task_label
-from thinwire.runs.toml import Table, dumps
 from thinwire.training.batches import Local
 
+KEEP = 2  # checkpoints, the newest
 LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
 MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
 OnDivergence = Literal["stop", "retry"]
+Accounting = Literal["honest", "ideal"]
 
 
 @dataclass(frozen=True)
-class ModelChoice:
+class ModelSettings:
     """A registered model, or a reference to a class or function, and the options to build it with."""
 
     kind: str
@@ -42,11 +37,11 @@ class ModelChoice:
 
 
 @dataclass(frozen=True)
-class TaskChoice:
+class TaskSettings:
     """A dataset, its partition into clients, and the model.
 
     Args:
-        kind: the name of the dataset, or a task of one's own (`own_task.py`).
+        kind: the name of the dataset, or a reference to a task (`my_task.py:task`).
         clients: number of clients; 0 for those that the task has, for one per user, or for 10.
         partition: assigns examples to clients; None for the clients of the task, for natural, or for iid.
         model: the network; None for that of the task.
@@ -64,7 +59,7 @@ class TaskChoice:
     kind: str
     clients: int = 0
     partition: Partition | None = None
-    model: ModelChoice | None = None
+    model: ModelSettings | None = None
     validation_fraction: float = 0.0
     participating_clients: int = 0
     scale: Scale = "unit"
@@ -85,12 +80,12 @@ class TaskChoice:
 
     @property
     def label(self) -> str:
-        """Its name for readers: of a task of one's own, that of its file."""
+        """The name for readers; of a reference or a file, without folders."""
         return task_label({"kind": self.kind, **dict(self.options)})
 
     @property
     def is_own(self) -> bool:
-        """Whether it has data or a model of one's own, so that its name does not define what is trained on."""
+        """Whether the data or the model come from files or code of the user, so that the name does not define them."""
         named = own_kind(self.kind) or (self.model is not None and own_kind(self.model.kind))
         return named or self.label != self.kind or not self.clients
 
@@ -137,9 +132,9 @@ class Checkpointing:
     Args:
         every: rounds between two checkpoints.
         on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
-            five times (`retry.py`).
+            five times (`runs/retry.py`).
         best: whether the model of the best round is kept, in `best.safetensors`.
-        keep: number of checkpoints that are kept, the newest; `thinwire rollback` goes back to one of them.
+        keep: number of checkpoints that are kept, the newest; `thinwire resume --from` goes back to one of them.
     """
 
     every: int = 10
@@ -157,7 +152,7 @@ class Checkpointing:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Settings:
     """Everything that decides the results of a run.
 
     Args:
@@ -174,13 +169,13 @@ class Experiment:
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
-        fingerprint: of a task of one's own, when its run starts (`execute.py`); "" before that.
+        fingerprint: of the data and the model of the user, when the run starts; "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
         speed: how long simulated clients take.
     """
 
     name: str
-    task: TaskChoice
+    task: TaskSettings
     method: Method = field(default_factory=Method)
     cohort: Cohort = field(default_factory=Cohort)
     local: Local = field(default_factory=Local)
@@ -204,107 +199,3 @@ class Experiment:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.rounds > MOST_ROUNDS:
             raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
-
-    def digest(self) -> str:
-        """A short hash of the configuration: two experiments with one digest are the same run."""
-        return self._digest
-
-    @functools.cached_property
-    def _digest(self) -> str:
-        return digest(to_table(self))
-
-
-# section of a file -> the dataclass that it fills
-SECTIONS: dict[str, Any] = {
-    "cohort": Cohort,
-    "local": Local,
-    "engine": LocalEngine,
-    "eval": Evaluation,
-    "checkpoint": Checkpointing,
-    "speed": Speed,
-}
-# keys at the top of a file
-TOP = ("name", "seed", "rounds", "accounting")
-
-_NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
-
-
-# fields of a method that are written where they differ from its defaults, so that older digests stay the same
-_RARE = (
-    *("budget", "secure_aggregation", "next_stage", "norm_bound", "evaluate", "opt_lifetime", "opt_owner"),
-    *("asynchronous", "ema_decay"),
-)
-
-
-def digest(table: Table, script: bool = False) -> str:
-    """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
-
-    The fingerprint of own data is checked apart (`execute.py`), so that a run can be replaced (`--again`).
-
-    Args:
-        table: the configuration.
-        script: whether it is that of a call of `tw.simulate`, of which the fingerprint is a part.
-    """
-    left_out = _NOT_IN_DIGEST if script else (*_NOT_IN_DIGEST, "fingerprint")
-    kept = portable({key: value for key, value in table.items() if key not in left_out})
-    return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
-
-
-def to_table(experiment: Experiment) -> Table:
-    """The whole experiment as plain values, every default included."""
-    task = experiment.task
-    sections = {key: plain(getattr(experiment, key)) for key in SECTIONS}
-    if not experiment.engine.workers:
-        del sections["engine"]["workers"]  # rarely set; without it, digests of older experiments stay the same
-    if experiment.speed == Speed():
-        del sections["speed"]
-    if experiment.checkpoint.on_divergence == "stop":
-        del sections["checkpoint"]["on_divergence"]
-    return {
-        **{key: getattr(experiment, key) for key in TOP},
-        **({"import": list(experiment.imports)} if experiment.imports else {}),
-        **({"fingerprint": experiment.fingerprint} if experiment.fingerprint else {}),
-        "task": {
-            "kind": task.kind,
-            **({"clients": task.clients} if task.clients else {}),
-            **({"partition": describe("partition", task.partition)} if task.partition else {}),
-            **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
-            "validation_fraction": task.validation_fraction,
-            "participating_clients": task.participating_clients,
-            "scale": task.scale,
-            "augment": task.augment,
-            **dict(task.options),
-        },
-        **sections,
-        **({"attack": describe("attack", experiment.attack)} if experiment.attack else {}),
-        "method": method_table(experiment.method),
-    }
-
-
-def method_table(method: Method, strict: bool = True) -> Table:
-    """A method as plain values.
-
-    Args:
-        method: the method.
-        strict: whether a part that is not registered is an error; otherwise its `repr` is its kind.
-    """
-
-    def part_table(kind: str, part: Any) -> Table:
-        try:
-            return describe(kind, part)
-        except ConfigError:
-            if strict:
-                raise
-            return {"kind": repr(part)}
-
-    slots = {slot: part_table(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
-    if not method.mask.active:
-        del slots["mask"]  # rarely set; without it, digests of older experiments stay the same
-    shown = {"budget": bool(method.budget.tiers), "asynchronous": method.asynchronous.active}
-    rare = {
-        name: plain(value)
-        for name in _RARE
-        for value in [getattr(method, name)]
-        if shown.get(name, value != getattr(Method, name))
-    }
-    return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

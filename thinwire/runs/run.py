@@ -1,0 +1,211 @@
+"""`tw.run`: a method on a task, as `thinwire run METHOD --on TASK`; `tw.simulate`: on a model and data of your own.
+
+>>> import torch, thinwire as tw
+>>> run = tw.run("fedavg", "digits", rounds=2, set={"local.epochs": 1})
+>>> len(run.history), run.ended_by
+(2, 'rounds')
+>>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+>>> run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.Method(), rounds=2, test=clients[0])
+>>> len(run.history), run.bytes_total == sum(r.bytes_up + r.bytes_down + r.bytes_catchup for r in run.history)
+(2, True)
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import nn
+
+from thinwire.core.text import visible
+from thinwire.core.tree import to_device
+from thinwire.data.losses import Loss, cross_entropy, loss_by_name
+from thinwire.data.task import Task, as_examples, pool_clients
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.job import RoundRecord
+from thinwire.federation.settings import Cohort, Settings
+from thinwire.protocol.method import Method
+from thinwire.runs.best import selected_by
+from thinwire.runs.build import OwnTask, task_name
+from thinwire.runs.config import DEFAULT_TASK, resolve
+from thinwire.runs.execute import Finished, RunPlan, environment_facts, final_model, reopen, train
+from thinwire.runs.files import message_of
+from thinwire.runs.options import Options, overrides_of
+from thinwire.runs.progress import shown, style_of
+from thinwire.runs.records import rounds_in
+from thinwire.runs.result import Run
+from thinwire.runs.run_directory import environment
+from thinwire.spaces.exact_lora import LoRASB
+from thinwire.spaces.lora import LoRA
+
+
+def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
+    """Run a method on a task; every message is built, and its bytes are counted.
+
+    Args:
+        method: the name of a method (`thinwire list methods`), several joined by `+`, a file (`my.toml`), or a Method,
+            which is used as it is: without a recipe.
+        on: the name of a task (`thinwire list tasks`), a reference (`my_task.py:task`), a file, or a `Task`, or a
+            function of `seed` that returns one.
+        **options: see `Options`; settings that are not given are those of the task's preset, the method, the file and
+            the recipe. Without `out` nothing is written.
+    """
+    return _run(settings_of(method, on, {"keep_best": True, **options}), options)
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Any],
+    /,
+    method: Method | str | None = None,
+    *,
+    test: Any = None,
+    loss: Loss | str = cross_entropy,
+    **options: Unpack[Options],
+) -> Run:
+    """Simulate a federation with your model and data: `run` on a `Task` of them.
+
+    Args:
+        model: any nn.Module; it is copied and stays unchanged.
+        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
+        method: as for `run`, or None for FedAvg; the task of a file is not used.
+        test: a pair or a Dataset to evaluate on.
+        loss: `loss(outputs, targets)`, one value for each example or their mean; or `cross-entropy`, `mse`, `bce`.
+        **options: see `Options`; without `cohort`, all clients take part in each round. `metrics` may also be functions
+            of outputs and targets by name, `{"f1": fn}`.
+    """
+    name = {"name": "fedavg"} if method is None else {}
+    given: dict[str, Any] = {"keep_best": True, **name, **options}
+    metrics = given.get("metrics")
+    functions = given.pop("metrics") if isinstance(metrics, Mapping) else {}
+    method = Method() if method is None else method
+    pool, assignment = pool_clients(clients)
+    tests = None if test is None else as_examples(test)
+    criterion = loss_by_name(loss) if isinstance(loss, str) else loss
+    task = Task(model, pool, assignment, tests, None, criterion, metrics=functions)
+    settings = settings_of(method, task_name(task, "own data"), given)
+    if not settings.cohort.size:
+        settings = replace(settings, cohort=Cohort(len(task.clients)))
+    return _run(settings, given)
+
+
+def settings_of(
+    method: Method | str, on: str | OwnTask | None, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings that options describe, for `run`, searches and the verbs of the command line.
+
+    Args:
+        method: as for `run`.
+        on: as for `run`; None for the task of the file, or the default one.
+        options: the options of a run.
+        changes: further settings by dotted path.
+
+    >>> settings_of("mapo", "digits", {"rounds": 5, "set": {"method.space.k": 64}}).method.space.k
+    64
+    """
+    task = None if on is None else task_name(on)
+    settings = resolve(method, task, overrides_of(options, changes), options.get("recipe"))
+    if not (metrics := options.get("metrics")):
+        return settings
+    if isinstance(metrics, Mapping):
+        raise ConfigError("metrics must be names, such as ['f1']; functions are for tw.simulate, or Task(metrics=...)")
+    names = dict.fromkeys((*settings.eval.metrics, *metrics))
+    return replace(settings, eval=replace(settings.eval, metrics=tuple(names)))
+
+
+def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
+    """Train what is left of a run, or read it, and make its result."""
+    path = Path(options["out"]) if options.get("out") is not None else None
+    resume, overwrite, stop = bool(options.get("resume")), bool(options.get("overwrite")), options.get("stop")
+    if path is None and (resume or overwrite):
+        raise ConfigError(f"{'resume' if resume else 'overwrite'}=True needs the folder of the run: out='runs/mine'")
+    if resume and overwrite:
+        raise ConfigError("resume=True keeps the run in the folder and overwrite=True deletes it; write one of them")
+    for name in ("stop", "on_round"):
+        if not callable(options.get(name, print)):
+            raise ConfigError(f"{name} must be a function of the record, not {options[name]!r}")
+    data_dir = options.get("data_dir")
+    style = style_of(options.get("progress"))
+    with _one_line(path, style != "nothing"), shown(settings.name, settings.rounds, style, settings.accounting) as show:
+        plan = RunPlan.of(settings, path, None if data_dir is None else Path(data_dir))
+        done = None if overwrite else plan.finished(resume)
+        watch: dict[str, Any] = {"on_round": _seen(options.get("on_round"), show), "stop": stop}
+        watch["on_message"] = options.get("on_message")
+        ended = reopen(plan, done) if done else train(plan, resume=resume, overwrite=overwrite, **watch)
+    return _result(plan, ended)
+
+
+def _seen(on_round: Callable[[RoundRecord], Any] | None, show: Callable[[RoundRecord], None]) -> Any:
+    """The caller's function, with progress and alarms."""
+
+    def on_record(record: RoundRecord) -> None:
+        if record.alarm:
+            warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
+        show(record)
+        if on_round:
+            on_round(record)
+
+    return on_record
+
+
+@contextmanager
+def _one_line(path: Path | None, visibly: bool) -> Iterator[None]:
+    """Errors of the run directory in one line; after Ctrl-C, how to continue."""
+    try:
+        yield
+    except OSError as error:
+        file = Path(str(error.filename or "/"))
+        if path is None or not (file.is_relative_to(path) or path.is_relative_to(file)):
+            raise
+        left = f"; resume=True continues it from {path}" if os.path.isfile(path / "config.toml") else ""
+        raise CheckpointError(f"{message_of(error)}{left}") from error
+    except KeyboardInterrupt:
+        if visibly:
+            print(visible(_stopped(path)), file=sys.stderr)
+        raise
+
+
+def _stopped(path: Path | None) -> str:
+    if path is None:
+        return "stopped; nothing was saved, since out= names no folder"
+    rounds = rounds_in(path / "checkpoints")
+    at = f"round {rounds[-1]} is saved" if rounds else "before its first round"
+    return f"stopped, {at}; the same call with resume=True continues the run in {path}"
+
+
+def _result(plan: RunPlan, ended: Finished) -> Run:
+    """The run with all tensors on the CPU."""
+    simulation, state = ended.simulation, ended.state
+    public = state.server.public
+    space = simulation.contract.at(public.version).method.space
+    basis = {}
+    if isinstance(space, LoRA | LoRASB):
+        basis = to_device(simulation.contract.basis(public.version, simulation.federation.engine.device), "cpu")
+    weights, buffers = final_model(simulation, state)
+    return Run(
+        ended.records,
+        weights,
+        buffers,
+        ended.summary,
+        simulation.job.ranked_by,
+        selected_by(simulation.job),
+        state.backend,
+        state.backend_reason,
+        plan.folder.path if plan.folder else None,
+        to_device(public.coords, "cpu"),
+        ended.retries,
+        plan.table,
+        {**environment(), **environment_facts(plan.settings, simulation, state)},
+        copy.deepcopy(simulation.job.task.model).cpu(),
+        ended.best.weights if ended.best else None,
+        space,
+        basis,
+        simulation.federation.averages,
+    )
