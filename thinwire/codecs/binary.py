@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import FloatCodec, Peer
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
@@ -28,7 +28,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @register("codec", "binary", paper="Suresh et al., ICML 2017; Isik et al., ICLR 2023")
 @dataclass(frozen=True)
-class Binary(Codec):
+class Binary(FloatCodec):
     """Round each value up or down to one of two levels, at random and without bias, and send the bits.
 
         x ~ high with probability (x - low) / (high - low), else low
@@ -54,6 +54,7 @@ class Binary(Codec):
     Not `Quantize(scheme="sign")`, which does not round at random.
     """
 
+    unbiased = True
     levels: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,17 +63,7 @@ class Binary(Codec):
             raise ConfigError(f"levels must be two finite values, the smaller one first, not {given}; write (0.0, 1.0)")
 
     @property
-    def unbiased(self) -> bool:
-        """True: a value is rounded up with the probability that makes its expectation the value."""
-        return True
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
-
-    @property
-    def predicts(self) -> bool:
+    def predicts(self) -> bool:  # type: ignore[override]
         """Whether the levels are known, so that classes of known values are those of probabilities."""
         return bool(self.levels)
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
-from thinwire.errors import ConfigError, WireError
+from thinwire.errors import WireError
 from thinwire.wire import indices, integers
 from thinwire.wire.bits import Bytes, read_varint, varint
 
@@ -34,7 +34,7 @@ _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or over
 
 @register("codec", "lattice")
 @dataclass(frozen=True)
-class Lattice(Codec):
+class Lattice(FloatCodec):
     """Round each value to a multiple of a power of two; sums of such values are exact.
 
         x ~ s q,    s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
@@ -58,13 +58,7 @@ class Lattice(Codec):
     stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < math.inf:
-            raise ConfigError(f"step must be above 0, a multiple of the root mean square, not {self.step}; write 1.0")
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
+        check_settings(self, step="(0, inf)")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
@@ -102,20 +96,8 @@ class LatticeSum(Codec):
     Values that are not on a lattice are sent raw.
     """
 
-    @property
-    def exact(self) -> bool:
-        """True: sums of lattice values are multiples of the finest step."""
-        return True
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """True, as for every exact codec."""
-        return True
-
-    @property
-    def encodes_sums(self) -> bool:
-        """True: sums of multiples of powers of two are such multiples."""
-        return True
+    exact = keeps_zeros = True
+    encodes_sums = True  # sums of multiples of powers of two are such multiples
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """A byte for the form: 0 and raw values, 1 with exponents and levels, or 2 with the levels that are not 0."""
@@ -249,7 +231,7 @@ def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = 
 
 @register("codec", "on-lattice")
 @dataclass(frozen=True)
-class OnLattice(Codec):
+class OnLattice(FloatCodec):
     """Round the values that another codec decodes to multiples of a power of two; sums of such values are exact.
 
         x ~ s round(C(x) / s),    s = 2^round(log2(step * rms)) of each block, rms that of the non-zero values of C(x)
@@ -276,23 +258,17 @@ class OnLattice(Codec):
     step: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < math.inf:
-            raise ConfigError(f"step must be above 0, a multiple of the root mean square, not {self.step}; write 0.5")
+        check_settings(self, step="(0, inf)")
         refuse_stateful(self, self.inner)
 
     @property
-    def unbiased(self) -> bool:
+    def unbiased(self) -> bool:  # type: ignore[override]
         """As the inner codec."""
         return self.inner.unbiased
 
     def check(self, spec: Spec) -> None:
         """Check the inner codec."""
         check_fits(self.inner, spec)
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The exponents of the decoded values, then the payload of the inner codec."""

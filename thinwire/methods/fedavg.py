@@ -130,6 +130,27 @@ def on(task: str, **arguments: Any) -> Callable[[T], T]:
     return enter
 
 
+def passes_on(target: Callable[..., Any], *names: str) -> Callable[[T], T]:
+    """Show in the signature of a function with `**options` what it passes on: these parameters of another one, or all.
+
+    >>> @passes_on(fedavgm, "momentum")
+    ... def example(lr: float = 0.1, **options: float) -> Method:
+    ...     return fedavgm(**options)
+    >>> list(inspect.signature(example).parameters)
+    ['momentum', 'lr']
+    """
+    known = inspect.signature(target).parameters
+    shown = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names or known]
+
+    def enter(make: T) -> T:
+        own = list(inspect.signature(make).parameters.values())[:-1]
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        make.__dict__["__signature__"] = inspect.Signature([*shown, *own])
+        return make
+
+    return enter
+
+
 def arguments_on_tasks(make: Callable[..., Method]) -> dict[str, Arguments]:
     """The arguments that `on` states, by task."""
     return dict(getattr(make, "on_tasks", {}))

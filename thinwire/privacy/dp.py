@@ -18,10 +18,11 @@ import torch
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, flatten, scale, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import accountant
-from thinwire.privacy.base import Privacy
+from thinwire.privacy.base import MaskedPrivacy, Privacy
 from thinwire.privacy.discrete import MOST_VARIANCE, discrete_gaussian
 from thinwire.privacy.lattice import LONGEST, length, onto_lattice
 
@@ -45,7 +46,7 @@ class Lattice(NamedTuple):
 
 @register("privacy", "dp", paper="McMahan et al., ICLR 2018; De et al., 2022; Kairouz et al., ICML 2021")
 @dataclass(frozen=True)
-class DP(Privacy):
+class DP(Privacy, MaskedPrivacy):
     """Clip each client's update and add discrete Gaussian noise to the sum; with Adam on the server, DP-FedAdam.
 
         z_i = round(2^k D_i min(1, clip / |D_i|) / clip)                 integers, |z_i| <= 2^k
@@ -83,6 +84,7 @@ class DP(Privacy):
     removed. A deployment draws it from a secret key.
     """
 
+    bounds = True
     clip: float = 0.1
     sigma: float = 1.0
     cohort: int = 0
@@ -90,21 +92,12 @@ class DP(Privacy):
     population: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"clip must be above 0, not {self.clip}; write for example clip = 0.1")
-        if not 0 <= self.sigma < math.inf:
-            raise ConfigError(f"sigma must be 0 (no noise) or more, not {self.sigma}")
-        if self.cohort < 0:
-            raise ConfigError(f"cohort must be 0 (the clients of a round) or a number of clients, not {self.cohort}")
-        if not 0 < self.delta < 1:
-            raise ConfigError(f"delta must be between 0 and 1, not {self.delta}; write for example delta = 1e-5")
-        if self.population < 0:
-            raise ConfigError(f"population must be 0 (the task's) or a number of clients, not {self.population}")
-
-    bounds = True
+        check_settings(
+            self, clip="(0, inf)", sigma="[0, inf)", cohort="[0, inf)", delta="(0, 1)", population="[0, inf)"
+        )
 
     @property
-    def masked(self) -> DP:
+    def masked(self) -> DP:  # type: ignore[override]
         """The mechanism itself: clients can add their share of the noise."""
         return self
 

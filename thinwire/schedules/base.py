@@ -6,10 +6,10 @@ it. A block that is in no plan is private.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
@@ -33,7 +33,7 @@ class Plan:
 LayerFacts: TypeAlias = Mapping[str, Mapping[str, float]]  # by layer, then by the name of the value
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """Decides which blocks are synchronized in which round, from public information alone.
 
     Not a learning-rate schedule: see `LRSchedule`.
@@ -50,7 +50,6 @@ class Schedule(Protocol):
     @abstractmethod
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return the plan of the round that starts from `version`."""
-        ...
 
     def resamples(self, version: int) -> bool:
         """Return `resample` of that round's plan. It depends on the version alone, so it is never sent."""

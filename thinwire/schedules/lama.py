@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, layer_of, select, weight_of
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.schedules.base import LayerFacts, Plan, Schedule
@@ -84,10 +85,7 @@ class FedLAMA(Schedule):
     private: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.phi < 1:
-            raise ConfigError(f"phi must be 1 (FedAvg) or more rounds, not {self.phi}")
-        if self.rules not in get_args(Rules):
-            raise ConfigError(f"rules must be one of {', '.join(get_args(Rules))}, not {self.rules!r}")
+        check_settings(self, phi="[1, inf)")
 
     def init(self, coords: Spec) -> Tree:
         """Return a state of 0 rounds in which all layers have the interval tau0."""

@@ -18,7 +18,7 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.selection import largest
 from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import cut
 from thinwire.errors import ConfigError
@@ -64,13 +64,7 @@ class CountSketch(Sketch):
     resolution: float = 2.0**-20
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 1 <= self.rows <= 64:
-            raise ConfigError(f"rows must be from 1 to 64, not {self.rows}; write for example rows = 5")
-        if not 0 <= self.columns < 1 << 31:
-            raise ConfigError(f"columns must be 0 (derived) or a number of cells, not {self.columns}")
-        if self.k < 0:
-            raise ConfigError(f"k must be 0 (derived) or a number of values, not {self.k}")
+        check_settings(self, rows="[1, 64]", columns=f"[0, {1 << 31})", k="[0, inf)")
         if not (2.0**-60 <= self.resolution <= 1 and math.frexp(self.resolution)[0] == 0.5):
             raise ConfigError(
                 f"resolution must be a power of two from 2^-60 to 1, not {self.resolution}; write 9.5367431640625e-07"

@@ -31,7 +31,8 @@ from torch.func import vmap
 from thinwire.core import threads
 from thinwire.core.state import State, stack_states
 from thinwire.core.tree import Tree, add, cut, flatten, repeat, stack, unstack, zeros_like
-from thinwire.spaces.lora import A, B, Unmerged
+from thinwire.spaces.base import Unmerged
+from thinwire.spaces.lora import A, B
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
 from thinwire.training.step import (

@@ -36,8 +36,7 @@ from thinwire.errors import ConfigError, Diverged, IncompatibleParts, ThinwireEr
 from thinwire.metrics.classification import IGNORED
 from thinwire.optimizers.base import Correction
 from thinwire.optimizers.penalties import Penalty
-from thinwire.spaces.base import Space
-from thinwire.spaces.lora import Unmerged
+from thinwire.spaces.base import Space, Unmerged
 from thinwire.training.backends import stack_outcomes
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
