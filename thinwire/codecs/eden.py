@@ -321,8 +321,7 @@ def rotate_back(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:
 
 def _signs(key: Key, piece: Piece) -> np.ndarray:
     """The random signs D of a piece of a vector, as float32."""
-    drawn: np.ndarray = key.fold("rotation").signs(piece.values, start=piece.start).numpy()
-    return drawn
+    return key.fold("rotation").signs(piece.values, start=piece.start).numpy()
 
 
 def _second_signs(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:

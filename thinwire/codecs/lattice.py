@@ -74,8 +74,7 @@ class Lattice(FloatCodec):
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         up = key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
-        levels: np.ndarray = (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
-        return levels
+        return (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
 
 
 @register("codec", "lattice-sum")
@@ -148,8 +147,7 @@ def _are_short(blocks: Iterable[Tensor]) -> bool:
 
 
 def _numbers(block: Tensor) -> np.ndarray:
-    x: np.ndarray = block.detach().cpu().double().numpy().reshape(-1)
-    return x
+    return block.detach().cpu().double().numpy().reshape(-1)
 
 
 def _divisor(x: np.ndarray) -> tuple[int, np.ndarray] | None:
@@ -291,8 +289,7 @@ class OnLattice(FloatCodec):
 
 
 def _non_zero(block: Tensor) -> np.ndarray:
-    x: np.ndarray = block[block != 0].double().numpy()
-    return x
+    return block[block != 0].double().numpy()
 
 
 def _rounded(block: Tensor, step: float) -> Tensor:

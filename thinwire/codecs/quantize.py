@@ -259,8 +259,7 @@ UP, NEAREST = 0xFFFF, 0x8000  # what is added to the bits of a float32 before th
 def bfloat16(size: np.ndarray, rounding: int) -> np.ndarray:
     """The bits of the smallest bfloat16 that is not smaller (UP), or of the nearest (NEAREST); all are finite."""
     single = size.clip(0, FLOAT32[1]).astype("<f4").view("<u4")
-    bits: np.ndarray = np.minimum((single.astype(np.int64) + rounding) >> 16, _MAX).astype("<u2")
-    return bits
+    return np.minimum((single.astype(np.int64) + rounding) >> 16, _MAX).astype("<u2")
 
 
 def read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
@@ -276,8 +275,7 @@ def read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
 
 def widen(scales: np.ndarray) -> np.ndarray:
     """Scales as float32, from the bits of bfloat16."""
-    wide: np.ndarray = (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return wide
+    return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -396,8 +394,7 @@ def _means(size: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The mean of the chosen values of each row; NaN where there are none."""
     count = chosen.sum(1, keepdims=True)
     total = np.where(chosen, size, 0.0).sum(1, keepdims=True)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _encode_zeros(x: np.ndarray) -> bytes:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 Pair = tuple[int, int]
 BLOCK = 1024  # values of one program
@@ -28,11 +29,11 @@ def _gather(
     y,
     rows,
     clients,
-    WIDTH: tl.constexpr,
-    PIXELS: tl.constexpr,
-    AREA: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    B: tl.constexpr,
+    WIDTH: constexpr,
+    PIXELS: constexpr,
+    AREA: constexpr,
+    CHANNELS: constexpr,
+    B: constexpr,
 ):
     """The images and targets of a step, normalized: (pixel / 255 - mean) / deviation.
 
@@ -65,17 +66,17 @@ def _average(
     x,
     out,
     count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    FIRST: tl.constexpr,
-    B: tl.constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    FIRST: constexpr,
+    B: constexpr,
 ):
     """Means over adjacent windows; FIRST: channels first in the result."""
-    OH: tl.constexpr = H // KH
-    OW: tl.constexpr = W // KW
+    OH: constexpr = H // KH
+    OW: constexpr = W // KW
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     known = at < count
     channel = at % C
@@ -99,17 +100,17 @@ def _spread(
     y,
     out,
     count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    FIRST: tl.constexpr,
-    B: tl.constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    FIRST: constexpr,
+    B: constexpr,
 ):
     """The gradient of `_average` of the ReLU whose result was y."""
-    OH: tl.constexpr = H // KH
-    OW: tl.constexpr = W // KW
+    OH: constexpr = H // KH
+    OW: constexpr = W // KW
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     known = at < count
     channel = at % C
@@ -133,16 +134,16 @@ def _sum_parts(
     parts,
     kernel_client,
     bias_client,
-    OUTER: tl.constexpr,
-    INNER: tl.constexpr,
-    KEPT: tl.constexpr,
-    TAPS: tl.constexpr,
-    K_OUTER: tl.constexpr,
-    K_INNER: tl.constexpr,
-    K_TAP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BIAS: tl.constexpr,
-    B: tl.constexpr,
+    OUTER: constexpr,
+    INNER: constexpr,
+    KEPT: constexpr,
+    TAPS: constexpr,
+    K_OUTER: constexpr,
+    K_INNER: constexpr,
+    K_TAP: constexpr,
+    COLUMNS: constexpr,
+    BIAS: constexpr,
+    B: constexpr,
 ):
     """Sum of the terms of a kernel gradient, (o, tap, i), of the first KEPT channels.
 
@@ -176,10 +177,10 @@ def _cross_entropy(
     bias_client,
     grad_client,
     rows_client,
-    CLASSES: tl.constexpr,
-    BIAS: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    CLASSES: constexpr,
+    BIAS: constexpr,
+    N: constexpr,
+    K: constexpr,
 ):
     """Mean loss of one client, added to `losses` times its rows, and the gradients by the outputs and their bias."""
     client = tl.program_id(0).to(tl.int64)

@@ -13,13 +13,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 VALUES = 1 << 13  # values loaded at a time
 LINE = 32  # channels of a program at least, so that the lines of memory that it loads are used in full
 
 
 @triton.jit
-def _per_channel(of_group, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
+def _per_channel(of_group, GROUPS: constexpr, WIDTH: constexpr):
     """The value of the group of each channel."""
     return tl.reshape(tl.broadcast_to(of_group[:, None], (GROUPS, WIDTH)), (GROUPS * WIDTH,))
 
@@ -34,15 +35,15 @@ def _normalize(
     scales,
     images,
     eps,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    PIXELS: constexpr,
+    CHANNELS: constexpr,
+    GROUPS: constexpr,
+    BM: constexpr,
+    BN: constexpr,
 ):
     """out = (x - mean) / sqrt(variance + eps) weight + bias, mean and variance over the pixels of a group."""
-    WIDTH: tl.constexpr = CHANNELS // GROUPS
-    OWN: tl.constexpr = BN // WIDTH  # groups of this program
+    WIDTH: constexpr = CHANNELS // GROUPS
+    OWN: constexpr = BN // WIDTH  # groups of this program
     index = tl.program_id(0).to(tl.int64)
     client = index // images
     channel = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -91,18 +92,18 @@ def _backward(
     by_weight,
     by_bias,
     images,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    PIXELS: constexpr,
+    CHANNELS: constexpr,
+    GROUPS: constexpr,
+    BM: constexpr,
+    BN: constexpr,
 ):
     """With u = (x - mean) scale: by_bias = sum of grad, by_weight = sum of grad u, per image and channel.
 
     by_x = scale (grad weight - mean of grad weight - u mean of grad weight u), means over a group.
     """
-    WIDTH: tl.constexpr = CHANNELS // GROUPS
-    OWN: tl.constexpr = BN // WIDTH
+    WIDTH: constexpr = CHANNELS // GROUPS
+    OWN: constexpr = BN // WIDTH
     index = tl.program_id(0).to(tl.int64)
     client = index // images
     channel = tl.program_id(1) * BN + tl.arange(0, BN)

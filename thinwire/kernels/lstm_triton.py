@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from thinwire.kernels.support import dot_precision
 
@@ -33,11 +34,11 @@ def _forward_step(
     t,
     steps,
     n,
-    HIDDEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    HIDDEN: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """States after step t: of BM examples, BN units of the hidden state."""
     client = tl.program_id(2).to(tl.int64)
@@ -90,11 +91,11 @@ def _backward_step(
     t,
     steps,
     n,
-    HIDDEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    HIDDEN: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """Gradients with respect to the inputs of step t, and to the cell before it (`by_cell`, overwritten)."""
     client = tl.program_id(2).to(tl.int64)

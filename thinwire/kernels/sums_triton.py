@@ -10,13 +10,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 VALUES = 1 << 12  # values loaded at a time
 PROGRAMS = 528  # up to which the rows are divided
 
 
 @triton.jit
-def _sum_rows(x, out, rows, chunk, out_client, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def _sum_rows(x, out, rows, chunk, out_client, COLUMNS: constexpr, BM: constexpr, BN: constexpr):
     """The sum of some rows of a client's matrix."""
     client = tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BN + tl.arange(0, BN)

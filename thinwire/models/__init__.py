@@ -73,8 +73,7 @@ def build(name: str, **options: Any) -> nn.Module:
     for option in options:
         if option not in known:
             raise UnknownName(f"option of model {name!r}", option, known)
-    model: nn.Module = entry.make(**options)
-    return model
+    return entry.make(**options)
 
 
 def count(model: nn.Module) -> int:

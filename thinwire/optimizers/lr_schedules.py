@@ -261,8 +261,7 @@ def at_lr_schedule(optimizer: Optimizer, schedule: LRSchedule, version: int) -> 
     factor = schedule.factor(version)
     if factor == 1.0:
         return optimizer
-    changed: Optimizer = replace(optimizer, lr=optimizer.lr * factor)  # type: ignore[type-var]
-    return changed
+    return replace(optimizer, lr=optimizer.lr * factor)  # type: ignore[type-var]
 
 
 @register("lr_schedule", "halved")

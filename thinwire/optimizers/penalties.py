@@ -112,8 +112,7 @@ class L1L2(Penalty):
             total = sum((self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum() for w in chosen), torch.zeros(()))
             return torch.as_tensor(total)
 
-        out: Tree = grad(term)(coords)
-        return out
+        return grad(term)(coords)
 
     def _select(self, names: tuple[str, ...]) -> tuple[str, ...]:
         what = "coords" if self.coords else "layers"
@@ -163,5 +162,4 @@ class Jacobian(Penalty):
             # a norm has no derivative at 0; a tiny summand makes it differentiable
             return self.strength / 2 * (square if self.squared else (square + 1e-20).sqrt())
 
-        out: Tree = grad(term)(coords)
-        return out
+        return grad(term)(coords)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from thinwire.testing.common import (
     KEY,
     check_part,
     check_spec,
+    pure,
     random_tree,
-    repeatable,
     typed,
     unchanged,
 )
@@ -72,7 +71,7 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
 
 def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
     spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
-    state = repeatable("init", lambda: codec.init(spec))
+    state = pure("init", codec.init, spec)
     for _ in range(3):  # the state of a codec is trivial before the first messages
         with unchanged("encode", tree, state):
             (data, after), (again, _) = codec.encode(tree, state, peer), codec.encode(tree, state, peer)
@@ -81,7 +80,7 @@ def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
         check_spec("the state after encode", after, Spec.of(state))
         size = codec.size(spec)
         assert size is None or size == len(data), f"size returns {size} bytes, encode {len(data)}"
-        back = repeatable("decode", partial(codec.decode, data, spec, peer))
+        back = pure("decode", codec.decode, data, spec, peer)
         check_spec("decode", back, spec)
         view = codec.decode(memoryview(b"ab" + data + b"c")[2:-1], spec, peer)
         assert same(view, back), "decode must accept a memoryview, with the same result as for bytes"

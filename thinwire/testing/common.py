@@ -74,9 +74,10 @@ def unchanged(what: str, *trees: Tree) -> Iterator[None]:
     )
 
 
-def repeatable(what: str, call: Callable[[], Tree]) -> Tree:
-    """Call a function twice, check that both results are equal, and return the result."""
-    first, second = call(), call()
+def pure(what: str, call: Callable[..., Tree], *args: Any) -> Tree:
+    """Call a function twice, check that both results are equal and that no argument has changed; return the result."""
+    with unchanged(what, *(arg for arg in args if isinstance(arg, dict))):
+        first, second = call(*args), call(*args)
     check_tree(what, first)
     assert same(first, second), f"{what} returns another result the second time"
     return first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 
 import torch
 from torch.func import vmap
@@ -22,8 +21,8 @@ from thinwire.testing.common import (
     check_spec,
     check_tree,
     nudge,
+    pure,
     random_tree,
-    repeatable,
     unchanged,
 )
 
@@ -139,10 +138,9 @@ def check_correction(correction: Correction) -> None:
     """
     check_part(correction)
     coords = [random_tree(COORDS, KEY.fold("coords", i)) for i in range(3)]
-    with unchanged("init", coords[0]):
-        mine = repeatable("init_client", lambda: correction.init_client(coords[0]))
-        shared = repeatable("init_shared", lambda: correction.init_shared(coords[0]))
-        server = repeatable("init_server", lambda: correction.init_server(coords[0]))
+    mine = pure("init_client", correction.init_client, coords[0])
+    shared = pure("init_shared", correction.init_shared, coords[0])
+    server = pure("init_server", correction.init_server, coords[0])
     client_states, shared_states = (
         [nudge(tree, KEY.fold("state", i), 0.5) for i in range(3)] for tree in (mine, shared)
     )
@@ -155,9 +153,7 @@ def _check_corrected_gradient(correction: Correction, coords: list[Tree], mine: 
     start, grads = ([random_tree(COORDS, KEY.fold(what, i)) for i in range(3)] for what in ("start", "grads"))
     corrected = []
     for i in range(3):
-        args = (grads[i], coords[i], start[i], mine[i], shared)
-        with unchanged("gradient", *args):
-            corrected.append(repeatable("gradient", partial(correction.gradient, *args)))
+        corrected.append(pure("gradient", correction.gradient, grads[i], coords[i], start[i], mine[i], shared))
         check_spec("gradient", corrected[i], Spec.of(coords[i]))
     stacked = vmap(correction.gradient, in_dims=(0, 0, 0, 0 if mine[0] else None, None))(
         stack(grads), stack(coords), stack(start), stack(mine), shared

@@ -76,8 +76,7 @@ def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
 def _from_zero(one: TrainingInputs, opt: State) -> TrainingOutcome:
     """Train from the weights of the start: of all coordinates, only those that this client moves differ from zero."""
     with torch.no_grad():
-        base = one.space.expand(one.base, one.basis, one.start)
-    moved = replace(one, base=base, start=zeros_like(one.start))
+        moved = replace(one, base=one.expand(one.start), start=zeros_like(one.start))
     outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved, opt)
     return outcome._replace(coords=add(one.start, outcome.coords))
 
@@ -129,7 +128,7 @@ def can_fold(inputs: TrainingInputs) -> bool:
         return False
     if any(getattr(layer, "gradient_checkpointing", False) for layer in model.module.modules()):
         return False  # refused by vmap with a reason
-    weights = inputs.space.expand(inputs.base, inputs.basis, unstack(inputs.start, 0))
+    weights = inputs.expand(unstack(inputs.start, 0))
     known = {*inputs.base, *(name + part for name in inputs.base for part in (A, B))}
     return weights.keys() <= known and all(weights[name] is block for name, block in inputs.base.items())
 
@@ -141,8 +140,7 @@ def folded(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Step:
     change = vmap(make_change(inputs, lr_factor))
 
     def adapters(coords: Tree) -> Tree:
-        weights = inputs.space.expand(base, inputs.basis, coords)
-        return {name: block for name, block in weights.items() if name not in base}
+        return {name: block for name, block in inputs.expand(coords).items() if name not in base}
 
     def step(
         coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask

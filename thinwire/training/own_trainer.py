@@ -91,9 +91,12 @@ class OwnTrainer:
         """Train client i; the trees of the outcome have no client axis."""
         one, kept = of_client(inputs, i), (inputs.opt_state or {}).get(KEPT)
         state = {name: block.cpu() for name, block in unstack(kept, i).items()} if kept else None
-        space = _merged(one.space)
+        space = one.space  # one whose `expand` returns the weights of the model: adapters merged, masks sampled
+        if isinstance(space, Unmerged) and not space.inner.reparametrized:
+            space = space.inner
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
-        filled = {"lr": _lr(one), "seed": one.work.keys[0].value, "state": state}
+        lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
+        filled = {"lr": lr, "seed": one.work.keys[0].value, "state": state}
         named = {name: filled[name] for name in _parameters(self.fit) if name in filled}
         with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.keys[0].value):
             try:
@@ -138,18 +141,6 @@ def check_own_trainer(correction: Correction, penalty: Penalty) -> None:
             f"{penalty!r} is added to the loss of each local step, which local.trainer takes itself; write penalty = "
             "'none', and add it to the loss there"
         )
-
-
-def _merged(space: Space) -> Space:
-    """The space whose `expand` returns the weights of the model: adapters merged, masks sampled from scores."""
-    if isinstance(space, Unmerged) and not space.inner.reparametrized:
-        return space.inner
-    return space
-
-
-def _lr(inputs: TrainingInputs) -> float:
-    """The learning rate of the client optimizer in this round."""
-    return float(inputs.optimizer.lr) * (1.0 if inputs.lr_factor is None else float(inputs.lr_factor))
 
 
 def _parameters(fit: Callable[..., Any]) -> list[str]:
@@ -463,11 +454,8 @@ def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tre
     info: Mapping[str, Any] = {}
     if isinstance(answer, tuple):
         if len(answer) != 2 or not isinstance(answer[1], Mapping) or (wrong := answer[1].keys() - {*INFO}):
-            what = (
-                f"the names {sorted(map(str, wrong))}"
-                if len(answer) == 2 and isinstance(answer[1], Mapping)
-                else (f"{len(answer)} values")
-            )
+            pair = len(answer) == 2 and isinstance(answer[1], Mapping)
+            what = f"the names {sorted(map(str, wrong))}" if pair else f"{len(answer)} values"
             raise ConfigError(f"{label} returned {what}; return the model, or (model, {{'loss': ..., 'state': ...}})")
         answer, info = answer
     tensors = _tensors(given.module if answer is None else answer, label)
