@@ -10,7 +10,7 @@ Send the values under the mask of the round, without their positions.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, check_fits, refuse_stateful
 from thinwire.codecs.topk import scatter
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
@@ -151,7 +151,7 @@ class ErrorFeedback(Codec):
     """
 
     inner: Codec = Raw()
-    decay: float = field(default=1.0, metadata={"rare": True})
+    decay: float = rare(1.0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ Any codec with its values rounded to multiples of a power of two, so that messag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
@@ -44,6 +43,7 @@ class Lattice(FloatCodec):
         stochastic: round up or down at random, without bias; otherwise to the nearest level.
 
     >>> import torch
+    >>> from thinwire.core.key import Key
     >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
     >>> data, _ = Lattice(0.5).encode(tree, {}, peer)
     >>> len(data), Lattice(0.5).decode(data, Spec.of(tree), peer)["w"][:3].tolist()
@@ -65,16 +65,13 @@ class Lattice(FloatCodec):
         blocks = [_numbers(block) for block in tree.values()]
         exponents = [exponent_of(x, self.step) for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
-        levels = self._round(np.concatenate(scaled) if scaled else np.zeros(0), peer.key)
-        return _pack(exponents, levels), state
+        x = np.concatenate([np.zeros(0), *scaled])
+        up = peer.key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
+        return _pack(exponents, (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels times their steps."""
         return _unpack(data, spec)
-
-    def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
-        up = key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
-        return (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
 
 
 @register("codec", "lattice-sum")
@@ -85,6 +82,7 @@ class LatticeSum(Codec):
         x = s q,    s = the largest power of two of which all values of a block are multiples,    q an integer
 
     >>> import torch
+    >>> from thinwire.core.key import Key
     >>> tree, peer = {"w": torch.tensor([0.75, -1.5, 0.0] * 50)}, Peer(Key(0))
     >>> data, _ = LatticeSum().encode(tree, {}, peer)
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
@@ -101,7 +99,8 @@ class LatticeSum(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """A byte for the form: 0 and raw values, 1 with exponents and levels, or 2 with the levels that are not 0."""
         raw = Raw().encode(tree, {}, peer)[0]
-        found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
+        short = all(block.dtype is torch.float32 for block in tree.values())  # others are sent raw
+        found = [_divisor(_numbers(block)) for block in tree.values()] if short else [None]
         known = [one for one in found if one is not None]
         if len(known) == len(found):
             exponents, levels = [one[0] for one in known], [np.zeros(0, np.int64), *(one[1] for one in known)]
@@ -139,11 +138,6 @@ def read_exponents(data: Bytes, spec: Spec) -> list[int]:
         if not _LOWEST <= exponent <= _HIGHEST:
             raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
     return exponents
-
-
-def _are_short(blocks: Iterable[Tensor]) -> bool:
-    """Whether all values are float32: others are sent raw."""
-    return all(block.dtype is torch.float32 for block in blocks)
 
 
 def _numbers(block: Tensor) -> np.ndarray:
@@ -272,7 +266,7 @@ class OnLattice(FloatCodec):
         """The exponents of the decoded values, then the payload of the inner codec."""
         payload, _ = self.inner.encode(tree, {}, peer)
         decoded = self.inner.decode(payload, Spec.of(tree), peer)
-        exponents = [exponent_of(_non_zero(block), self.step) for block in decoded.values()]
+        exponents = [exponent_of(_numbers(block[block != 0]), self.step) for block in decoded.values()]
         return np.array(exponents, np.int8).tobytes() + bytes(payload), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -286,10 +280,6 @@ class OnLattice(FloatCodec):
         """One byte a block more than the inner codec."""
         size = self.inner.size(spec)
         return None if size is None else size + len(spec.blocks)
-
-
-def _non_zero(block: Tensor) -> np.ndarray:
-    return block[block != 0].double().numpy()
 
 
 def _rounded(block: Tensor, step: float) -> Tensor:

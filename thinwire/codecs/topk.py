@@ -18,7 +18,7 @@ signs (`wire/row_signs.py`), and the inner codec has the magnitudes:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, refuse_stateful
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
@@ -72,7 +72,7 @@ class TopK(SelectingCodec):
     by: By = "tree"
     inner: Codec = Raw()
     rounding: Rounding = "down"
-    chunk: int = field(default=4096, metadata={"rare": True})
+    chunk: int = rare(4096)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from thinwire.kernels.sums_triton import read
+
 Pair = tuple[int, int]
 BLOCK = 1024  # values of one program
 
@@ -87,7 +89,7 @@ def _average(
     source = x + ((image * H + u * KH) * W + v * KW) * C + channel
     for i in tl.static_range(KH):
         for j in tl.static_range(KW):
-            total += tl.load(source + (i * W + j) * C, mask=known, other=0.0).to(tl.float32)
+            total += read(source + (i * W + j) * C, known)
     to = at
     if FIRST:
         to = ((image * C + channel) * OH + u) * OW + v
@@ -121,7 +123,7 @@ def _spread(
         source = ((image * C + channel) * OH + u) * OW + v
     else:
         source = ((image * OH + u) * OW + v) * C + channel
-    g = tl.load(grad + source, mask=known, other=0.0).to(tl.float32) / (KH * KW)
+    g = read(grad + source, known) / (KH * KW)
     above = tl.load(y + at, mask=known, other=0.0) > 0
     tl.store(out + at, tl.where(above, g, 0.0), mask=known)
 
@@ -189,7 +191,7 @@ def _cross_entropy(
     real = (k < CLASSES)[None, :]
     place = (client * n + j)[:, None] * CLASSES + k[None, :]
     known = (j < n)[:, None] & real
-    z = tl.load(outputs + place, mask=known, other=0.0).to(tl.float32)
+    z = read(outputs + place, known)
     if BIAS:
         z += tl.load(bias + client * bias_client + k, mask=k < CLASSES, other=0.0)[None, :]
     z = tl.where(real, z, float("-inf"))

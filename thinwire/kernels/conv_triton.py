@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
-from thinwire.kernels.sums_triton import sum_rows
+from thinwire.kernels.sums_triton import read, sum_rows
 from thinwire.kernels.support import dot_precision
 
 Pair = tuple[int, int]
@@ -132,7 +132,7 @@ def _multiply_patches(
         b = tl.load(from_kernel[:, None] + (o * K_OUTER)[None, :], mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
+        total += read(bias + client * OUTER + o, o < OUTER)[None, :]
     if RELU:
         total = tl.maximum(total, 0.0)
     images = rows // (HEIGHT * WIDTH)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from thinwire.kernels.sums_triton import read
 from thinwire.kernels.support import dot_precision
 
 
@@ -49,10 +50,10 @@ def _forward_step(
     weight += client * (4 * HIDDEN * HIDDEN)
     place = row[:, None] * (4 * HIDDEN) + unit[None, :]
     inputs += at * (4 * HIDDEN)
-    i = tl.load(inputs + place, mask=live, other=0.0).to(tl.float32)
-    f = tl.load(inputs + place + HIDDEN, mask=live, other=0.0).to(tl.float32)
-    g = tl.load(inputs + place + 2 * HIDDEN, mask=live, other=0.0).to(tl.float32)
-    o = tl.load(inputs + place + 3 * HIDDEN, mask=live, other=0.0).to(tl.float32)
+    i = read(inputs + place, live)
+    f = read(inputs + place + HIDDEN, live)
+    g = read(inputs + place + 2 * HIDDEN, live)
+    o = read(inputs + place + 3 * HIDDEN, live)
     own = row[:, None] * HIDDEN + unit[None, :]
     before = tl.zeros((BM, BN), dtype=tl.float32)
     if t > 0:
@@ -104,7 +105,7 @@ def _backward_step(
     live = (row < n)[:, None]
     at = (client * steps + t) * n
     own = row[:, None] * HIDDEN + unit[None, :]
-    by_h = tl.load(grad + at * HIDDEN + own, mask=live, other=0.0).to(tl.float32)
+    by_h = read(grad + at * HIDDEN + own, live)
     by_cell += client * n * HIDDEN
     by_c = tl.zeros((BM, BN), dtype=tl.float32)
     if t < steps - 1:
@@ -118,10 +119,10 @@ def _backward_step(
         by_c = tl.load(by_cell + own, mask=live, other=0.0)
     place = row[:, None] * (4 * HIDDEN) + unit[None, :]
     gates += at * (4 * HIDDEN)
-    i = tl.load(gates + place, mask=live, other=0.0).to(tl.float32)
-    f = tl.load(gates + place + HIDDEN, mask=live, other=0.0).to(tl.float32)
-    g = tl.load(gates + place + 2 * HIDDEN, mask=live, other=0.0).to(tl.float32)
-    o = tl.load(gates + place + 3 * HIDDEN, mask=live, other=0.0).to(tl.float32)
+    i = read(gates + place, live)
+    f = read(gates + place + HIDDEN, live)
+    g = read(gates + place + 2 * HIDDEN, live)
+    o = read(gates + place + 3 * HIDDEN, live)
     c = _tanh(tl.load(cells + at * HIDDEN + own, mask=live, other=0.0))
     before = tl.load(cells + (at - n) * HIDDEN + own, mask=live & (t > 0), other=0.0)
     by_c += by_h * o * (1 - c * c)

@@ -91,11 +91,6 @@ def _fused(vectors: Tensor, key: Tensor) -> Any:
     return projection_triton
 
 
-def _packed(vectors: Tensor, p: int, e: int, entries: str) -> bool:
-    """Whether the lookup tables of `projection_cpu.py` are faster."""
-    return entries == "sign" and vectors.device.type == "cpu" and vectors.dtype == torch.float32 and p * e >= BLOCK
-
-
 def _blocks(p: int, e: int) -> list[tuple[int, int]]:
     step = max(1, BLOCK // e)
     return [(first, min(step, p - first)) for first in range(0, p, step)]
@@ -114,11 +109,6 @@ def _used(b: Tensor, e: int) -> list[tuple[int, int]]:
     return found
 
 
-def _key(words: Tensor) -> Key:
-    low, high = words.tolist()
-    return Key(low | high << 32)
-
-
 class _Product(torch.autograd.Function):
     """B A, or with `back` G A^T; each is the gradient of the other."""
 
@@ -126,8 +116,10 @@ class _Product(torch.autograd.Function):
     def forward(v: Tensor, words: Tensor, back: bool, p: int, e: int, entries: str, scale: float) -> Tensor:
         if fused := _fused(v, words):
             return (fused.project if back else fused.expand)(v, words, p, e, entries, scale)
-        key = _key(words)
-        if _packed(v, p, e, entries):
+        low, high = words.tolist()
+        key = Key(low | high << 32)
+        # the lookup tables of `projection_cpu.py` are faster
+        if entries == "sign" and v.device.type == "cpu" and v.dtype == torch.float32 and p * e >= BLOCK:
             return (packed.project if back else packed.expand)(v, key, p, e, scale)
         if back:
             rows_of_a = (draw_rows(key, *block, e, entries, scale, v.device) for block in _blocks(p, e))

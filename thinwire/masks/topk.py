@@ -11,14 +11,14 @@ Magnitude pruning during training, once or in several steps (lottery tickets, Sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Block, Spec
 from thinwire.core.text import check_settings
@@ -53,8 +53,8 @@ class TopKMask(Mask):
     """
 
     density: float = 0.25
-    by: By = field(default="tree", metadata={"rare": True})
-    at: int = field(default=0, metadata={"rare": True})
+    by: By = rare("tree")
+    at: int = rare(0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class PruneMask(Mask):
     at: int = 1
     keep: float = 1.0
     every: int = 1
-    by: By = field(default="tree", metadata={"rare": True})
+    by: By = rare("tree")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

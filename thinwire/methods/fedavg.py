@@ -108,11 +108,11 @@ T = TypeVar("T", bound=Callable[..., Method])
 Arguments = Mapping[str, Any]
 
 
-def on(task: str, **arguments: Any) -> Callable[[T], T]:
-    """Call the function with these arguments when its name is resolved on a task.
+def on(*tasks: str, **arguments: Any) -> Callable[[T], T]:
+    """Call the function with these arguments when its name is resolved on one of some tasks.
 
     Args:
-        task: the name of a task preset, for example `cifar10`.
+        *tasks: names of task presets, for example `cifar10`.
         **arguments: arguments of the function; those that are not given keep their defaults.
 
     >>> @on("cifar10", phi=8)
@@ -124,7 +124,7 @@ def on(task: str, **arguments: Any) -> Callable[[T], T]:
 
     def enter(make: T) -> T:
         inspect.signature(make).bind_partial(**arguments)  # a misspelled argument fails at import
-        make.__dict__["on_tasks"] = {task: arguments, **arguments_on_tasks(make)}
+        make.__dict__["on_tasks"] = {**dict.fromkeys(tasks, arguments), **arguments_on_tasks(make)}
         return make
 
     return enter

@@ -49,8 +49,7 @@ _with_adapters = passes_on(LoRA, "rank", "alpha", "target_modules", "modules_to_
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
 @on("text-classification", **PEFT, server_lr=0.01, from_start=False)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,
@@ -134,8 +133,7 @@ def _each_round(keep: float, by: By = "tree") -> PruneMask:
 
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
+@on("causal-lm", "instructions", **LANGUAGE)
 @_with_adapters
 def sparse_adapter(density: float = 0.25, at: int = 1, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """SparseAdapter: LoRA pruned once, to the values of largest magnitude, after the first rounds.
@@ -162,8 +160,7 @@ def sparse_adapter(density: float = 0.25, at: int = 1, by: By = "tree", **adapte
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
+@on("causal-lm", "instructions", **LANGUAGE)
 @_with_adapters
 def adapter_lth(keep: float = 0.98, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """Lottery-ticket pruning of LoRA: after every round a share of the values is pruned, without rewinding.
@@ -246,8 +243,7 @@ def federated_select(density: float = 0.25, by: By = "tree", at: int = 0) -> Met
 
 @register("method", "hetlora", paper="Cho et al., EMNLP 2024, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
+@on("causal-lm", "instructions", **LANGUAGE)
 @_with_adapters
 def hetlora(ranks: tuple[int, ...] = (1, 2, 4), **adapters: Unpack[AdapterOptions]) -> Method:
     """HetLoRA: clients with less bandwidth train and send fewer ranks; missing ranks count as zero.
@@ -274,8 +270,7 @@ def hetlora(ranks: tuple[int, ...] = (1, 2, 4), **adapters: Unpack[AdapterOption
 
 @register("method", "lowest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", rank=1, alpha=1.0, **MODULES)
-@on("causal-lm", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
-@on("instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+@on("causal-lm", "instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
 def lowest_tier(
     rank: int = 1,
     alpha: float = 2.0,
@@ -302,8 +297,7 @@ def lowest_tier(
 
 @register("method", "highest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
+@on("causal-lm", "instructions", **LANGUAGE)
 @_with_adapters
 def highest_tier(share: float = 0.25, **adapters: Unpack[AdapterOptions]) -> Method:
     """LoRA trained only by the clients with the most bandwidth, one in four; the others never take part.

@@ -85,8 +85,7 @@ def _at(lr: float, method: Method) -> Method:
 
 @register("method", "lora", paper="Hu et al., ICLR 2022")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 def lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -118,8 +117,7 @@ def lora(
 
 @register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
 @on("text-classification", **PEFT)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora, "rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights")
 def ffa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FFA-LoRA: LoRA with A frozen at its random values; only B is trained and sent, and its average is exact.
@@ -161,8 +159,7 @@ def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
 
 @register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora)
 def fedsa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedSA-LoRA: LoRA with A averaged and B private: personal models (task.validation_fraction tests them).
@@ -187,8 +184,7 @@ def fedsa_lora(**options: Unpack[LoRAOptions]) -> Method:
 
 @register("method", "fedloru", paper="Park and Klabjan, 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora)
 def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
@@ -218,8 +214,7 @@ def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
 
 @register("method", "flexlora", paper="Bai et al., NeurIPS 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora)
 def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Method:
     """FlexLoRA: LoRA whose server averages the products B_i A_i and cuts the mean to the rank of the adapters.
@@ -250,8 +245,7 @@ def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Met
 
 @register("method", "fedex-lora", paper="Singhal et al., ACL 2025")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora)
 def fedex_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedEx-LoRA: LoRA with averaged factors; the base takes what their product misses, sent as stacked factors.
@@ -280,8 +274,7 @@ def fedex_lora(**options: Unpack[LoRAOptions]) -> Method:
 
 @register("method", "flora-stack", paper="Wang et al., NeurIPS 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 @passes_on(lora)
 def flora_stack(**options: Unpack[LoRAOptions]) -> Method:
     """FLoRA by stacking: the server broadcasts all clients' adapters, everyone merges them, and new ones start.
@@ -310,8 +303,7 @@ def flora_stack(**options: Unpack[LoRAOptions]) -> Method:
 
 @register("method", "fed-sb", paper="Singhal et al., 2025")
 @on("text-classification", rank=64, **MODULES)
-@on("causal-lm", rank=64, target_modules=("query-value",))
-@on("instructions", rank=64, target_modules=("query-value",))
+@on("causal-lm", "instructions", rank=64, target_modules=("query-value",))
 def fed_sb(
     rank: int = 32,
     target_modules: Selectors = ("*",),

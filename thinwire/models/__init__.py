@@ -39,23 +39,6 @@ from thinwire.models.transformer import TextClassifier as TextClassifier
 from thinwire.models.vgg import VGG16 as VGG16
 from thinwire.models.wrn import WideResNet as WideResNet
 
-__all__ = [
-    "CausalLM",
-    "ConvNet",
-    "ImageClassifier",
-    "LSTM",
-    "MLP",
-    "NextCharacter",
-    "Pretrained",
-    "ResNet",
-    "Roberta",
-    "TextClassifier",
-    "VGG16",
-    "WideResNet",
-    "build",
-    "count",
-]
-
 
 def build(name: str, **options: Any) -> nn.Module:
     """Build a model by name, initialized from the global generator of torch.

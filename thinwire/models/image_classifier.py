@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
+from thinwire.models.checks import at_least
 from thinwire.models.pretrained import load_classifier
 
 
@@ -53,6 +54,7 @@ def image_classifier(classes: int = 2, checkpoint: str = "", dropout: float = 0.
         checkpoint: a folder with config.json and, for pretrained weights, safetensors files.
         dropout: dropout probability of all layers; CUDA graphs require 0.
     """
+    at_least(2, classes=classes)
     folder = Path(checkpoint).expanduser()
     if not checkpoint or not (folder / "config.json").is_file():
         raise ConfigError(

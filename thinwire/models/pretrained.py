@@ -86,6 +86,7 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
         checkpoint: folder of a checkpoint; the task `text-classification` sets it.
         dropout: dropout probability of all layers; CUDA graphs require 0.
     """
+    at_least(2, classes=classes)
     if not checkpoint:
         raise ConfigError(
             "model 'pretrained' needs a checkpoint folder: use the task 'text-classification', or write checkpoint"
@@ -106,7 +107,6 @@ def load_classifier(
         dropout: dropout probability of all layers.
         weights_needed: whether a folder without weights is refused; otherwise they are random.
     """
-    at_least(2, classes=classes)
     probability(dropout=dropout)
     transformers = library(f"a {what}")
     family = getattr(transformers, f"AutoModelFor{auto}")

@@ -9,12 +9,12 @@ The mode of a Beta posterior over probabilities, from the sampled masks of clien
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, zeros_like
@@ -36,7 +36,7 @@ class _Adaptive(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     bias_correction: bool = True
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

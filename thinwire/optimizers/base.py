@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import State
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, tmap
@@ -197,8 +197,8 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
-    weight_decay_on: DecayOn = field(default="all", metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
+    weight_decay_on: DecayOn = rare("all")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, zeros_like
@@ -61,7 +61,7 @@ class ForwardSGD(Optimizer):
     directions: int = 10
     mu: float = 1e-3
     order: Order = "turn"
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
@@ -136,7 +136,7 @@ class CosineLR(LRSchedule):
 
     rounds: int = 0
     floor: float = 0.0
-    fraction: float = field(default=1.0, metadata={"rare": True})
+    fraction: float = rare(1.0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class InverseTimeLR(LRSchedule):
     """
 
     rounds: int = 0
-    fraction: float = field(default=0.1, metadata={"rare": True})
+    fraction: float = rare(0.1)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class WarmupLR(LRSchedule):
 
     rounds: int = 0
     inner: LRSchedule = ConstantLR()
-    fraction: float = field(default=0.05, metadata={"rare": True})
+    fraction: float = rare(0.05)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

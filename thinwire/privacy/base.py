@@ -32,6 +32,9 @@ class Privacy(ABC):
     bounds = False
     """Whether the influence of one client is bounded, so that uploads must hold nothing besides the update."""
 
+    delta: float | None = None
+    """The delta of (epsilon, delta)-differential privacy; None if the mechanism gives no such guarantee."""
+
     masked: MaskedPrivacy | None = None
     """The mechanism for secure aggregation, where the server sees the sum only; None if there is none."""
 

@@ -73,6 +73,11 @@ class Schedule(ABC):
         return {}
 
 
+def private_blocks(coords: Spec, private: tuple[str, ...]) -> frozenset[str]:
+    """The blocks that selectors of private blocks choose; none without selectors."""
+    return frozenset(select(coords.names, private, what="private") if private else ())
+
+
 @register("schedule", "all-blocks")
 @dataclass(frozen=True)
 class AllBlocks(Schedule):
@@ -93,7 +98,7 @@ class AllBlocks(Schedule):
 
     def never(self, coords: Spec) -> frozenset[str]:
         """Return the blocks that `private` selects."""
-        return frozenset(select(coords.names, self.private, what="private") if self.private else ())
+        return private_blocks(coords, self.private)
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all blocks except the private ones."""

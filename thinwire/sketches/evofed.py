@@ -89,7 +89,8 @@ class EvoFed(Sketch):
         vector = flatten(delta).float()
         if not len(vector):
             return {}
-        parts = self._divide(vector)
+        missing = -len(vector) % self.partitions
+        parts = torch.nn.functional.pad(vector, (0, missing)).view(self.partitions, -1)
         along = vector.new_zeros(self.partitions, self._pairs)  # z . delta
         square = vector.new_zeros(self.partitions, self._pairs)  # z . z, without the padding
         for tile in self._tiles(len(vector)):
@@ -123,11 +124,6 @@ class EvoFed(Sketch):
     @property
     def _pairs(self) -> int:
         return self.population // 2
-
-    def _divide(self, vector: Tensor) -> Tensor:
-        """Return (partitions, values of a part), padded with zeros."""
-        missing = -len(vector) % self.partitions
-        return torch.nn.functional.pad(vector, (0, missing)).view(self.partitions, -1)
 
     def _tiles(self, size: int) -> Iterator[Tile]:
         """Divide the population (partitions, pairs, values of a part) into tiles of at most BLOCK values."""

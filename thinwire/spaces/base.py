@@ -97,6 +97,17 @@ class Space(ABC):
     adapter_dropout = 0.0
     """The probability with which an input of an adapter is left out in training."""
 
+    exports_adapter = False
+    """Whether `exported` is available: the coordinates are low-rank adapters, which peft can load."""
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[Space, Tree]:
+        """Return the LoRA, and its coordinates, that have the same weights as these coordinates.
+
+        Raises:
+            IncompatibleParts: unless `exports_adapter`.
+        """
+        raise IncompatibleParts(f"{type(self).__name__} has no adapters to export; take the space 'lora'")
+
     def for_model(self, module: nn.Module) -> Space:
         """Return the space completed by the types of a model's layers; by default the space itself."""
         return self

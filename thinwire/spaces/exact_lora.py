@@ -210,6 +210,7 @@ class LoRASB(Adapted):
     Not `LoRA(freeze_a=True)`, which trains all of B: r outputs values instead of r^2.
     """
 
+    exports_adapter = True
     reads_base = True  # B and A are those of the initial weights
     rank: int = 32
     target_modules: tuple[str, ...] = ("*",)
@@ -271,6 +272,10 @@ class LoRASB(Adapted):
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and B R of each."""
         return self.lora.expand_unmerged(base, basis, self.as_lora(basis, coords))
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[LoRA, Tree]:
+        """Return the LoRA whose B is B R."""
+        return self.lora, self.as_lora(basis, coords)
 
     def as_lora(self, basis: Tree, coords: Tree) -> Tree:
         """Return the coordinates of `lora` with the same weights: B R in place of R."""

@@ -334,12 +334,11 @@ def draw_factors(key: Key, name: str, weight: Tensor, rank: int, std: float | No
     shapes: dict[str, tuple[int, ...]] = {"x": (o, rank), "y": (i, rank)}
     if core := not is_matrix(weight.shape):
         shapes = {"t": (rank, rank, *weight.shape[2:]), **shapes}
-    if std is None:
-        stds, drawn = {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}, draw
-    else:
-        stds, drawn = dict.fromkeys("txy", factor_std(std, rank, core)), draw_exact
+    stds = {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}
+    if std is not None:
+        stds = dict.fromkeys("txy", factor_std(std, rank, core))
     return {
-        f"{name}/{part}{number}": drawn(key, name, f"{part}{number}", shape, stds[part], weight)
+        f"{name}/{part}{number}": draw(key, name, f"{part}{number}", shape, stds[part], weight, exact=std is not None)
         for part, shape in shapes.items()
     }
 
@@ -350,22 +349,20 @@ def product_of(name: str, weight: Tensor, coords: Tree, number: str = "") -> Ten
     return x @ y.T if is_matrix(weight.shape) else tucker(coords[f"{name}/t{number}"], x, y, weight.shape)
 
 
-def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
-    """Draw normal values for one factor of one weight; the same bits from the same key."""
-    if like.is_meta:  # only the shapes are needed
-        return like.new_empty(tuple(shape))
-    return (key.fold(name, part).normal(*shape, device=like.device) * std).to(like.dtype)
+def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor, exact: bool = False) -> Tensor:
+    """Draw normal values for one factor of one weight; the same bits from the same key.
 
-
-def draw_exact(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
-    """Draw normal values scaled to a root mean square of exactly `std`; that of a small factor would vary by chance.
+    With `exact` they are scaled to a root mean square of exactly `std`; that of a small factor would vary by chance.
 
     >>> import torch
-    >>> float(draw_exact(Key(0), "w", "x", (8, 2), 0.5, torch.zeros(())).square().mean())
+    >>> float(draw(Key(0), "w", "x", (8, 2), 0.5, torch.zeros(()), exact=True).square().mean())
     0.25
     """
-    if like.is_meta:
+    if like.is_meta:  # only the shapes are needed
         return like.new_empty(tuple(shape))
-    integers = key.fold(name, part).normal_integers(*shape, device=like.device)
+    own = key.fold(name, part)
+    if not exact:
+        return (own.normal(*shape, device=like.device) * std).to(like.dtype)
+    integers = own.normal_integers(*shape, device=like.device)
     squares = square_sums(integers.reshape(1, -1))[0]
     return (integers.to(torch.float32) * (std / math.sqrt(squares / integers.numel()))).to(like.dtype)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
+from thinwire.core.registry import rare, register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
@@ -159,9 +159,9 @@ class FedPara(Factorized):
     start: Start = "auto"
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
-    scale: Scale = field(default="unit", metadata={"rare": True})
-    dense: Dense = field(default="none", metadata={"rare": True})
-    gammas: GammaRules = field(default=(), metadata={"rare": True})
+    scale: Scale = rare("unit")
+    dense: Dense = rare("none")
+    gammas: GammaRules = rare(())
 
     def __post_init__(self) -> None:
         check_settings(self, gamma="[0, 1]", rank="[0, inf)")

@@ -17,14 +17,14 @@ them in its forward pass. Only training uses such trees; merging and testing com
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
+from thinwire.core.registry import rare, register
 from thinwire.core.spec import Spec, select
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
@@ -97,6 +97,7 @@ class LoRA(Adapted):
     B A, except with `freeze_a`.
     """
 
+    exports_adapter = True
     has_lengths = False  # a length for each output is trained, too: `DoRA`
     rank: int = 8
     alpha: float = 16.0
@@ -105,12 +106,12 @@ class LoRA(Adapted):
     freeze_a: bool = False
     redraw_every: int = 0
     fan_in_fan_out: tuple[str, ...] = ()
-    scaling: Scaling = field(default="standard", metadata={"rare": True})
-    init_lora_weights: InitA = field(default="kaiming", metadata={"rare": True})
-    dense: Dense = field(default="none", metadata={"rare": True})
-    from_start: bool = field(default=False, metadata={"rare": True})
-    lora_dropout: float = field(default=0.0, metadata={"rare": True})
-    adapter: str = field(default="", metadata={"rare": True})
+    scaling: Scaling = rare("standard")
+    init_lora_weights: InitA = rare("kaiming")
+    dense: Dense = rare("none")
+    from_start: bool = rare(False)
+    lora_dropout: float = rare(0.0)
+    adapter: str = rare("")
 
     def __post_init__(self) -> None:
         check_settings(self, rank="[1, inf)", alpha="(0, inf)", redraw_every="[0, inf)", lora_dropout="[0, 1)")
@@ -134,6 +135,10 @@ class LoRA(Adapted):
     def adapter_dropout(self) -> float:  # type: ignore[override]
         """`lora_dropout`."""
         return self.lora_dropout
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[LoRA, Tree]:
+        """Return the space itself and its coordinates."""
+        return self, coords
 
     def for_model(self, module: nn.Module) -> LoRA:
         """Return the space with `fan_in_fan_out` completed by layers that store W as inputs x outputs, as in GPT-2.
@@ -174,7 +179,7 @@ class LoRA(Adapted):
             return {}
         sides, _ = self._select(spec)
         if self.adapter:
-            given = first_coordinates(self, sides, ())
+            given = first_coordinates(*self._adapter, sides, ())
             return {name: block.to(device or "cpu") for name, block in given.items() if name.endswith("/a")}
         dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
@@ -194,7 +199,7 @@ class LoRA(Adapted):
             elif name in saved:
                 out[name] = weight.to(dtype)
         if self.adapter:
-            given = first_coordinates(self, sides, [name for name in out if "/" not in name])
+            given = first_coordinates(*self._adapter, sides, [name for name in out if "/" not in name])
             if self.has_lengths:  # coordinates are changes of the first lengths
                 first = self.lengths(base, out)
                 given |= {name: given[name].to(block) - block for name, block in first.items()}
@@ -301,6 +306,11 @@ class LoRA(Adapted):
         outputs, inputs = side
         return self._rank(side) * (outputs + inputs) >= outputs * inputs or (name == last and outputs < inputs)
 
+    @property
+    def _adapter(self) -> tuple[str, int, float, bool]:
+        """The folder of an adapter, and the settings that must be those of it."""
+        return self.adapter, self.rank, self.scale, self.has_lengths
+
     def _rank(self, side: tuple[int, int]) -> int:
         return min(self.rank, *side)
 
@@ -397,19 +407,13 @@ class DoRA(LoRA):
         transposed = self.transposed(Spec.of(base))
         for key, length in self.lengths(base, coords).items():
             name = key.removesuffix(M)
-            a, b = (block.detach() for block in _factors(out, name))
+            a, b = (block.detach() for other, block in out.items() if other.rpartition("/")[0] == name)
             out[name + GAIN] = length / _added_norms(_matrix(base[name], name in transposed), a, b)
         return out
 
 
 def _matrix(weight: Tensor, transposed: bool) -> Tensor:
     return as_matrix(weight, transposed).to(at_least_float32(weight.dtype))
-
-
-def _factors(weights: Tree, name: str) -> tuple[Tensor, Tensor]:
-    """Return A and s B of a matrix."""
-    first, second = (block for key, block in weights.items() if key.rpartition("/")[0] == name)
-    return first, second
 
 
 def _norms(matrix: Tensor) -> Tensor:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
@@ -33,7 +33,6 @@ from thinwire.spaces.factors import (
     by_factor,
     choose_ranks,
     draw,
-    draw_exact,
     draw_factors,
     factor_std,
     gammas_of,
@@ -105,7 +104,7 @@ class LowRank(Factorized):
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
     start: Start = "auto"
-    like_gammas: GammaRules = field(default=(), metadata={"rare": True})
+    like_gammas: GammaRules = rare(())
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -189,7 +188,9 @@ class Pufferfish(Factorized):
         weight = base[name]
         std = factor_std(initial_std(name, weight), rank, core=False)
         shapes = {"u": (weight.shape[0], rank), "v": (rank, *weight.shape[1:])}
-        return {f"{name}/{part}": draw_exact(key, name, part, shape, std, weight) for part, shape in shapes.items()}
+        return {
+            f"{name}/{part}": draw(key, name, part, shape, std, weight, exact=True) for part, shape in shapes.items()
+        }
 
     def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
         """Return U V."""

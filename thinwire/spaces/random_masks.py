@@ -131,7 +131,7 @@ class FedPM(Adapted):
 
 
 _C = "/c"
-_LEAST = 2.0**-20  # of the largest noise: no update is divided by less
+SMALLEST = 2.0**-20  # of the largest noise: no update is divided by less
 
 
 @register("space", "fedmrn", paper="Li et al., ACM Multimedia 2024")
@@ -171,7 +171,13 @@ class FedMRN(Adapted):
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Draw the noise."""
-        return {block.name: self._draw(key.fold("noise", block.name), block.shape, device) for block in spec}
+        drawn: Tree = {}
+        for block in spec:
+            unit = key.fold("noise", block.name).uniform(*block.shape, device=device) * 2 - 1
+            # none of it too close to 0 to divide by
+            far = torch.where(unit < 0, unit.clamp(max=-SMALLEST), unit.clamp(min=SMALLEST))
+            drawn[block.name] = far * self.noise
+        return drawn
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return zeros."""
@@ -192,11 +198,6 @@ class FedMRN(Adapted):
     def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
         """Return the coordinates of updates, within their range."""
         return {name: self._share(basis[name.removesuffix(_C)].to(u.dtype), u) for name, u in trained.items()}
-
-    def _draw(self, key: Key, shape: tuple[int, ...], device: Device) -> Tensor:
-        """Uniform noise, none of it too close to 0 to divide by."""
-        unit = key.uniform(*shape, device=device) * 2 - 1
-        return torch.where(unit < 0, unit.clamp(max=-_LEAST), unit.clamp(min=_LEAST)) * self.noise
 
     def _share(self, noise: Tensor, update: Tensor) -> Tensor:
         return (update / noise).clamp(-1.0 if self.signed else 0.0, 1.0)

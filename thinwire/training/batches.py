@@ -11,7 +11,7 @@ that all batches have one shape; the repeated ones do not count in the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from thinwire.core.key import Key, permutations
 from thinwire.core.reference import is_reference
-from thinwire.core.registry import short_repr
+from thinwire.core.registry import rare, short_repr
 from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 
@@ -45,10 +45,10 @@ class Local:
     epochs: int = 1
     batch: int = 32
     steps: int = 0
-    logit_adjustment: float = field(default=0.0, metadata={"rare": True})
-    pseudo_count: float = field(default=0.5, metadata={"rare": True})
-    accumulate: int = field(default=1, metadata={"rare": True})
-    trainer: str | Callable[..., Any] = field(default="", metadata={"rare": True})
+    logit_adjustment: float = rare(0.0)
+    pseudo_count: float = rare(0.5)
+    accumulate: int = rare(1)
+    trainer: str | Callable[..., Any] = rare("")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:

@@ -263,12 +263,6 @@ def _packed(calls: list[Call], at: int) -> PackedFirst | PackedNext | None:
     return PackedNext(kernel) if previous and torch.backends.mkldnn.enabled else None
 
 
-def _halves(pool: nn.Module) -> bool:
-    """Whether a pooling layer averages 2 x 2 pixels."""
-    place = _pool(pool).place
-    return place[:3] == ((2, 2), (2, 2), (0, 0)) and place[-1] is None
-
-
 def _narrow(calls: list[Call], at: int) -> tuple[int, int, int, int] | None:
     """The shape of the kernel if here is a convolution with few channels that can be packed, ReLU and pooling."""
     if at + 2 >= len(calls) or not isinstance(conv := calls[at].layer, nn.Conv2d):
@@ -276,7 +270,10 @@ def _narrow(calls: list[Call], at: int) -> tuple[int, int, int, int] | None:
     relu, pool = calls[at + 1].layer, calls[at + 2].layer
     o, i, kh, kw = conv.weight.shape
     same = conv.stride == (1, 1) and kh % 2 == kw % 2 == 1 and conv.padding == (kh // 2, kw // 2)
-    if not (same and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d) and _halves(pool)):
+    if not (same and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
+        return None
+    place = _pool(pool).place
+    if place[:3] != ((2, 2), (2, 2), (0, 0)) or place[-1] is not None:  # not averages of 2 x 2 pixels
         return None
     height, width = calls[at].shape[2:]
     block, most = ((2, 2), 4) if at == 0 else ((2, 1), NARROW // 2)
