@@ -51,7 +51,7 @@ class Aggregator(ABC):
         """Return the aggregate of one tree of every client."""
 
 
-class ChangesUpdates(Aggregator):
+class UpdateFilter(Aggregator):
     """An aggregator whose `admit` changes updates before an inner one aggregates them."""
 
     inner: Aggregator
@@ -176,7 +176,7 @@ def _adapter_norm(code: Tree) -> float:
 
 @register("aggregator", "bounded")
 @dataclass(frozen=True)
-class Bounded(ChangesUpdates):
+class Bounded(UpdateFilter):
     """Clip the norm of each update and the weight of each client, then aggregate.
 
         x_i <- x_i * min(1, norm / |x_i|),     weight_i <- min(weight_i, weight)

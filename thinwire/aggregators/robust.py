@@ -1,11 +1,9 @@
 """Robust aggregators that compare whole updates by their distances: geometric median, centered clipping, multi-Krum.
 
-`coordinatewise.py` has those that treat each coordinate separately. A Byzantine update that differs in every coordinate
-is far from the others, even if each of its values alone is plausible.
+A Byzantine update that differs in every coordinate is far from the others, even if each of its values alone is
+plausible.
 
 Robust aggregators that treat each coordinate separately: trimmed mean and median.
-
-`robust.py` has those that compare whole updates.
 
 Distances between client updates, from the inner products of all pairs.
 
@@ -31,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.aggregators.base import Aggregator, ChangesUpdates, WeightedMean
+from thinwire.aggregators.base import Aggregator, UpdateFilter, WeightedMean
 from thinwire.core.registry import register
 from thinwire.core.text import check_settings
 from thinwire.core.threads import each
@@ -335,7 +333,7 @@ def squares_from(products: Tensor, shares: Tensor) -> Tensor:
 
 @register("aggregator", "nearest-mixing", paper="Allouah et al., AISTATS 2023")
 @dataclass(frozen=True)
-class NearestMixing(ChangesUpdates):
+class NearestMixing(UpdateFilter):
     """Replace each update by the mean of the updates nearest to it, then aggregate.
 
         x_i <- mean of the clients - faulty updates nearest to x_i, itself included

@@ -95,14 +95,12 @@ class Binary(FloatCodec):
         groups = biased_bits.decode(memoryview(data)[position:], counts)
         for at, bits in zip(_groups(spec, classes), groups, strict=True):
             up[at] = bits
-        out, position = dict[str, torch.Tensor](), 0
-        for block, (low, high) in zip(spec, levels, strict=True):
-            mask = torch.from_numpy(up[position : position + block.numel])
+        out: Tree = {}
+        masks = torch.split(torch.from_numpy(up), [block.numel for block in spec])
+        for block, mask, (low, high) in zip(spec, masks, levels, strict=True):
             limit = torch.finfo(block.dtype).max
             low, high = (max(-limit, min(limit, level)) for level in (low, high))
-            values = torch.full((block.numel,), low, dtype=block.dtype).masked_fill_(mask, high)
-            out[block.name] = values.reshape(block.shape)
-            position += block.numel
+            out[block.name] = torch.full(block.shape, low, dtype=block.dtype).masked_fill_(mask.view(block.shape), high)
         return out
 
     def _classes(self, spec: Spec, peer: Peer) -> np.ndarray | None:

@@ -71,11 +71,11 @@ class PowerSGD(FloatCodec):
         """The factors of matrices, and all other blocks."""
         sent: Tree = {}
         for number, block in enumerate(Spec.of(tree)):
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                p, q = self._factors(tree[block.name], peer.key.fold("power-sgd", number))
+                sent |= {block.name + _LEFT: p.to(block.dtype), block.name + _RIGHT: q.to(block.dtype)}
+            else:
                 sent[block.name] = tree[block.name]
-                continue
-            p, q = self._factors(tree[block.name], peer.key.fold("power-sgd", number))
-            sent |= {block.name + _LEFT: p.to(block.dtype), block.name + _RIGHT: q.to(block.dtype)}
         return self.inner.encode(sent, {}, peer)[0], state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -83,12 +83,12 @@ class PowerSGD(FloatCodec):
         got = self.inner.decode(data, self._sent(spec), peer)
         out: Tree = {}
         for block in spec:
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                product = _product(got[block.name + _LEFT], got[block.name + _RIGHT])
+                limit = torch.finfo(block.dtype).max
+                out[block.name] = product.nan_to_num(0.0).clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+            else:
                 out[block.name] = got[block.name]
-                continue
-            product = _product(got[block.name + _LEFT], got[block.name + _RIGHT])
-            limit = torch.finfo(block.dtype).max
-            out[block.name] = product.nan_to_num(0.0).clamp(-limit, limit).to(block.dtype).reshape(block.shape)
         return out
 
     def size(self, spec: Spec) -> int | None:
@@ -116,12 +116,11 @@ class PowerSGD(FloatCodec):
         """The spec of what is sent."""
         blocks = []
         for block in spec:
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                sides = {_LEFT: block.shape[0], _RIGHT: block.numel // block.shape[0]}
+                blocks += [Block(block.name + at, (side, self.rank), block.dtype) for at, side in sides.items()]
+            else:
                 blocks.append(block)
-                continue
-            rows = block.shape[0]
-            blocks.append(Block(block.name + _LEFT, (rows, self.rank), block.dtype))
-            blocks.append(Block(block.name + _RIGHT, (block.numel // rows, self.rank), block.dtype))
         return Spec(tuple(blocks))
 
 

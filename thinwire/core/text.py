@@ -6,11 +6,13 @@ Untrusted text (names, paths, errors of clients) is put on one line, bounded and
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
+import sys
 from functools import lru_cache
 from html import escape
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from thinwire.errors import ConfigError
 
@@ -198,8 +200,12 @@ _INTERVALS = {
 
 @lru_cache
 def _choices(part: type) -> dict[str, tuple[str, ...]]:
-    """The values that fields annotated with a `Literal` can have."""
-    return {name: get_args(kind) for name, kind in get_type_hints(part).items() if get_origin(kind) is Literal}
+    """The values that fields annotated with the name of a `Literal` can have."""
+    found: dict[str, Any] = {}
+    for kind in reversed(part.__mro__):  # names are looked up where the field is declared
+        names = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+        found |= {field: names.get(name) for field, name in inspect.get_annotations(kind).items()}
+    return {field: get_args(kind) for field, kind in found.items() if get_origin(kind) is Literal}
 
 
 def _shown(name: str, value: Any) -> str:

@@ -24,11 +24,6 @@ class NoCorrection(Correction):
 
     active = False
 
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if "active" not in cls.__dict__:  # a subclass corrects something
-            cls.active = True
-
 
 @register("correction", "fedprox", paper="Li et al., MLSys 2020")
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 
-_LEAST = 1e-9  # not 0: SCAFFOLD divides by the learning rate
+MIN_FACTOR = 1e-9  # not 0: SCAFFOLD divides by the learning rate
 
 
 class LRSchedule(ABC):
@@ -79,7 +79,7 @@ class ExponentialLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return tau^t."""
-        return max(self.tau**version, _LEAST)
+        return max(self.tau**version, MIN_FACTOR)
 
 
 @register("lr_schedule", "multistep")
@@ -112,7 +112,7 @@ class MultiStepLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return `by` to the power of the number of decreases so far."""
-        return max(self.by ** sum(version >= at for at in self.at), _LEAST)
+        return max(self.by ** sum(version >= at for at in self.at), MIN_FACTOR)
 
 
 @register("lr_schedule", "cosine", paper="Loshchilov and Hutter, ICLR 2017")
@@ -185,7 +185,7 @@ class InverseTimeLR(LRSchedule):
     def factor(self, version: int) -> float:
         """Return rounds / (rounds + t)."""
         rounds = _known(self, self.rounds)
-        return max(rounds / (rounds + version), _LEAST)
+        return max(rounds / (rounds + version), MIN_FACTOR)
 
 
 @register("lr_schedule", "warmup", paper="Goyal et al., 2017")

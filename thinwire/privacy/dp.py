@@ -32,7 +32,7 @@ _SLACK = 2.0**-40  # relative loss of a sum of discrete Gaussians compared to a 
 _VALUES = 1 << 40  # more values than any model has
 
 
-class Lattice(NamedTuple):
+class SumLattice(NamedTuple):
     """The integer grid of the sum: an update of norm `clip` is 2^bits steps long."""
 
     bits: int
@@ -77,7 +77,7 @@ class DP(Privacy, MaskedPrivacy):
     >>> one, two = {"w": torch.tensor([6.0, 8.0])}, {"w": torch.tensor([0.0, 2.5])}
     >>> mean = partial(weighted_mean, weights=[1, 1])
     >>> released = part.aggregate([one, two], mean, 2, Key(0))["w"]    # ((0.6, 0.8) + (0, 0.5) + noise) / 2
-    >>> [round(x, 3) for x in released.tolist()], part.lattice(2) == Lattice(bits=29, variance=2**56)
+    >>> [round(x, 3) for x in released.tolist()], part.lattice(2) == SumLattice(bits=29, variance=2**56)
     ([-0.148, 1.169], True)
 
     A simulation draws its noise from the seed of the run, so that it is reproducible; with the seed, the noise can be
@@ -122,19 +122,19 @@ class DP(Privacy, MaskedPrivacy):
         released = unflatten((total + noise).double() / (lattice.most * clients), codes[0])
         return {name: block.to(codes[0][name].dtype) for name, block in released.items()}
 
-    def lattice(self, clients: int) -> Lattice:
+    def lattice(self, clients: int) -> SumLattice:
         """The lattice of the sum of so many clients, as fine as the noise sampler allows."""
         s = self._spread(clients)
         for bits in range(LONGEST.bit_length() - 1, -1, -1):
             if (variance := math.ceil((s * 2**bits) ** 2)) <= MOST_VARIANCE:
-                return Lattice(bits, variance)
+                return SumLattice(bits, variance)
         raise ConfigError(f"noise of {float(s):.3g} times clip is above the limit of 2^28; write a smaller sigma")
 
     def _spread(self, clients: int) -> Fraction:
         """s: the standard deviation of the noise on the sum of so many clients, in units of `clip`."""
         return Fraction(self.sigma) * clients / (self.cohort or clients)
 
-    def _rounded(self, x: torch.Tensor, lattice: Lattice) -> torch.Tensor:
+    def _rounded(self, x: torch.Tensor, lattice: SumLattice) -> torch.Tensor:
         """z_i of one client."""
         return onto_lattice(x, lattice.most / self.clip, lattice.most)
 
@@ -154,7 +154,7 @@ class DP(Privacy, MaskedPrivacy):
         """The mean in units of `clip`, from the sum."""
         return total / float(self.masked_lattice(began or clients, least).most * clients)
 
-    def masked_lattice(self, clients: int, least: int = 0) -> Lattice:
+    def masked_lattice(self, clients: int, least: int = 0) -> SumLattice:
         """The finest lattice whose sums fit into 32 bits, with the noise of one client.
 
         Args:
@@ -165,7 +165,7 @@ class DP(Privacy, MaskedPrivacy):
         # all clients together have more noise than requested if only some of them must suffice
         widest = s if least == clients else s * Fraction(math.ceil(1024 * math.sqrt(clients / least)), 1024)
         most = int(_RING / (clients + _FAR * widest))
-        lattice = Lattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / least))
+        lattice = SumLattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / least))
         small = s and accountant.gap(clients, lattice.variance, _VALUES) * s > _SLACK
         if most < 1 or small or lattice.variance > MOST_VARIANCE:
             raise ConfigError(

@@ -27,7 +27,7 @@ from thinwire.sketches.base import Sketch
 BLOCK = 1 << 22  # values whose cells are drawn at a time
 KEPT = 1 << 26  # cells that are kept for the next client, of five bytes each: 320 MiB
 _CODE = "sketch"
-_MOST = 2.0**50  # the largest multiple of the resolution, so that sums of them fit into 64 bits
+MAX_MULTIPLE = 2.0**50  # the largest multiple of the resolution, so that sums of them fit into 64 bits
 
 
 @register("sketch", "count", paper="Charikar et al., ICALP 2002; Rothchild et al., ICML 2020")
@@ -83,7 +83,7 @@ class CountSketch(Sketch):
         sums = torch.zeros(self.rows, columns, dtype=torch.int64, device=device)
         for name, at, end, hashes in _drawn(key, self.rows, columns, coords, device):
             x = delta[name].detach().reshape(-1)[at:end].double() / self.resolution
-            multiples = x.round().clamp(-_MOST, _MOST).to(torch.int64)
+            multiples = x.round().clamp(-MAX_MULTIPLE, MAX_MULTIPLE).to(torch.int64)
             for row, (cell, sign) in zip(sums, hashes, strict=True):
                 row.index_add_(0, cell, sign * multiples)  # integers: the order does not matter
         return {_CODE: (sums.double() * self.resolution).float()}

@@ -236,7 +236,7 @@ class Frozen(Space):
         return base
 
 
-class Adapted(Space):
+class AdapterSpace(Space):
     """A space that can keep adapters, or samples of its coordinates, apart from the weights while it is trained."""
 
     def unmerged(self) -> Space:
@@ -260,7 +260,7 @@ class Unmerged(Space):
     ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
     """
 
-    inner: Adapted
+    inner: AdapterSpace
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates of the inner space."""

@@ -28,7 +28,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Adapted, Stack, Stacking
+from thinwire.spaces.base import AdapterSpace, Stack, Stacking
 from thinwire.spaces.lora import A, B, Dense, LoRA, as_matrix, at_least_float32
 
 W = "/w"  # a change of full size
@@ -36,7 +36,7 @@ _Pair = tuple[list[Tensor], list[Tensor]]  # factors B and A to stack
 
 
 @dataclass(frozen=True)
-class Stacked(LoRA, Stacking):
+class StackingLoRA(LoRA, Stacking):
     """LoRA that adds stacked adapters to the base after every round; `stack` says which."""
 
     redraw_every: int = 1
@@ -110,7 +110,7 @@ class Stacked(LoRA, Stacking):
 
 @register("space", "lora-residual", paper="FedEx-LoRA (Singhal et al., ACL 2025)")
 @dataclass(frozen=True)
-class LoRAResidual(Stacked):
+class LoRAResidual(StackingLoRA):
     """LoRA whose factors are averaged, and whose base takes what the product of the means misses.
 
         B <- sum_i p_i B_i,    A <- sum_i p_i A_i,    W0 <- W0 + s (sum_i p_i B_i A_i - B A)
@@ -144,7 +144,7 @@ class LoRAResidual(Stacked):
 
 @register("space", "lora-stack", paper="FLoRA (Wang et al., NeurIPS 2024)")
 @dataclass(frozen=True)
-class LoRAStack(Stacked):
+class LoRAStack(StackingLoRA):
     """LoRA whose clients' adapters are all added to the base after every round, where new adapters start.
 
         W0 <- W0 + s sum_i p_i B_i A_i = W0 + s [p_1 B_1, p_2 B_2, ...] [A_1; A_2; ...]
@@ -181,7 +181,7 @@ _GAP = 1e-7  # of the largest singular value: directions are then known to 1e-9,
 
 @register("space", "lora-sb", paper="Fed-SB (Singhal et al., 2025)")
 @dataclass(frozen=True)
-class LoRASB(Adapted):
+class LoRASB(AdapterSpace):
     """Train a square matrix R between fixed directions of each frozen matrix.
 
         W = W0 + B R A,    W0 = U S V^T,    B = U_r,    A = V_r^T,    R: rank x rank, initially 0

@@ -48,7 +48,7 @@ class GammaRule:
 GammaRules: TypeAlias = tuple[GammaRule | tuple[str | tuple[str, ...], float], ...]
 
 
-class Factorized(Space):
+class FactorizedSpace(Space):
     """A space whose weights are products of factors, `weight/part`; all other weights are dense coordinates.
 
     Subclasses have the fields `target_modules`, selectors of weights to factorize, and `modules_to_save`, selectors of

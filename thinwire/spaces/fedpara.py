@@ -22,7 +22,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
     EMBEDDINGS,
-    Factorized,
+    FactorizedSpace,
     GammaRules,
     Start,
     any_match,
@@ -109,7 +109,7 @@ def isometric_halves(std: float, rank: int, core: bool) -> tuple[float, float]:
 
 @register("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class FedPara(Factorized):
+class FedPara(FactorizedSpace):
     """Train two low-rank weights for each weight; their elementwise product can have full rank.
 
         W = f(W1) * f(W2),    Wj = Xj Yj^T               X: (O, R)   Y: (I, R)

@@ -30,7 +30,7 @@ from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapters import by_keyword, first_coordinates, saved as chosen_to_save, targets
-from thinwire.spaces.base import Adapted
+from thinwire.spaces.base import AdapterSpace
 
 Scaling = Literal["standard", "rslora"]
 InitA = Literal["kaiming", "isometric"]
@@ -39,7 +39,7 @@ Dense = Literal["none", "auto"]
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
 @dataclass(frozen=True)
-class LoRA(Adapted):
+class LoRA(AdapterSpace):
     """Train a low-rank adapter for each matrix of a frozen model.
 
         W = W0 + s B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
@@ -62,7 +62,7 @@ class LoRA(Adapted):
         rank: columns of B and rows of A; at most the smaller side of a matrix is used.
         alpha: scale of the adapter, divided by `rank` or its root.
         target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Also names of
-            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapter_targets.py`).
+            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapters.py`).
         modules_to_save: selectors of weights, or names of modules as in peft, that are trained without an adapter, such
             as the task head; they take precedence over `target_modules`.
         freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the

@@ -27,7 +27,7 @@ from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
-    Factorized,
+    FactorizedSpace,
     GammaRules,
     Start,
     by_factor,
@@ -73,7 +73,7 @@ def lowrank_rank(shape: Sequence[int], gamma: float) -> int:
 
 @register("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class LowRank(Factorized):
+class LowRank(FactorizedSpace):
     """Train each weight as a product of thin factors, so that its rank is at most r.
 
         W = X Y^T             X: (O, r)   Y: (I, r)
@@ -131,7 +131,7 @@ class LowRank(Factorized):
 
 @register("space", "pufferfish", paper="Wang et al., MLSys 2021")
 @dataclass(frozen=True)
-class Pufferfish(Factorized):
+class Pufferfish(FactorizedSpace):
     """Train late convolutions as a thin convolution followed by a 1x1 one; early and linear layers stay dense.
 
         W[o, i, k] = sum_r U[o, r] V[r, i, k],      r = ratio O       U: (O, r)   V: (r, I, K, K)
@@ -199,7 +199,7 @@ class Pufferfish(Factorized):
 
 @register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
 @dataclass(frozen=True)
-class FactorizedFL(Factorized):
+class FactorizedFL(FactorizedSpace):
     """Train each weight as the outer product of two vectors, plus a residual of full size that should become sparse.
 
         W[o, i] = v[o] u[i] + mu[o, i]

@@ -23,7 +23,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Adapted
+from thinwire.spaces.base import AdapterSpace
 
 Weights = Literal["signed", "base"]
 Test = Literal["mean", "sample", "round"]
@@ -34,7 +34,7 @@ _P = "/p"
 
 @register("space", "fedpm", paper="Isik et al., ICLR 2023")
 @dataclass(frozen=True)
-class FedPM(Adapted):
+class FedPM(AdapterSpace):
     """Train the probabilities with which the weights of a frozen random network are kept.
 
         W = W0 * m,    m ~ Bernoulli(p)    in every local step, with the gradient of p (straight-through)
@@ -136,7 +136,7 @@ SMALLEST = 2.0**-20  # of the largest noise: no update is divided by less
 
 @register("space", "fedmrn", paper="Li et al., ACM Multimedia 2024")
 @dataclass(frozen=True)
-class FedMRN(Adapted):
+class FedMRN(AdapterSpace):
     """Train updates that become masks of random noise, drawn from the shared seed in every round.
 
         W = W0 + n * c,    n uniform in (-noise, noise);   c in [0, 1], or with `signed` in [-1, 1]

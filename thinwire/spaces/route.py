@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -11,7 +11,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, as_rules, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Adapted, Full, Space
+from thinwire.spaces.base import AdapterSpace, Full, Space
 
 _WHOLE = "model/"  # prefix of coordinates that belong to no single weight
 
@@ -31,7 +31,7 @@ Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 @register("space", "route")
 @dataclass(frozen=True)
-class Route(Adapted):
+class Route(AdapterSpace):
     """Train different blocks of a model in different spaces; the first rule that matches a block applies.
 
         weights[block] = space(block).expand(...)[block],    space(block): of the first rule that matches
@@ -133,10 +133,9 @@ class Route(Adapted):
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates of all spaces."""
         out: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            if names:
-                part = space.init(restrict(base, names), _basis_of(basis, i), _key(key, i))
-                out.update({_to_route(name, i): block for name, block in part.items()})
+        for i, space, own, drawn, _ in self._each(base, basis, {}):
+            part = space.init(own, drawn, _key(key, i))
+            out.update({_to_route(name, i): block for name, block in part.items()})
         return out
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
@@ -161,23 +160,24 @@ class Route(Adapted):
 
     def _combine(self, base: Tree, basis: Tree, coords: Tree, weights_of: _Function) -> Tree:
         made: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            if names:
-                own = frozenset(names)
-                part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-                made.update(weights_of(space, restrict(base, names), _basis_of(basis, i), part))
+        for _, space, *trees in self._each(base, basis, coords):
+            made.update(weights_of(space, *trees))
         adapters = {name: block for name, block in made.items() if name not in base}
         return {name: made[name] for name in base} | adapters
 
     def _convert(self, base: Tree, basis: Tree, coords: Tree, change: _Function) -> Tree:
         made: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            own = frozenset(names)
-            part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-            if part:
-                after = change(space, restrict(base, names), _basis_of(basis, i), part)
-                made.update({_to_route(name, i): block for name, block in after.items()})
+        for i, space, *trees in self._each(base, basis, coords):
+            made.update({_to_route(name, i): block for name, block in change(space, *trees).items()})
         return {name: made[name] for name in coords}
+
+    def _each(self, base: Tree, basis: Tree, coords: Tree) -> Iterator[tuple[int, Space, Tree, Tree, Tree]]:
+        """Of each rule that has blocks its number, space, base, basis and coordinates."""
+        for i, (space, names) in enumerate(self._assign(tuple(base))):
+            if names:
+                own = frozenset(names)
+                part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
+                yield i, space, restrict(base, names), _basis_of(basis, i), part
 
     def _spaces(self) -> list[Space]:
         return [rule.space for rule in cast("tuple[Rule, ...]", self.rules)]  # all are, since __post_init__

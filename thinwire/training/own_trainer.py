@@ -115,7 +115,7 @@ class OwnTrainer:
         return TrainingOutcome(coords, found.buffers, torch.tensor([loss]), one.work.steps, opt)
 
     @torch.no_grad()
-    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, found: Returned) -> float:
+    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, found: TrainerResult) -> float:
         """The loss of the trained model on the client's first batch, where `fit` does not say one."""
         x, y = one.work.gather(one.work.index[0, 0, : int(one.work.rows[0, 0])])
         value, _ = self.model.loss(space.expand(one.base, one.basis, coords), found.buffers, x, y, None)
@@ -431,7 +431,7 @@ def _parameter(place: Place) -> Tensor:
 INFO = ("loss", "state")  # what may be returned besides the model
 
 
-class Returned(NamedTuple):
+class TrainerResult(NamedTuple):
     """What a trainer returned."""
 
     coords: Tree
@@ -440,7 +440,7 @@ class Returned(NamedTuple):
     state: Tree  # what stays at home until the client's next round
 
 
-def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> Returned:
+def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> TrainerResult:
     """The coordinates, buffers, loss and state that a trainer returned.
 
     Args:
@@ -464,7 +464,7 @@ def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tre
     }
     after = {name: _checked(tensors, name, block, label).to(block.device) for name, block in buffers.items()}
     _check_fixed(tensors, given.fixed, label)
-    return Returned(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
+    return TrainerResult(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
 
 
 def _tensors(answer: Any, label: str) -> Mapping[str, Any]:
