@@ -14,7 +14,7 @@ from thinwire.core.recording import is_recorded
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import probability
-from thinwire.models.pretrained import library as library, loading, quiet, set_dropout
+from thinwire.models.pretrained import additive, library as library, loading, quiet, set_dropout
 from thinwire.models.quantized import quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,17 +97,13 @@ class CausalLM(nn.Module):
 
     def _causal(self, input_ids: Tensor) -> Tensor:
         """(1, 1, length, length) the additive mask of rows with one record."""
-        length, dtype = input_ids.shape[1], next(self.model.parameters()).dtype
-        mask = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype, device=input_ids.device)
-        return mask.triu(1)[None, None]
+        return additive(_past(input_ids)[None, None], next(self.model.parameters()).dtype)
 
     def _blocks(self, position_ids: Tensor) -> Tensor:
         """(n, 1, length, length) the additive mask of rows that hold several records."""
         record = (position_ids == 0).cumsum(1)
-        length, dtype = position_ids.shape[1], next(self.model.parameters()).dtype
-        past = torch.ones(length, length, dtype=torch.bool, device=record.device).tril()
-        seen = (record[:, None, :, None] == record[:, None, None, :]) & past
-        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        seen = (record[:, None, :, None] == record[:, None, None, :]) & _past(position_ids)
+        return additive(seen, next(self.model.parameters()).dtype)
 
 
 @register("model", "causal-lm", doc="Any causal language model of Hugging Face, or a GGUF file (needs thinwire[hf]).")
@@ -172,6 +168,11 @@ def location(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
         except ImportError as error:
             raise ConfigError(f"{checkpoint.name}: a GGUF file needs {package}: pip install gguf accelerate") from error
     return checkpoint.parent, {"gguf_file": checkpoint.name}
+
+
+def _past(rows: Tensor) -> Tensor:
+    """(length, length) whether a key is not after a query, for rows (n, length)."""
+    return torch.ones(rows.shape[1], rows.shape[1], dtype=torch.bool, device=rows.device).tril()
 
 
 def _ends(config: Any) -> list[int]:

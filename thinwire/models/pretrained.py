@@ -52,7 +52,7 @@ class Pretrained(nn.Module):
         seen = words[:, None, None, :].expand(-1, 1, length, -1)  # (n, 1, queries, keys)
         if self.form == "past":
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=words.device).tril()
-        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        return additive(seen, dtype)
 
     @torch.no_grad()
     def _detect_form(self) -> str:
@@ -75,6 +75,11 @@ class Pretrained(nn.Module):
                 continue
         self.train(training)
         return found
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive attention mask: 0 where a query sees a key, else the lowest value."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 @register("model", "pretrained", doc="Any Hugging Face checkpoint with a classification head (needs thinwire[hf]).")

@@ -42,6 +42,12 @@ class Optimizer(ABC):
     forward_only = False
     """Whether local training calls `estimate` instead of a backward pass."""
 
+    plain = False
+    """Whether `update` is minus `lr` times the gradient, without a state."""
+
+    elementwise = False
+    """Whether `update`, apart from clipping, treats each value alone, with a state of one value for each."""
+
     reads_coords = True
     """Whether `update` reads the coordinates; the server then copies them from the GPU in every round."""
 
@@ -213,13 +219,23 @@ class SGD(Optimizer):
         return {"momentum": {name: block.new_zeros(block.shape) for name, block in coords.items()}}
 
     @property
+    def plain(self) -> bool:  # type: ignore[override]
+        """Without momentum, weight decay and clipping; not of subclasses, whose `update` may differ."""
+        return type(self) is SGD and not (self.momentum or self.weight_decay) and self.clip_norm == math.inf
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """With weight decay on all coordinates; not of subclasses."""
+        return type(self) is SGD and self.weight_decay_on == "all"
+
+    @property
     def reads_coords(self) -> bool:  # type: ignore[override]
         """True with weight decay."""
         return self.weight_decay > 0
 
     def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step of the server; plain SGD scales the mean update once, because two negations are exact."""
-        if self.momentum or self.weight_decay or self.clip_norm != math.inf:
+        if not self.plain:
             return super().server_step(update, state, coords)
         return update if self.lr == 1.0 else scale(update, self.lr), state
 

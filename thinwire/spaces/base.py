@@ -158,6 +158,10 @@ class Space(ABC):
         """
         return self
 
+    def merged(self) -> Space:
+        """Return the space whose `expand` returns the weights of the model alone. The inverse of `unmerged`."""
+        return self
+
     def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the values that clients train for these coordinates; by default the coordinates.
 
@@ -261,6 +265,10 @@ class Unmerged(Space):
     """
 
     inner: AdapterSpace
+
+    def merged(self) -> Space:
+        """Return the inner space; this one where clients train other values than its coordinates."""
+        return self if self.inner.reparametrized else self.inner
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates of the inner space."""

@@ -31,7 +31,6 @@ from torch.func import vmap
 from thinwire.core import threads
 from thinwire.core.state import State, stack_states
 from thinwire.core.tree import Tree, add, cut, flatten, repeat, stack, unstack, zeros_like
-from thinwire.spaces.base import Unmerged
 from thinwire.spaces.lora import A, B
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
@@ -122,7 +121,7 @@ def can_fold(inputs: TrainingInputs) -> bool:
     model = inputs.model
     if not isinstance(model, Functional) or not getattr(model.module, "independent_rows", False):
         return False
-    if not isinstance(inputs.space, Unmerged) or inputs.buffers or inputs.work.accumulate > 1:
+    if inputs.buffers or inputs.work.accumulate > 1:
         return False
     if inputs.optimizer.forward_only or inputs.penalty.active or model.logit_adjustment or model.adapter_dropout:
         return False

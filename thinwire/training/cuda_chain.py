@@ -24,7 +24,7 @@ from thinwire.data.losses import cross_entropy
 from thinwire.kernels import explicit_gpu
 from thinwire.kernels.conv_cpu import pair, window_of
 from thinwire.kernels.support import has_triton
-from thinwire.optimizers import SGD
+from thinwire.optimizers.base import Optimizer
 from thinwire.training.chain import may_be_chain, trace
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, UnsupportedModel
@@ -43,8 +43,9 @@ def chain_step(inputs: TrainingInputs, factor: Tensor | None) -> ChainStep | Non
     one = {name: block[0] for name, block in start.items()}
     plain = plain and inputs.expand(one) is one and inputs.work.accumulate == 1
     changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
-    sgd = type(optimizer) is SGD and optimizer.weight_decay_on == "all"
-    if changed or not (plain and sgd and all(block.dtype == torch.float32 for block in start.values())):
+    if changed or not (
+        plain and optimizer.elementwise and all(block.dtype == torch.float32 for block in start.values())
+    ):
         return None
     x, y = inputs.work.gather(inputs.work.index[:1, 0])
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or y.dim() != 2 or not may_be_chain(model, half=True):
@@ -120,9 +121,7 @@ class ChainStep:
         size = sum(block.numel() for block in self.like.values())
         self.matrix, self.grad = (inputs.work.index.new_zeros((clients, size), dtype=torch.float32) for _ in range(2))
         fresh = self.optimizer.init({"": self.matrix})
-        given = self.optimizer
-        self.unclipped = replace(given, clip_norm=math.inf) if isinstance(given, SGD) else given
-        self.plain = isinstance(given, SGD) and not (fresh or given.weight_decay) and given.clip_norm == math.inf
+        self.unclipped: Optimizer = replace(self.optimizer, clip_norm=math.inf)  # type: ignore[type-var]
         self.state: State = {slot: {"": torch.zeros_like(tree[""])} for slot, tree in fresh.items()}
         self.coords, self.grads = self._cut(self.matrix), self._cut(self.grad)
         # the column of each value in the usual order, and the place in that order of each column
@@ -166,7 +165,7 @@ class ChainStep:
         for layer in reversed(self.layers):
             if grad is not None:
                 grad = layer.backward(grad, self.coords, self.grads)
-        if self.plain:
+        if self.optimizer.plain:
             self._descend(rows, masked)
             done.add_(1)
             return

@@ -36,7 +36,7 @@ from thinwire.errors import ConfigError, Diverged, IncompatibleParts, ThinwireEr
 from thinwire.metrics.classification import IGNORED
 from thinwire.optimizers.base import Correction
 from thinwire.optimizers.penalties import Penalty
-from thinwire.spaces.base import Space, Unmerged
+from thinwire.spaces.base import Space
 from thinwire.training.backends import stack_outcomes
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
@@ -91,9 +91,7 @@ class OwnTrainer:
         """Train client i; the trees of the outcome have no client axis."""
         one, kept = of_client(inputs, i), (inputs.opt_state or {}).get(KEPT)
         state = {name: block.cpu() for name, block in unstack(kept, i).items()} if kept else None
-        space = one.space  # one whose `expand` returns the weights of the model: adapters merged, masks sampled
-        if isinstance(space, Unmerged) and not space.inner.reparametrized:
-            space = space.inner
+        space = one.space.merged()
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
         lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
         filled = {"lr": lr, "seed": one.work.keys[0].value, "state": state}

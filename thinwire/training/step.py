@@ -28,7 +28,7 @@ from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
 from thinwire.errors import ConfigError
 from thinwire.metrics.classification import label_counts
-from thinwire.optimizers.base import SGD, Optimizer
+from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
     TrainableModel,
@@ -108,10 +108,7 @@ def make_descent(inputs: TrainingInputs) -> Descent | None:
 
     It returns gradients, next buffers and losses: coordinates can then be changed in place, in one pass over them.
     """
-    optimizer = inputs.optimizer
-    plain = type(optimizer) is SGD and not (optimizer.momentum or optimizer.weight_decay)
-    changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
-    if changed or not plain or optimizer.clip_norm < math.inf:
+    if inputs.correction.active or inputs.penalty.active or inputs.trainable or not inputs.optimizer.plain:
         return None
     gradients = accumulated(_functional_gradients, inputs.work.accumulate)
 
