@@ -270,11 +270,12 @@ def test_products_with_a_random_matrix_equal_the_reference(entries, vectors):
     p, e = 200, 30_001
     key = random_products.key_words(Key(9), "cuda")
     torch.manual_seed(0)
-    for function, length in ((random_products._Multiply, p), (random_products._Project, e)):
+    product = random_products._Product.apply
+    for back, length in ((False, p), (True, e)):
         given = torch.randn(vectors, length, device="cuda")
-        found = function.apply(given, key, p, e, entries, 0.5)
-        wanted = function.apply(given.cpu(), key.cpu(), p, e, entries, 0.5)
-        assert torch.equal(found, function.apply(given, key, p, e, entries, 0.5))
+        found = product(given, key, back, p, e, entries, 0.5)
+        wanted = product(given.cpu(), key.cpu(), back, p, e, entries, 0.5)
+        assert torch.equal(found, product(given, key, back, p, e, entries, 0.5))
         assert float((found.cpu() - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 

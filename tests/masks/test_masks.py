@@ -290,12 +290,12 @@ def test_invalid_settings_are_refused():
     for make in (lambda: tw.masks.TopKMask(0.0), lambda: tw.masks.PruneMask(1.5), lambda: tw.masks.PruneMask(keep=0.0)):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
             make()
-    with pytest.raises(ConfigError, match="every must be 1 or more rounds"):
+    with pytest.raises(ConfigError, match="every must be 1 or more"):
         tw.masks.PruneMask(every=0)
     for make in (lambda: tw.masks.TopKMask(by="layer"), lambda: tw.masks.PruneMask(by="layer")):
         with pytest.raises(ConfigError, match="by must be one of tree, block, not 'layer'"):
             make()
-    with pytest.raises(ConfigError, match="at must be 0 or more rounds, not -1"):
+    with pytest.raises(ConfigError, match="at must be 0 or more, not -1"):
         tw.masks.TopKMask(at=-1)
 
 

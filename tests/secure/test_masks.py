@@ -127,7 +127,7 @@ def test_the_engine_runs_secure_aggregation(chunk):
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 
 
-class Doubled(tw.optimizers.NoCorrection):
+class Doubled(tw.Correction):
     """A correction that scales without a report."""
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import job
 from thinwire.core import rows, threads
-from thinwire.core.parallel import LEAST
+from thinwire.core.parallel import PARALLEL_BYTES
 from thinwire.errors import WireError
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Method, client, entries
@@ -30,13 +30,13 @@ def play(method):
 @pytest.mark.parametrize("upload", ["delta", "weights"])
 def test_long_messages_have_the_same_bytes_on_every_path(upload, three_cores, monkeypatch):
     simulation, state, sent = play(Method(upload=upload))
-    assert simulation.contract.code.nbytes > LEAST
+    assert simulation.contract.code.nbytes > PARALLEL_BYTES
     assert isinstance(state.server.ledger.entries[-1], memoryview)
     monkeypatch.setattr(threads, "FEW", 2)  # as if three threads were many
     _, _, many = play(Method(upload=upload))
     assert sent == many
     for module in (rows, client, entries):
-        monkeypatch.setattr(module, "LEAST", 1 << 40)
+        monkeypatch.setattr(module, "PARALLEL_BYTES", 1 << 40)
     _, other, again = play(Method(upload=upload))
     assert isinstance(other.server.ledger.entries[-1], bytes)
     assert sent == again

@@ -185,7 +185,7 @@ def test_presets_learn_the_digits(name, least):
     ("make", "message"),
     [
         (lambda: FedPM(weights="random"), "signed, base"),
-        (lambda: FedPM(start=0.0), "start must be a probability"),
+        (lambda: FedPM(start=0.0), "start must be from 0.01 to 0.99"),
         (lambda: FedPM(gain=0.0), "gain"),
         (lambda: FedPM(test="mode"), "mean, sample, round"),
         (lambda: FedMRN(noise=0.0), "noise"),
