@@ -94,10 +94,21 @@ def test_images_are_downloaded_and_checked(monkeypatch) -> None:
         lookup("dataset", "mnist").make(None)
 
 
+def test_writers_of_femnist_are_users(monkeypatch) -> None:
+    images = [Image.fromarray(np.full((28, 28), i, np.uint8)) for i in range(10)]
+    rows = Split(images, [61, 0] * 5, 62, names=("image", "character"))
+    for name in ("writer_id", "hsf_id"):
+        rows.columns[name], rows.features[name] = ["w1", "w2"] * 5, type("Value", (), {})()
+        rows.column_names.append(name)
+    fake_hub(monkeypatch, {"flwrlabs/femnist": {"train": rows}})
+    source = lookup("dataset", "femnist").make(None)
+    assert (source.classes, source.user_names, len(source.train), len(source.mean)) == (62, ("w1", "w2"), 8, 1)
+
+
 def test_every_registered_task_has_a_description_and_a_paper() -> None:
     table = entries("dataset")
     assert {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "20newsgroups"} <= set(table)
-    assert {"sst2", "rte", "cola", "mrpc", "femnist", "sent140", "shakespeare-leaf"} <= set(table)
+    assert {"sst2", "rte", "cola", "mrpc", "femnist"} <= set(table)
     own = {"table", "image-folder", "arrays", "huggingface", "causal-lm"}  # formats of one's own data have no paper
     assert all(entry.doc and (entry.paper or entry.name in own) and "\n" not in entry.doc for entry in table.values())
 

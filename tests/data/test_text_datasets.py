@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from thinwire.data.leaf import ALPHABET, shakespeare
-from thinwire.data.named_texts import READERS, cola, mrpc, newsgroups, rte, sst2, strip_message
+from thinwire.data.named_texts import ALPHABET, READERS, cola, mrpc, newsgroups, rte, shakespeare, sst2, strip_message
 from thinwire.data.text import IDS, PAD, SEPARATOR, UNKNOWN, Vocabulary, words
 from thinwire.errors import DataError
 
@@ -231,15 +230,15 @@ def test_several_spaces_are_one_and_foreign_characters_share_a_code(tmp_path) ->
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ([], "a JSON list, expected an object"),
-        ({"users": ["A"]}, "no dict under 'user_data'"),
-        ({"user_data": {}}, "no list under 'users'"),
+        ([], "expected an object with a list 'users'"),
+        ({"users": ["A"]}, "and an object 'user_data'"),
+        ({"user_data": {}}, "with a list 'users'"),
         (by_role({}), "enough text"),
         (by_role({"A": {"raw": "x" * 90}}), "enough text"),
         ({"users": ["B"], "user_data": {"A": {}}}, "'B'"),
-        ({"users": [["A"]], "user_data": {"A": {}}}, "is listed twice or has no object"),
-        (by_role({"A": {"raw": 7}}), "user 'A': 'raw' is a int"),
-        (by_role({"A": {"text": "x"}}), "user 'A': 'raw' is a NoneType"),
+        ({"users": [["A"]], "user_data": {"A": {}}}, "is listed twice or has no text"),
+        (by_role({"A": {"raw": 7}}), "user 'A' is listed twice or has no text under 'raw'"),
+        (by_role({"A": {"text": "x"}}), "user 'A' is listed twice"),
     ],
 )
 def test_json_of_another_layout_is_an_error_of_one_line(tmp_path, found, message) -> None:

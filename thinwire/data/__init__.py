@@ -5,7 +5,6 @@ from thinwire.data import (
     causal_lm as causal_lm,
     huggingface as huggingface,
     images as images,
-    leaf as leaf,
     named_images as named_images,
     named_texts as named_texts,
     partition as partition,

@@ -7,7 +7,8 @@
 Cells of a CSV file stay texts until a column is used as numbers, so that `007` and `1e5` can be names. The csv module
 reads them, because pandas fills rows with too few cells without a word. Nothing in a file is trusted.
 
->>> table = Columns("t.csv", {"age": ["31", "", "40"], "city": ["Rome", "Oslo", "NA"]})
+>>> ages, cities = np.array([["31", "", "40"], ["Rome", "Oslo", "NA"]], object)
+>>> table = Columns("t.csv", {"age": ages, "city": cities})
 >>> table.numbers("age"), table.texts("city"), table.row(2)
 (array([31., nan, 40.]), ['Rome', 'Oslo', None], 't.csv: row 4')
 >>> table.numbers("city") is None
@@ -20,7 +21,7 @@ import csv
 import difflib
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,8 @@ from thinwire.errors import ConfigError, DataError
 # cells without a value; the last one is that of the UCI repository
 MISSING = frozenset((None, "", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "?"))
 LIMIT = 1 << 30  # bytes of a text file, decompressed
-CELLS = 1 << 28  # of a parquet file: 2 GiB as numbers
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 _DELIMITERS = ",;\t|"
-_LISTED = 12  # names of columns in an error message
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +45,14 @@ class Columns:
 
     Args:
         where: the file or object, for error messages.
-        cells: column -> cells of all rows: float64 arrays of numbers (NaN: no value), or texts and None.
+        cells: column -> (rows,) float64, NaN for no value; or objects, texts and None.
         unusable: column -> its type, of columns that hold neither numbers nor text.
         row_numbers: the number of each row in a spreadsheet; by default 2, 3, ...
         word: what a row is called in messages.
     """
 
     where: str
-    cells: Mapping[str, Any]
+    cells: Mapping[str, np.ndarray]
     unusable: Mapping[str, str] = field(default_factory=dict)
     row_numbers: np.ndarray | None = None
     word: str = "row"
@@ -77,11 +76,32 @@ class Columns:
 
     def take(self, index: np.ndarray) -> Columns:
         """Some of the rows."""
-        cells = {
-            name: one[index] if isinstance(one, np.ndarray) else [one[i] for i in index.tolist()]
-            for name, one in self.cells.items()
-        }
+        cells = {name: one[index] for name, one in self.cells.items()}
         return replace(self, cells=cells, row_numbers=self.rows[index])
+
+    def listed(self) -> str:
+        """The names of the columns, for error messages."""
+        return f"it has the columns {listed(self.names)}"
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """(rows,) float64, NaN where there is no value; None if a cell is no number."""
+        cells = self.cells[name]
+        if cells.dtype.kind == "f":
+            return cells
+        known = np.array([cell not in MISSING for cell in cells], bool)
+        out = np.full(len(cells), np.nan)
+        try:
+            out[known] = cells[known].astype(np.float64)
+        except ValueError:
+            return None
+        return None if "_" in "".join(cells[known]) else out  # Python reads 1_0 as 10
+
+    def texts(self, name: str) -> list[str | None]:
+        """The cells as text, None where there is no value; whole numbers without decimals."""
+        cells = self.cells[name].tolist()
+        if self.cells[name].dtype.kind == "f":
+            return [None if np.isnan(value) else number_text(value) for value in cells]
+        return [None if cell in MISSING else cell for cell in cells]
 
     def need(self, name: str, option: str) -> None:
         """Raise an error if there is no usable column of that name; `option` is the setting that names it."""
@@ -91,41 +111,24 @@ class Columns:
                 "leave it out: task.drop"
             )
         if name not in self.cells:
-            raise DataError(
-                f"{self.where}: no column {visible(name, 80)!r} ({option}){similar(name, self.names)}; {self.listed()}"
-            )
+            near = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5)
+            meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise DataError(f"{self.where}: no column {visible(name, 80)!r} ({option}){meant}; {self.listed()}")
 
-    def listed(self) -> str:
-        """The names of the columns, for error messages."""
-        return f"it has the columns {listed(self.names)}"
+    def need_numbers(self, name: str, expected: str, what: str = "column") -> np.ndarray:
+        """The numbers of a column; a text is an error."""
+        values = self.numbers(name)
+        if values is None:
+            texts = enumerate(self.texts(name))
+            i, text = next((i, text) for i, text in texts if text is not None and not is_number(text))
+            raise DataError(f"{self.row(i)}: {what} {name!r} has {visible(text, 40)!r}, expected {expected}")
+        return values
 
-    def numbers(self, name: str) -> np.ndarray | None:
-        """(rows,) float64, NaN where there is no value; None if a cell is no number."""
-        cells = self.cells[name]
-        if isinstance(cells, np.ndarray):
-            return cells
-        known = [cell for cell in cells if cell not in MISSING]
-        try:
-            found = np.array(known, object).astype(np.float64)
-        except ValueError:
-            return None
-        if "_" in "".join(known):  # Python reads 1_0 as 10
-            return None
-        out = np.full(len(cells), np.nan)
-        out[[cell not in MISSING for cell in cells] if len(known) < len(cells) else slice(None)] = found
-        return out
-
-    def texts(self, name: str) -> list[str | None]:
-        """The cells as text, None where there is no value; whole numbers without decimals."""
-        cells = self.cells[name]
-        if isinstance(cells, np.ndarray):
-            return [None if np.isnan(value) else number_text(value) for value in cells.tolist()]
-        return [None if cell in MISSING else cell for cell in cells]
-
-    def first_text(self, name: str) -> tuple[int, str]:
-        """The first cell of a column that is no number."""
-        texts = enumerate(self.texts(name))
-        return next((i, text) for i, text in texts if text is not None and not is_number(text))
+    def refuse(self, name: str, bad: np.ndarray, expected: str, what: str = "column") -> None:
+        """Raise an error about the first row whose number is bad."""
+        if bad.any():
+            i = int(bad.argmax())
+            raise DataError(f"{self.row(i)}: {what} {name!r} has {self.texts(name)[i]}, expected {expected}")
 
 
 def is_number(cell: str) -> bool:
@@ -134,7 +137,7 @@ def is_number(cell: str) -> bool:
     >>> [is_number(cell) for cell in ("1e3", "?", "12 kg", "1_0")]
     [True, True, False, False]
     """
-    return Columns("", {"": [cell]}).numbers("") is not None
+    return Columns("", {"": np.array([cell], object)}).numbers("") is not None
 
 
 def number_text(value: float) -> str:
@@ -146,55 +149,34 @@ def number_text(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1 << 53 else f"{value:g}"
 
 
-def similar(name: str, names: Iterable[str]) -> str:
-    """A question about names that are spelled alike, for error messages; empty if there are none."""
-    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def listed(names: Sequence[str], most: int = _LISTED) -> str:
+def listed(names: Sequence[str], most: int = 12) -> str:
     """Some names, for readers."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(visible(name, 40) for name in names[:most]) + more
 
 
-def columns_of(named: Iterable[tuple[str, Any]], where: str, rows: np.ndarray | None = None) -> Columns:
-    """Columns of arrays or lists of any type."""
-    cells: dict[str, Any] = {}
-    unusable: dict[str, str] = {}
-    for name, given in named:
-        values = np.asarray(given)
-        if values.ndim == 1 and values.dtype.kind in "biuf":
-            cells[name] = values.astype(np.float64)
-            continue
-        listed: list[Any] = values.tolist() if values.ndim == 1 and values.dtype.kind in "OUT" else [object()]
-        kept = [None if _is_missing(value) else value for value in listed]
-        known = [value for value in kept if value is not None]
-        if all(isinstance(value, str) for value in known):
-            cells[name] = kept
-        elif all(isinstance(value, int | float) for value in known):
-            cells[name] = np.array([np.nan if value is None else value for value in kept], np.float64)
-        elif all(isinstance(value, int | float | str) for value in known):
-            cells[name] = [value if value is None or isinstance(value, str) else number_text(value) for value in kept]
-        else:
-            of_type = f"values of type {type(known[0]).__name__}"
-            unusable[name] = of_type if values.dtype.kind == "O" else str(values.dtype)
-    if not cells and not unusable:
-        raise DataError(f"{where}: it has no columns")
-    return Columns(where, cells, unusable, rows)
-
-
 def from_frame(frame: Any, where: str = "the data frame") -> Columns:
-    """The columns of a pandas DataFrame (or of another library with the same methods); rows count from 0."""
+    """The columns of a pandas DataFrame; rows count from 0."""
+    cells: dict[str, np.ndarray] = {}
+    unusable: dict[str, str] = {}
     for name, times in Counter(map(str, frame.columns)).items():
         if times > 1:
             raise DataError(f"{where}: there are {times} columns {name!r}; rename all but one")
-    return columns_of(((str(name), frame[name]) for name in frame.columns), where, np.arange(len(frame)))
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a cell of a data frame has no value: None, NaN or pandas.NA."""
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+    for name in frame.columns:
+        column = frame[name]
+        known = column.dropna().tolist() if column.dtype.kind not in "biuf" else []
+        if others := [value for value in known if not isinstance(value, int | float | str)]:
+            of_type = f"values of type {type(others[0]).__name__}"
+            unusable[str(name)] = of_type if column.dtype.kind == "O" else str(column.dtype)
+        elif column.dtype.kind in "biuf" or (known and not any(isinstance(value, str) for value in known)):
+            cells[str(name)] = column.to_numpy(np.float64, na_value=np.nan)
+        else:
+            texts = (value if isinstance(value, str) else number_text(value) for value in known)
+            cells[str(name)] = np.full(len(column), None, object)
+            cells[str(name)][column.notna().to_numpy()] = list(texts)
+    if not cells and not unusable:
+        raise DataError(f"{where}: it has no columns")
+    return Columns(where, cells, unusable, np.arange(len(frame)))
 
 
 def read_table(path: Path, delimiter: str = "") -> Columns:
@@ -214,14 +196,21 @@ def read_table(path: Path, delimiter: str = "") -> Columns:
         raise ConfigError(f"task.delimiter = {delimiter!r}: expected one character, such as ';'")
     text = read_text(path, LIMIT)
     rows = _rows(path, text, delimiter or max(_DELIMITERS, key=text.split("\n", 1)[0].count))
-    header = _header(path, rows.pop(next(iter(rows))))
+    header = rows.pop(next(iter(rows)))
+    if all(cell not in MISSING and is_number(cell) for cell in header):
+        first = visible(", ".join(header), 60)
+        raise DataError(f"{path}: row 1 has numbers ({first}), expected the names of the columns; add a first row")
+    name, times = Counter(header).most_common(1)[0]
+    if times > 1:
+        at = " and ".join(str(i + 1) for i, one in enumerate(header) if one == name)
+        raise DataError(f"{path}: columns {at} have the same name {visible(name, 80)!r}; rename all but one")
     if not rows:
         raise DataError(f"{path}: it has a row of column names, but no rows of examples")
     for number, cells in rows.items():
         if len(cells) != len(header):
             raise DataError(f"{path}: row {number} has {len(cells)} cells, but row 1 names {len(header)} columns")
-    columns = dict(zip(header, map(list, zip(*rows.values(), strict=True)), strict=True))
-    if columns.get("") == [str(i) for i in range(len(rows))] and len(columns) > 1:
+    columns = dict(zip(header, np.array(list(rows.values()), object).T, strict=True))
+    if len(columns) > 1 and columns.get("", np.zeros(0)).tolist() == [str(i) for i in range(len(rows))]:
         del columns[""]  # the index that pandas writes
     if "" in columns:
         raise DataError(f"{path}: column {header.index('') + 1} has no name; write one in row 1")
@@ -242,33 +231,18 @@ def _rows(path: Path, text: str, delimiter: str) -> dict[int, list[str]]:
     return rows
 
 
-def _header(path: Path, header: list[str]) -> list[str]:
-    """The names of the columns, checked."""
-    if all(cell not in MISSING and is_number(cell) for cell in header):
-        first = visible(", ".join(header), 60)
-        raise DataError(f"{path}: row 1 has numbers ({first}), expected the names of the columns; add a first row")
-    name, times = Counter(header).most_common(1)[0]
-    if times > 1:
-        at = " and ".join(str(i + 1) for i, one in enumerate(header) if one == name)
-        raise DataError(f"{path}: columns {at} have the same name {visible(name, 80)!r}; rename all but one")
-    return header
-
-
 def _parquet(path: Path) -> Any:
-    """The data frame of a parquet file; its size is checked before memory is allocated."""
+    """The data frame of a parquet file."""
+    import pandas
+
     try:
-        import pandas
-        from pyarrow.parquet import read_metadata
+        frame = pandas.read_parquet(path)
     except ImportError:
         raise DataError(
-            f"{path}: reading parquet needs pandas and pyarrow; pip install 'thinwire[data]', or save it as CSV"
+            f"{path}: reading parquet needs pyarrow; pip install 'thinwire[data]', or save it as CSV"
         ) from None
-    try:
-        facts = read_metadata(path)
-        frame = pandas.read_parquet(path) if facts.num_rows * facts.num_columns <= CELLS else None
     except Exception as fault:  # the type depends on the version: not a parquet file, cut off, damaged
         raise DataError(f"{path}: cannot be read as parquet ({one_line(fault)})") from None
-    if frame is None or frame.empty:
-        size = f"{facts.num_rows:,} x {facts.num_columns:,} cells"
-        raise DataError(f"{path}: has {size}, expected from 1 to {CELLS:,}")
+    if frame.empty:
+        raise DataError(f"{path}: it has no rows")
     return frame

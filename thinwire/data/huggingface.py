@@ -9,7 +9,8 @@ too, where no folder has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from thinwire.core.registry import register
 from thinwire.core.text import visible
 from thinwire.data.arrays import examples_of, inputs_of, source_of
-from thinwire.data.columns import Columns, columns_of
+from thinwire.data.columns import Columns, from_frame
 from thinwire.data.examples import Images, Source
 from thinwire.data.files import no_data, one_line, root
 from thinwire.data.images import read_images, shape_of
@@ -85,39 +86,41 @@ def from_datasets(
     """
     train, found, _ = train_and_test(dataset)
     test = found if test is None else test
-    if not hasattr(train, "features") or not hasattr(train, "column_names") or not hasattr(train, "__len__"):
+    if not all(hasattr(train, name) for name in ("features", "column_names", "__len__")):
         raise ConfigError(f"{where} must be a datasets.Dataset or DatasetDict in memory, not {type(dataset).__name__}")
     targets = _targets(train, target, where)
     inputs = [name for name in features or train.column_names if name not in {*targets, client, *drop}]
-    kinds = {name: _kind(train.features[name]) for name in inputs if name in train.features}
-    alone = "image" in kinds.values() or "list" in kinds.values()
+    kinds = {name: type(train.features[name]).__name__ for name in inputs if name in train.features}
+    alone = any(kind in ("Image", *_LISTS) for kind in kinds.values())
     if alone and len(kinds) != 1:
         listed = visible(", ".join(f"{name} ({kind})" for name, kind in kinds.items()), 200)
         raise DataError(f"{where}: the inputs are {listed}; images and lists are used alone: write task.features")
-    read = [*targets, *([client] if client else []), *([] if alone else inputs)]
-    rows, others = (None if one is None else _columns(one, read, where) for one in (train, test))
-    assert rows is not None
+    names = [*targets, *([client] if client else []), *([] if alone else inputs)]
+    rows = _columns(train, names, where)
     code, feature = TargetCode.of(rows, targets, target_kind), train.features[targets[0]]
     if code.kind == "classification" and type(feature).__name__ == "ClassLabel":  # classes keep their order
         code = TargetCode("classification", targets, tuple(feature.names))
-    data = train if others is None else test
-    if others is None:
+    if test is None:
+        test = train
         rows, others = divided(rows, code, client, test_fraction, split_seed)
+    else:
+        others = _columns(test, names, where)
     code = code.fitted(rows)
     if not alone:
         note = f"{len(rows):,} rows for training, {len(others):,} for testing. {code.note(not target_kind)}"
         return from_columns(rows, others, code, client=client, features=inputs, note=note)
-    pairs = ((train, rows), (data, others))
-    first = train[0][name := inputs[0]]
-    x: list[Any]
-    if kinds[name] == "image":
-        shape = shape_of(first, size, channels)
-        x = [read_images(_images(one, name, part), len(part), shape) for one, part in pairs]
-    else:
-        lists = [[one[at][name] for at in part.rows.tolist()] for one, part in pairs]
-        x = [inputs_of(one, len(one), f"{where}: the column {name!r}", tokens=np.ndim(first) == 1) for one in lists]
-    examples = [examples_of(one, code.encode(part)) for one, (_, part) in zip(x, pairs, strict=True)]
-    owners = [clients_of(part, client) for _, part in pairs]
+    name, examples = inputs[0], []
+    shape = shape_of(train[0][name], size, channels) if kinds[name] == "Image" else None
+    for data, part in ((train, rows), (test, others)):
+        values = ((data[at][name], part.row(i)) for i, at in enumerate(part.rows.tolist()))
+        x: Any
+        if shape:
+            x = read_images(values, len(part), shape)
+        else:
+            lists = [one for one, _ in values]
+            x = inputs_of(lists, len(lists), f"{where}: the column {name!r}", tokens=np.ndim(lists[0]) == 1)
+        examples.append(examples_of(x, code.encode(part)))
+    owners = [clients_of(part, client) for part in (rows, others)]
     return source_of(examples[0], examples[1], code, owners, derived=not target_kind)
 
 
@@ -163,34 +166,22 @@ def _targets(train: Any, target: str | Sequence[str], where: str) -> tuple[str, 
 
 def _columns(data: Any, names: Sequence[str], where: str) -> Columns:
     """Columns of a split: numbers and texts; class labels by name."""
+    import pandas
+
     if not len(data):
         raise DataError(f"{where}: a split has no rows")
-    cells = []
+    columns, unusable = {}, {}
     for name in names:
-        Columns(where, dict.fromkeys(data.column_names, ())).need(name, "as stated by the options")
+        Columns(where, dict.fromkeys(data.column_names, np.zeros(0))).need(name, "as stated by the options")
         feature, values = data.features[name], data[name][:]
-        if type(feature).__name__ == "ClassLabel":
+        kind = type(feature).__name__
+        if kind == "ClassLabel":
             values = [None if one is None or one < 0 else feature.names[one] for one in values]
-        usable = _kind(feature) == "cell"
-        cells.append((name, np.array([*values, None], object)[:-1] if usable else np.empty(len(data), "V1")))
-    return columns_of(cells, where, np.arange(len(data)))
-
-
-def _kind(feature: Any) -> str:
-    """What a column holds: `image`, `list` (of numbers) or `cell` (a number or a text); otherwise its type."""
-    name = type(feature).__name__
-    if name in _LISTS:
-        return "list"
-    return {"Image": "image", "Value": "cell", "ClassLabel": "cell"}.get(name, name)
-
-
-def _images(data: Any, column: str, rows: Columns) -> Iterable[tuple[Any, str]]:
-    """The images of some rows, decoded one by one, with their names."""
-    for i, at in enumerate(rows.rows.tolist()):
-        image = data[at][column]
-        if image is None:
-            raise DataError(f"{rows.row(i)} has no image in the column {column!r}")
-        yield image, rows.row(i)
+        elif kind != "Value":
+            unusable[name] = f"values of type {kind}"
+            continue
+        columns[name] = pandas.Series(values, dtype=object)
+    return replace(from_frame(pandas.DataFrame(columns), where), unusable=unusable)
 
 
 def download_images(task: str, name: str, columns: tuple[str, str], layout: str, shape: tuple[int, int, int]) -> Source:

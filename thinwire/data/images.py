@@ -203,12 +203,14 @@ def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape
         )
     out = np.empty((count, height, width, channels), np.uint8)
     for i, (given, name) in enumerate(images):
-        out[i] = _pixels(_opened(given), name, shape)
+        out[i] = _pixels(_opened(given, name), name, shape)
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
 
 
-def _opened(given: Any) -> Any:
+def _opened(given: Any, name: str = "the first row") -> Any:
     """An image, read from a file if it is a path; the size in the header is bounded before pixels are decoded."""
+    if given is None:
+        raise DataError(f"{name} has no image")
     if not isinstance(given, Path):
         return given
     try:

@@ -26,7 +26,7 @@ from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.examples import Arrays, Images, Source
 from thinwire.data.files import class_tensor, find, one_line, pick, read_bytes
-from thinwire.data.huggingface import download_images
+from thinwire.data.huggingface import download_images, from_datasets, load_named
 from thinwire.errors import DataError
 
 _MOST = 100_000  # images of a split of MNIST; it has 60,000
@@ -52,7 +52,14 @@ def digits(data_dir: Path | None = None) -> Source:
     >>> len(source.train), len(source.test), source.classes
     (1438, 359, 10)
     """
-    table = _digits_table()
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else Path()
+    if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
+        table = np.loadtxt(file, delimiter=",")
+    else:
+        from sklearn.datasets import load_digits
+
+        table = np.column_stack(load_digits(return_X_y=True))
     labels = table[:, -1].astype(np.int64)
     test = np.zeros(len(labels), bool)
     for k in range(10):
@@ -63,19 +70,6 @@ def digits(data_dir: Path | None = None) -> Source:
     targets, train = torch.from_numpy(labels), torch.from_numpy(~test)
     parts = [Arrays(inputs[which], targets[which]) for which in (train, ~train)]
     return Source(parts[0], parts[1], classes=10, mean=(0.30538223,), std=(0.37601014,))
-
-
-def _digits_table() -> np.ndarray:
-    """(1797, 65) the pixels and the class of each image."""
-    package = find_spec("sklearn")
-    for place in package.submodule_search_locations or () if package else ():
-        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
-            return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return np.column_stack((bunch.data, bunch.target))
 
 
 # -- MNIST -----------------------------------------------------------------------------------------------------------
@@ -181,6 +175,18 @@ def cifar100(data_dir: Path | None = None) -> Source:
     return replace(source, mean=mean, std=std)
 
 
+@register(
+    "dataset",
+    "femnist",
+    doc="Handwritten letters and digits of 28x28 by writer, 62 classes, from the hub (no result was measured).",
+    paper="Caldas et al., LEAF: a benchmark for federated settings, 2018",
+)
+def femnist(data_dir: Path | None = None) -> Source:
+    """Handwritten letters and digits, one user per writer; a fifth of the images of each is the test set."""
+    rows = load_named("flwrlabs/femnist", "", data_dir)
+    return from_datasets(rows, features=("image",), target="character", client="writer_id", where="femnist")
+
+
 def _from_records(folder: Path, names: tuple[str, ...], count: int, classes: int) -> Source:
     """Binary files, the last of which is the test set; a record of 100 classes begins with a coarse label."""
     if (folder / names[0]).is_file() and not (folder / f"{names[0]}.bin").is_file():
@@ -208,14 +214,7 @@ def _from_sheets(folder: Path) -> Source:
     if len(values) != count:
         raise DataError(f"{labels}: {len(values)} bytes, expected {count}, one label per image")
     targets = class_tensor(values, 10, labels)
-    arrays = cached(
-        "cifar10-v1",
-        paths,
-        make=lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])},
-        fits=lambda found: (
-            [(*found, a.dtype.name, *a.shape) for a in found.values()] == [("pixels", "uint8", count, 3, 32, 32)]
-        ),
-    )
+    arrays = cached("cifar10-v1", paths, lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])})
     pixels = torch.from_numpy(arrays["pixels"])
     train, test = (Images(pixels[part], targets[part]) for part in (slice(-_BATCH), slice(-_BATCH, None)))
     return Source(train, test, classes=10, note=_LOSSY)

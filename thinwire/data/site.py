@@ -37,13 +37,11 @@ from thinwire.data.text import SEPARATOR, Vocabulary, words
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError, DataError
 from thinwire.metrics.base import Metric, metrics_by_name
-from thinwire.metrics.classification import IGNORED
 
-Pair = tuple[Tensor, Tensor]  # inputs and targets, one row for each example
+Pair = tuple[Any, Any]  # inputs and targets, one row for each example: tensors, or lists of rows that differ in length
 Scale = tuple[float, float]  # mean and standard deviation
 
 BLANK = 2  # examples of the machine without data: batch norm needs two
-NOTHING = -1  # stands for no token in rows that are filled up to one length
 _APP = "named in task.py"
 _FIRST = SEPARATOR + 1  # id of a word
 
@@ -69,7 +67,7 @@ class SiteData(ABC):
     def blank(self, rows: int) -> Pair:
         """Inputs and targets of the right shape without contents, for a machine that has no data."""
 
-    def examples(self, inputs: Tensor, targets: Tensor) -> Examples:
+    def examples(self, inputs: Any, targets: Any) -> Examples:
         """The examples of inputs and targets that were read."""
         return Arrays(inputs, targets)
 
@@ -142,7 +140,7 @@ class OwnData:
             data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order.
             clients: number of sites.
         """
-        module, one = self._module(), f"site that has {self.data.expected}"
+        one = f"site that has {self.data.expected}"
         if data_dir is None:
             raise DataError(f"no folder of data is named; write --data-dir FOLDER, with one folder for each {one}")
         folder = Path(data_dir).expanduser()
@@ -156,9 +154,8 @@ class OwnData:
             )
         pairs = [self.data.read(path) for path in found]
         sizes = np.array([len(targets) for _, targets in pairs])
-        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        names = tuple(path.name for path in found)
-        return self._task(module, inputs, targets, Assignment(np.arange(len(targets)), offsets_of(sizes)), names=names)
+        every = Assignment(np.arange(sizes.sum()), offsets_of(sizes))
+        return self._task(pairs, every, client_names=tuple(path.name for path in found))
 
     def at_site(self, data_dir: Path, clients: int = 3) -> Task:
         """The task of a site: every client number has its records, since the site does not decide which it gets.
@@ -167,11 +164,10 @@ class OwnData:
             data_dir: the folder of the site.
             clients: number of clients of the deployment.
         """
-        module = self._module()
         if not self.data.is_site(data_dir):
             raise DataError(f"{data_dir} is not the folder of a site; expected {self.data.expected}")
-        inputs, targets = self.data.read(data_dir)
-        return self._task(module, inputs, targets, _each(len(targets), clients))
+        pair = self.data.read(data_dir)
+        return self._task([pair], _each(len(pair[1]), clients))
 
     def without_examples(self, clients: int, validation: bool = False) -> Task:
         """The task of a machine that has no data, as the server: the model, and examples without contents.
@@ -181,35 +177,27 @@ class OwnData:
             validation: whether sites hold examples out to evaluate the model.
         """
         every, note = _each(BLANK, clients), "This machine has no data: the examples are at the sites."
-        tests = every if validation else None
-        return self._task(self._module(), *self.data.blank(BLANK), every, note, client_tests=tests)
+        return self._task([self.data.blank(BLANK)], every, note, client_tests=every if validation else None)
 
-    def _task(
-        self,
-        module: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        clients: Assignment,
-        note: str = "",
-        names: tuple[str, ...] = (),
-        client_tests: Assignment | None = None,
-    ) -> Task:
-        chosen = self.metrics
+    def _task(self, pairs: Sequence[Pair], clients: Assignment, note: str = "", **more: Any) -> Task:
+        """The task of the examples of some sites."""
+        loss = self.loss or self.data.loss
         return Task(
-            module,
-            self.data.examples(inputs, targets),
+            make_module(self.model, {**self.data.shapes, "classes": self.data.outputs}),
+            self.data.examples(*(_joined(parts) for parts in zip(*pairs, strict=True))),
             clients,
-            client_tests=client_tests,
-            loss=loss_by_name(self.loss or self.data.loss) if isinstance(self.loss, str) else self.loss,
+            loss=loss_by_name(loss) if isinstance(loss, str) else loss,
             note=" ".join(filter(None, (note, self.data.note))),
-            metrics=dict(chosen) if isinstance(chosen, Mapping) else metrics_by_name(chosen),
+            metrics=self.metrics if isinstance(self.metrics, Mapping) else metrics_by_name(self.metrics),
             objective=self.objective,
             class_names=self.data.class_names,
-            client_names=names,
+            **more,
         )
 
-    def _module(self) -> nn.Module:
-        return make_module(self.model, {**self.data.shapes, "classes": self.data.outputs})
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Tensors or lists of several sites, one after another."""
+    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else [row for part in parts for row in part]
 
 
 def _each(rows: int, clients: int) -> Assignment:
@@ -490,15 +478,15 @@ class SiteRecords(SiteData):
     too_long: TooLong = "drop"
     window: int = 8
 
-    @property
-    def encoder(self) -> Encoder:
+    def encoder(self, form: RecordForm | None = None) -> Encoder:
         """How records become tokens."""
-        return Encoder(_tokenizer(self.checkpoint), self.length, self.template, self.learned, self.too_long)
+        options = (self.length, self.template, self.learned, self.too_long)
+        return Encoder(_tokenizer(self.checkpoint), form or RecordForm(), *options)
 
     @property
     def outputs(self) -> int:
         """The number of tokens."""
-        return len(self.encoder.tokenizer)
+        return len(_tokenizer(self.checkpoint))
 
     @property
     def shapes(self) -> Mapping[str, int]:
@@ -513,35 +501,23 @@ class SiteRecords(SiteData):
     @property
     def note(self) -> str:
         """What was done to the records."""
-        how = "the chat template of the checkpoint" if self.encoder.is_chat else "plain lines"
-        return f"Rows of at most {self.length} tokens, conversations written by {how}."
+        return f"Rows of at most {self.length} tokens, conversations written by {self.encoder().written}."
 
     def read(self, folder: Path) -> Pair:
-        """The records of the file: (rows, length) tokens, and the tokens that are learned, else -100."""
-        records, encoder = read_records(folder / self.file), self.encoder
+        """The records of the file: the tokens of each row, and whether each token is learned."""
+        records = read_records(folder / self.file)
         columns = {"prompt": self.prompt, "response": self.response, "messages": self.messages, "text": self.text}
-        form = RecordForm.of(records[0], **columns)
-        rows = encoder.rows(records, encoder.conversations(records, form), form).rows
-        ids, targets = torch.full((len(rows), self.length), NOTHING), torch.full((len(rows), self.length), IGNORED)
-        known = torch.arange(self.length) < rows.sizes[:, None]
-        ids[known] = rows.ids.long()
-        targets[known] = torch.where(rows.learned, rows.ids.long(), IGNORED)
-        return ids, targets
+        ids, learned = zip(*self.encoder(RecordForm.of(records[0], **columns)).encode(records).rows, strict=True)
+        return ids, learned
 
     def blank(self, rows: int) -> Pair:
         """Rows of two equal tokens."""
-        ids = torch.full((rows, self.length), NOTHING)
-        ids[:, :2] = 0
-        targets = torch.full_like(ids, IGNORED)
-        targets[:, 1] = 0
-        return ids, targets
+        return [(0, 0)] * rows, [(False, True)] * rows
 
-    def examples(self, inputs: Tensor, targets: Tensor) -> Examples:
-        """The rows without what fills them up."""
-        sizes = (inputs != NOTHING).sum(1).tolist()
-        pairs = zip(inputs.tolist(), (targets != IGNORED).tolist(), sizes, strict=True)
-        rows = [(ids[:size], learned[:size]) for ids, learned, size in pairs]
-        return TokenRows.of(rows, pad=self.encoder.pad, window=self.window)
+    def examples(self, inputs: Any, targets: Any) -> Examples:
+        """Rows of tokens."""
+        rows = list(zip(inputs, targets, strict=True))
+        return TokenRows.of(rows, pad=self.encoder().pad, window=self.window)
 
 
 @lru_cache(maxsize=4)

@@ -10,11 +10,13 @@ Columns become inputs and targets; statistics are those of the training rows.
     multi-label      several target columns of 0 and 1
     regression       one or several target columns of numbers: (y - mean) / std
 
->>> rows = Columns("t.csv", {"age": ["30", "", "50"], "city": ["Rome", "Oslo", "Rome"], "pet": ["dog", "cat", "dog"]})
+>>> def columns(**cells):
+...     return Columns("t.csv", {name: np.array(texts, object) for name, texts in cells.items()})
+>>> rows = columns(age=["30", "", "50"], city=["Rome", "Oslo", "Rome"], pet=["dog", "cat", "dog"])
 >>> features = Features.of(rows, ("age", "city"))
 >>> features.encode(rows).tolist()
 [[-1.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0]]
->>> features.encode(Columns("u.csv", {"age": ["40"], "city": ["Bonn"]})).tolist()
+>>> features.encode(columns(age=["40"], city=["Bonn"])).tolist()
 [[0.0, 0.0, 0.0, 0.0, 1.0]]
 >>> code = TargetCode.of(rows, ("pet",))
 >>> code.kind, code.names, code.encode(rows)
@@ -98,8 +100,8 @@ def from_table(
         rows, others = divided(rows, code, client, test_fraction, split_seed)
     else:
         others = _columns(test_file, delimiter)
-    note = f"{len(rows):,} rows for training, {len(others):,} for testing{drawn}. "
-    note += code.fitted(rows).note(derived=not target_kind)
+    code = code.fitted(rows)
+    note = f"{len(rows):,} rows for training, {len(others):,} for testing{drawn}. {code.note(derived=not target_kind)}"
     return from_columns(rows, others, code, client=client, features=features, drop=drop, note=note)
 
 
@@ -112,11 +114,11 @@ def table(data_dir: Path | None = None, **options: Any) -> Source:
     return from_table(**options)
 
 
-def divided(rows: Columns, code: TargetCode, client: str, fraction: float, seed: int) -> tuple[Columns, Columns]:
+def divided(rows: Columns, code: TargetCode, client: str, fraction: float, seed: int) -> list[Columns]:
     """Training and test rows: a fraction of each client and of each class is held out."""
     labels = [str(text) for text in rows.texts(code.columns[0])] if code.kind == "classification" else None
     test = held_out_rows(len(rows), fraction, clients_of(rows, client), labels, seed)
-    return rows.take(np.flatnonzero(~test)), rows.take(np.flatnonzero(test))
+    return [rows.take(np.flatnonzero(test == part)) for part in (False, True)]
 
 
 def from_columns(
@@ -130,8 +132,16 @@ def from_columns(
     note: str = "",
 ) -> Source:
     """A dataset from training and test rows; the options are those of `from_table`."""
-    code = code.fitted(train_rows)
-    encoding = Features.of(train_rows, _inputs(train_rows, code.columns, client, features, drop))
+    for name in drop:
+        if name not in train_rows.names:
+            train_rows.need(name, "task.drop")
+    taken = {*code.columns, client}
+    if both := [name for name in features if name in taken]:
+        raise ConfigError(f"task.features has {both[0]!r}, which is the target or the client; leave it out")
+    inputs = [name for name in features or train_rows.names if name not in {*taken, *drop}]
+    for name in inputs:
+        train_rows.need(name, "task.features" if features else "an input")
+    encoding = Features.of(train_rows, inputs)
     train, test = (Arrays(encoding.encode(part), code.encode(part)) for part in (train_rows, test_rows))
     owners = [clients_of(train_rows, client), clients_of(test_rows, client) if client in test_rows.cells else None]
     words = f"{note} {encoding.note()} {POOLED}"
@@ -144,26 +154,9 @@ def _columns(file: Any, delimiter: str) -> Columns:
         return read_table(Path(file).expanduser(), delimiter)
     if not hasattr(file, "columns") or not hasattr(file, "__getitem__"):
         raise ConfigError(f"a table is a file (.csv, .parquet) or a pandas DataFrame, not {type(file).__name__}")
-    found = from_frame(file)
-    if not len(found):
+    if not len(file):
         raise DataError("the data frame has no rows")
-    return found
-
-
-def _inputs(
-    rows: Columns, targets: Sequence[str], client: str, features: Sequence[str], drop: Sequence[str]
-) -> list[str]:
-    """The columns that are inputs."""
-    for name in drop:
-        if name not in rows.names:
-            rows.need(name, "task.drop")
-    taken = {*targets, client}
-    if both := [name for name in features if name in taken]:
-        raise ConfigError(f"task.features has {both[0]!r}, which is the target or the client; leave it out")
-    chosen = [name for name in features or rows.names if name not in taken and name not in drop]
-    for name in chosen:
-        rows.need(name, "task.features" if features else "an input")
-    return chosen
+    return from_frame(file)
 
 
 def clients_of(rows: Columns, client: str) -> list[str] | None:
@@ -204,9 +197,8 @@ class NumberColumn:
     @classmethod
     def of(cls, name: str, values: np.ndarray, rows: Columns) -> NumberColumn:
         """The statistics of a column."""
+        rows.refuse(name, np.isinf(values), "a finite number")
         known = values[~np.isnan(values)]
-        if len(bad := np.flatnonzero(np.isinf(values))):
-            raise DataError(f"{rows.row(int(bad[0]))}: column {name!r} has {values[bad[0]]}, expected a finite number")
         with np.errstate(over="ignore", invalid="ignore"):
             mean, std = float(known.mean()), float(known.std())
         if not np.isfinite(std):
@@ -218,18 +210,11 @@ class NumberColumn:
 
     def encode(self, rows: Columns) -> np.ndarray:
         """(rows, width) float32."""
-        values = rows.numbers(self.name)
-        if values is None:
-            i, cell = rows.first_text(self.name)
-            given = f"column {self.name!r} has {visible(cell, 40)!r}"
-            raise DataError(f"{rows.row(i)}: {given}, expected a number as in all training rows")
+        values = rows.need_numbers(self.name, "a number as in all training rows")
         absent = np.isnan(values)
         scaled = (np.where(absent, self.mean, values) - self.mean) / self.std
-        if len(bad := np.flatnonzero(~(np.abs(scaled) < 1e30))):
-            raise DataError(
-                f"{rows.row(int(bad[0]))}: column {self.name!r} has {values[bad[0]]:g}, far from the training rows "
-                f"(mean {self.mean:g}, standard deviation {self.std:g})"
-            )
+        near = f"a number nearer to the training rows (mean {self.mean:g}, standard deviation {self.std:g})"
+        rows.refuse(self.name, ~(np.abs(scaled) < 1e30), near)
         return np.stack([scaled, absent][: self.width], 1).astype(np.float32)
 
 
@@ -355,17 +340,15 @@ class TargetCode:
         numbers = [_complete(rows, name) for name in columns]
         kind = kind or _derived(numbers)
         if kind != "classification":
-            _stacked(rows, columns, numbers, kind)
+            _stacked(rows, columns, kind)
             return cls("multi-label" if kind == "multi-label" else "regression", tuple(columns), tuple(columns))
         if len(columns) > 1:
             raise ConfigError(
                 f"task.target names {len(columns)} columns, but a classification has one; write one column, or "
                 "task.target_kind = 'multi-label' for columns of 0 and 1"
             )
-        if numbers[0] is None:
-            names = sorted({str(text) for text in rows.texts(columns[0])})
-        else:
-            names = [number_text(value) for value in np.unique(numbers[0]).tolist()]
+        texts = {str(text) for text in rows.texts(columns[0])}
+        names = sorted(texts) if numbers[0] is None else [number_text(one) for one in np.unique(numbers[0]).tolist()]
         where = f"{rows.where}: the target column {columns[0]!r} has"
         if len(names) < 2:
             raise DataError(f"{where} one class only, {visible(names[0], 40)!r}; expected two or more")
@@ -380,7 +363,7 @@ class TargetCode:
         """The code with mean and standard deviation of the training rows, for regression."""
         if self.kind != "regression":
             return self
-        values = _stacked(train, self.columns, [train.numbers(name) for name in self.columns], self.kind)
+        values = _stacked(train, self.columns, self.kind)
         with np.errstate(over="ignore", invalid="ignore"):
             mean, std = values.mean(0), values.std(0)
         for name, one in zip(self.columns, std.tolist(), strict=True):
@@ -390,22 +373,17 @@ class TargetCode:
                 )
         return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
-    @property
-    def outputs(self) -> int:
-        """The number of outputs of a model: classes, labels or numbers."""
-        return len(self.names)
-
     def source(self, train: Examples, test: Examples, owners: Sequence[Any], **more: Any) -> Source:
         """The dataset of examples with these targets; the other arguments are those of `Source.by_user`."""
         named = {"loss": _LOSSES[self.kind], "metrics": _METRICS.get(self.kind, ()), "class_names": self.names}
-        return Source.by_user(train, test, self.outputs, owners, **named, **more)
+        return Source.by_user(train, test, len(self.names), owners, **named, **more)
 
     def encode(self, rows: Columns) -> Tensor:
         """(rows,) or (rows, labels) int64, or (rows,) or (rows, numbers) float32."""
         numbers = [_complete(rows, name) for name in self.columns]
         if self.kind == "classification":
             return self._labels(rows, numbers[0])
-        table = _stacked(rows, self.columns, numbers, self.kind)
+        table = _stacked(rows, self.columns, self.kind)
         if self.kind == "multi-label":
             return torch.from_numpy(table.astype(np.int64))
         scaled = torch.from_numpy(((table - self.mean) / self.std).astype(np.float32))
@@ -416,10 +394,9 @@ class TargetCode:
             texts = [number_text(value) for value in numbers.tolist()]
         else:
             texts = [str(text) for text in rows.texts(self.columns[0])]
-        for i, text in enumerate(texts if set(texts) - set(self.names) else ()):
-            if text not in self.names:
-                known = visible(", ".join(self.names), 80)
-                raise DataError(f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in {self.listed} ({known})")
+        if unknown := set(texts) - set(self.names):
+            i, known = next(i for i, text in enumerate(texts) if text in unknown), visible(", ".join(self.names), 80)
+            raise DataError(f"{rows.row(i)}: class {visible(texts[i], 40)!r} does not occur in {self.listed} ({known})")
         return positions(texts, self.names)
 
     def note(self, derived: bool) -> str:
@@ -427,9 +404,9 @@ class TargetCode:
         named = listed(self.columns, 3)
         how = " (derived from its values; task.target_kind states it)" if derived else ""
         if self.kind == "classification":
-            return f"Target {named}: classification with {self.outputs} classes{how}."
+            return f"Target {named}: classification with {len(self.names)} classes{how}."
         if self.kind == "multi-label":
-            return f"Targets {named}: multi-label classification with {self.outputs} labels{how}."
+            return f"Targets {named}: multi-label classification with {len(self.names)} labels{how}."
         scale = "; ".join(f"(y - {m:g}) / {s:g}" for m, s in zip(self.mean[:3], self.std[:3], strict=True))
         return f"Target {named}: regression{how}, standardized: {scale}."
 
@@ -452,23 +429,16 @@ def _complete(rows: Columns, name: str) -> np.ndarray | None:
     if absent.any():
         where = rows.row(int(absent.argmax()))
         raise DataError(f"{where} has no value in the target column {name!r}; fill it in, or delete the row")
-    if values is not None and len(bad := np.flatnonzero(np.isinf(values))):
-        raise DataError(
-            f"{rows.row(int(bad[0]))}: the target column {name!r} has {values[bad[0]]}, expected a finite number"
-        )
+    if values is not None:
+        rows.refuse(name, np.isinf(values), "a finite number", "the target column")
     return values
 
 
-def _stacked(rows: Columns, names: Sequence[str], numbers: Sequence[np.ndarray | None], kind: str) -> np.ndarray:
+def _stacked(rows: Columns, names: Sequence[str], kind: str) -> np.ndarray:
     """(rows, columns) target numbers; a text, or of multi-label targets neither 0 nor 1, is an error."""
-    found = []
-    for name, values in zip(names, numbers, strict=True):
-        if values is None:
-            i, text = rows.first_text(name)
-            given, expected = visible(text, 40), "0 or 1" if kind == "multi-label" else "a number"
-            raise DataError(f"{rows.row(i)}: the target column {name!r} has {given!r}, expected {expected} ({kind})")
-        if kind == "multi-label" and len(bad := np.flatnonzero(~np.isin(values, (0, 1)))):
-            where, given = rows.row(int(bad[0])), number_text(values[bad[0]])
-            raise DataError(f"{where}: the label column {name!r} has {given}, expected 0 or 1 (multi-label)")
-        found.append(values)
+    expected, found = "0 or 1" if kind == "multi-label" else "a number", []
+    for name in names:
+        found.append(rows.need_numbers(name, f"{expected} ({kind})", "the target column"))
+        if kind == "multi-label":
+            rows.refuse(name, ~np.isin(found[-1], (0, 1)), f"{expected} ({kind})", "the label column")
     return np.stack(found, 1)

@@ -110,7 +110,7 @@ class TokenRows(Examples):
         """Two of these rows that together are gathered as wide as any of them: the longest, and that of most labels."""
         return torch.stack([index[counts[index].argmax()] for counts in (self.sizes, self.labels)])
 
-    def packed(self, length: int, users: np.ndarray | None = None) -> tuple[TokenRows, np.ndarray]:
+    def packed(self, length: int, users: Sequence[Any] | None = None) -> tuple[TokenRows, list[int]]:
         """Rows of at most `length` tokens that hold several rows each, of one user and one group.
 
         Rows are taken longest first, each into the pack with the least room that is enough; packs are in order of
@@ -118,21 +118,20 @@ class TokenRows(Examples):
 
         Args:
             length: tokens of a pack.
-            users: (n,) the user of each row, or None.
+            users: the user of each row, or None.
 
         Returns:
             The packs, and the first row of each.
         """
-        columns = [one for one in (users, None if self.groups is None else self.groups.numpy()) if one is not None]
-        same = np.stack(columns or [np.zeros(len(self), np.int64)], 1)
-        packs = _packs(self.sizes.numpy(), length, np.unique(same, axis=0, return_inverse=True)[1].reshape(-1))
-        first, cuts = np.array([pack[0] for pack in packs]), self.starts[1:-1].numpy()
+        groups = [None] * len(self) if self.groups is None else self.groups.tolist()
+        packs = _packs(self.sizes.tolist(), length, list(zip(users or groups, groups, strict=True)))
+        cuts = self.starts[1:-1].numpy()
         ids, flags = (np.split(values, cuts) for values in (self.ids.numpy(), self.learned.numpy()))
-        rows = [tuple(np.concatenate([one[i] for i in pack]) for one in (ids, flags)) for pack in packs]
+        rows = [(np.concatenate([ids[i] for i in pack]), np.concatenate([flags[i] for i in pack])) for pack in packs]
         places = np.concatenate([np.arange(len(ids[i]), dtype=np.int32) for pack in packs for i in pack])
-        groups = None if self.groups is None else self.groups[torch.from_numpy(first)]
-        made = TokenRows.of(rows, pad=self.pad, window=self.window)  # type: ignore[arg-type]
-        return replace(made, places=torch.from_numpy(places), groups=groups), first
+        first = [pack[0] for pack in packs]
+        made = replace(TokenRows.of(rows, pad=self.pad, window=self.window), places=torch.from_numpy(places))
+        return made if self.groups is None else replace(made, groups=self.groups[first]), first
 
     @property
     def learned(self) -> Tensor:
@@ -175,20 +174,18 @@ def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
 
 
-def _packs(sizes: np.ndarray, length: int, keys: np.ndarray) -> list[list[int]]:
+def _packs(sizes: Sequence[int], length: int, keys: Sequence[Any]) -> list[list[int]]:
     """Rows in packs: best fit in order of falling length, within rows of one key."""
-    packs: list[list[int]] = []
-    for key in np.unique(keys):
-        rows = np.flatnonzero(keys == key)
-        rooms: list[list[int]] = [[] for _ in range(length + 1)]  # packs by free tokens
-        for row in rows[np.argsort(-sizes[rows], kind="stable")].tolist():
-            size = int(sizes[row])
-            free = next((room for room in range(size, length + 1) if rooms[room]), None)
-            if free is None:
-                packs.append([])
-            at = len(packs) - 1 if free is None else rooms[free].pop()
-            packs[at].append(row)
-            rooms[(length if free is None else free) - size].append(at)
+    packs = list[list[int]]()
+    rooms: dict[Any, list[list[int]]] = {key: [[] for _ in range(length + 1)] for key in set(keys)}
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        size, mine = sizes[row], rooms[keys[row]]
+        free = next((room for room in range(size, length + 1) if mine[room]), None)
+        if free is None:
+            packs.append([])
+        at = len(packs) - 1 if free is None else mine[free].pop()
+        packs[at].append(row)
+        mine[(length if free is None else free) - size].append(at)
     return sorted(packs, key=lambda pack: pack[0])
 
 
