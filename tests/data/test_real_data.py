@@ -9,10 +9,9 @@ import torch
 
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
-from thinwire.data.examples import Source
+from thinwire.data.examples import Source, image_values, mean_and_std
 from thinwire.data.named_texts import ALPHABET, strip_message
 from thinwire.data.partition import Natural
-from thinwire.data.scaling import image_values, mean_and_std
 from thinwire.data.text import IDS, PAD
 
 

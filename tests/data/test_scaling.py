@@ -6,8 +6,7 @@ import torch
 
 import thinwire as tw
 from thinwire.core.key import Key
-from thinwire.data.examples import Arrays, AugmentedImages, Images, Source
-from thinwire.data.scaling import mean_and_std, standardized
+from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, mean_and_std, standardized
 from thinwire.errors import ConfigError
 from thinwire.runs.build import build_task, prepared
 from thinwire.runs.config import resolve

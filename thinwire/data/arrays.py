@@ -17,11 +17,10 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.data.columns import Columns, listed
-from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
+from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source, image_values, mean_and_std, standardized
 from thinwire.data.files import one_line, own_path
 from thinwire.data.images import image_options
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import image_values, mean_and_std, standardized
 from thinwire.data.table import POOLED, TargetCode
 from thinwire.errors import DataError
 

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.examples import Images, Source, numbered, positions
+from thinwire.data.examples import Images, Source, mean_and_std, numbered, positions
 from thinwire.data.files import one_line, own_path
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import mean_and_std
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from thinwire.core.key import Key, permutations
 from thinwire.core.registry import lookup
 from thinwire.core.text import visible
-from thinwire.data.examples import Arrays, Examples, Inputs, Source
+from thinwire.data.examples import Arrays, Examples, Inputs, Source, standardized
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.partition import Assignment, Partition, offsets_of
-from thinwire.data.scaling import standardized
 from thinwire.errors import ConfigError
 from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
@@ -306,22 +305,24 @@ def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
+def _shapes(inputs: Any, targets: Tensor) -> dict[str, list[int]]:
+    """The shape of one example, by the name of each part."""
+    named = {f"inputs {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
+    parts = {**(named or {"inputs": inputs}), "targets": targets}
+    return {name: list(one.shape[1:]) for name, one in parts.items()}
+
+
 def _different(pairs: Sequence[tuple[Any, Tensor]]) -> str:
     """The first client whose examples differ in names or shape from client 0's, in words; empty if there is none."""
+    first = _shapes(*pairs[0])
     for i, pair in enumerate(pairs):
-        for what, one, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
-            named, expected = (one, first) if isinstance(one, Mapping) else ({"": one}, {"": first})
-            if isinstance(one, Mapping) != isinstance(first, Mapping) or set(named) != set(expected):
-                kinds = [sorted(x) if isinstance(x, Mapping) else type(x).__name__ for x in (one, first)]
-                return f"client {i} has {what} {kinds[0]}, client 0 {kinds[1]}"
-            for name, block in named.items():
-                given, wanted = list(block.shape[1:]), list(expected[name].shape[1:])
-                if given != wanted:
-                    which = f"{what} {name!r}" if name else what
-                    return (
-                        f"client {i} has {which} of shape {given}, client 0 of shape {wanted}; all examples need one "
-                        "shape"
-                    )
+        found = _shapes(*pair)
+        if set(found) != set(first):
+            return f"client {i} has {', '.join(found)}, client 0 {', '.join(first)}"
+        for name, shape in found.items():
+            if shape != first[name]:
+                wanted = f"client 0 of shape {first[name]}; all examples need one shape"
+                return f"client {i} has {name} of shape {shape}, {wanted}"
     return ""
 
 

@@ -11,9 +11,8 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.reference import failure, is_reference, short_name, source_file
 from thinwire.core.registry import lookup
-from thinwire.data.examples import AugmentedImages, Examples, Images, Source
+from thinwire.data.examples import AugmentedImages, Examples, Images, Source, image_values, standardized
 from thinwire.data.losses import loss_by_name
-from thinwire.data.scaling import image_values, standardized
 from thinwire.data.task import Task, assign_clients, client_names, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
