@@ -48,7 +48,7 @@ def both(*given, **more) -> dict:
     return {"train": Split(*given, **more), "test": Split(*given, **more)}
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "20newsgroups", "sst2", "rte"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "20newsgroups", "sst2", "rte"])
 def test_without_the_library_the_error_names_the_files_and_the_package(monkeypatch, tmp_path, name) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     for folder in (None, tmp_path):
@@ -83,8 +83,7 @@ def test_images_are_downloaded_and_checked(monkeypatch) -> None:
     assert (source.test.targets.tolist(), source.classes) == ([3, 1, 2], 10)
     assert "ylecun/mnist" in source.note
     x, y = lookup("dataset", "cifar100").make(None).train.gather(torch.tensor([1, 0]))
-    assert x[0, 0].min() == 1
-    assert x[0, 1:].max() == 0
+    assert x[0, 0].min() > 0 == x[0, 1:].max()  # standardized
     assert y.tolist() == [0, 99]
     tables["ylecun/mnist"] = both(photos, [0, 1], 10)
     with pytest.raises(DataError, match=r"expected images of \(1, 28, 28\)"):

@@ -53,7 +53,7 @@ def test_mnist_datasets_have_60000_and_10000_images(real, name) -> None:
     assert (x.min(), x.max()) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
 def test_constants_of_images_are_those_of_the_training_images(request, name) -> None:
     folder = Path() if name == "digits" else have(request.getfixturevalue("real"), name)
     source = load(name, folder)

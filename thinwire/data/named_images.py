@@ -1,25 +1,27 @@
-"""Named datasets of images: digits, MNIST and Fashion-MNIST, CIFAR-10 and CIFAR-100.
+"""Named datasets of images: digits, MNIST and Fashion-MNIST, CIFAR-10 and CIFAR-100, FEMNIST.
 
     digits   1,797 images of 8x8 that come with scikit-learn, without a download; the default task
     MNIST    IDX files, gzipped or not, in `mnist` and `fashion-mnist` or in the folders of torchvision (`MNIST/raw`)
              images: 2051, count, 28, 28 as big-endian int32, then count * 784 bytes
              labels: 2049, count, then count bytes
-    CIFAR    `cifar-10-batches-bin/data_batch_1.bin` ...   a record is the label, then 1,024 red, green, blue bytes each
-             `cifar-100-binary/train.bin`, `test.bin`      a record is the coarse label, the fine label, then the same
+    CIFAR-10 `cifar-10-batches-bin/data_batch_1.bin` ...   a record is the label, then 1,024 red, green, blue bytes each
              `cifar10/data_batch_1.jpg` ..., `labels.bin`  sheets of 100 x 100 images, row by row; labels in one file
 
-The official Python files of CIFAR are pickles, which can run code when they are opened; they are not read.
+Without these files MNIST and CIFAR-10 come from the Hugging Face hub, CIFAR-100 and FEMNIST always do. The official
+Python files of CIFAR are pickles, which can run code when they are opened; they are not read.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
@@ -75,45 +77,53 @@ def digits(data_dir: Path | None = None) -> Source:
 # -- MNIST -----------------------------------------------------------------------------------------------------------
 
 
-@register(
-    "dataset",
+def _mnist(
+    task: str, doc: str, paper: str, torchvision: str, hub: str, mean: float, std: float
+) -> Callable[..., Source]:
+    """The loader of a dataset in the files of MNIST, registered."""
+
+    @register("dataset", task, doc=doc, paper=paper)
+    def read(data_dir: Path | None = None) -> Source:
+        folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
+        if folder is None:
+            layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
+            source = download_images(task, hub, ("image", "label"), layout, (1, 28, 28))
+        else:
+            source = Source(*(_idx_images(folder, prefix) for prefix in ("train", "t10k")), classes=10)
+        return replace(source, mean=(mean,), std=(std,))
+
+    return read
+
+
+mnist = _mnist(
     "mnist",
-    doc="60,000 + 10,000 handwritten digits of 28x28, 10 classes.",
-    paper="LeCun et al., Gradient-based learning applied to document recognition, 1998",
+    "60,000 + 10,000 handwritten digits of 28x28, 10 classes.",
+    "LeCun et al., Gradient-based learning applied to document recognition, 1998",
+    torchvision="MNIST",
+    hub="ylecun/mnist",
+    mean=0.13066048,
+    std=0.30810780,
 )
-def mnist(data_dir: Path | None = None) -> Source:
-    """Handwritten digits, 28x28 gray, with values in [0, 1]."""
-    source = _mnist("mnist", "MNIST", "ylecun/mnist", data_dir)
-    return replace(source, mean=(0.13066048,), std=(0.30810780,))
-
-
-@register(
-    "dataset",
+fashion_mnist = _mnist(
     "fashion-mnist",
-    doc="60,000 + 10,000 images of clothing of 28x28, 10 classes.",
-    paper="Xiao et al., Fashion-MNIST, 2017",
+    "60,000 + 10,000 images of clothing of 28x28, 10 classes.",
+    "Xiao et al., Fashion-MNIST, 2017",
+    torchvision="FashionMNIST",
+    hub="zalando-datasets/fashion_mnist",
+    mean=0.28604060,
+    std=0.35302424,
 )
-def fashion_mnist(data_dir: Path | None = None) -> Source:
-    """Images of clothing, 28x28 gray, with values in [0, 1]."""
-    source = _mnist("fashion-mnist", "FashionMNIST", "zalando-datasets/fashion_mnist", data_dir)
-    return replace(source, mean=(0.28604060,), std=(0.35302424,))
 
 
-def _mnist(task: str, torchvision: str, name: str, data_dir: Path | None) -> Source:
-    folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
-    if folder is None:
-        layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
-        return download_images(task, name, ("image", "label"), layout, (1, 28, 28))
-    parts = []
-    for prefix in ("train", "t10k"):
-        ends = [f"{mark}idx{{}}-ubyte{end}" for mark in "-." for end in (".gz", "")]
-        pixels = read_idx(pick(folder, *(f"{prefix}-images{end.format(3)}" for end in ends)), (28, 28))
-        path = pick(folder, *(f"{prefix}-labels{end.format(1)}" for end in ends))
-        labels = read_idx(path, ())
-        if len(pixels) != len(labels):
-            raise DataError(f"{path}: {len(labels)} labels, expected {len(pixels)}, one per image")
-        parts.append(Images(torch.from_numpy(pixels)[:, None], class_tensor(labels, 10, path)))
-    return Source(parts[0], parts[1], classes=10)
+def _idx_images(folder: Path, prefix: str) -> Images:
+    """The images and labels of a split."""
+    ends = [f"{mark}idx{{}}-ubyte{end}" for mark in "-." for end in (".gz", "")]
+    pixels = read_idx(pick(folder, *(f"{prefix}-images{end.format(3)}" for end in ends)), (28, 28))
+    path = pick(folder, *(f"{prefix}-labels{end.format(1)}" for end in ends))
+    labels = read_idx(path, ())
+    if len(pixels) != len(labels):
+        raise DataError(f"{path}: {len(labels)} labels, expected {len(pixels)}, one per image")
+    return Images(torch.from_numpy(pixels)[:, None], class_tensor(labels, 10, path))
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -147,8 +157,14 @@ def cifar10(data_dir: Path | None = None) -> Source:
         source = download_images("cifar10", "uoft-cs/cifar10", ("img", "label"), layout, (3, 32, 32))
     elif (folder / "data_batch_1.jpg").is_file() and not (folder / "data_batch_1.bin").is_file():
         source = _from_sheets(folder)
+    elif (folder / "data_batch_1").is_file() and not (folder / "data_batch_1.bin").is_file():
+        raise DataError(
+            f"{folder / 'data_batch_1'}: a pickle, which can run code and is not opened; get cifar-10-binary.tar.gz"
+        )
     else:
-        source = _from_records(folder, _BATCHES, _BATCH, 10)
+        parts = [_from_records(pick(folder, f"{name}.bin")) for name in _BATCHES]
+        pixels, labels = (torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True))
+        source = Source(Images(pixels, labels), Images(*parts[-1]), classes=10)
     # mean and standard deviation of red, green, blue over the 50,000 training images, from the original files
     mean, std = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
     return replace(source, mean=mean, std=std)
@@ -157,22 +173,13 @@ def cifar10(data_dir: Path | None = None) -> Source:
 @register(
     "dataset",
     "cifar100",
-    doc="50,000 + 10,000 color images of 32x32, 100 classes (no result was measured with it).",
+    doc="50,000 + 10,000 color images of 32x32, 100 classes, from the hub (no result was measured with it).",
     paper=_KRIZHEVSKY,
 )
 def cifar100(data_dir: Path | None = None) -> Source:
-    """Color images in 100 classes, with values in [0, 1]; the 20 coarse labels are not used.
-
-    Implemented from the published layout and tested with synthetic records: no result was measured on the real files.
-    """
-    folder = find(data_dir, "cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "cifar-100-python")
-    if folder is None:
-        layout, columns = "cifar-100-binary/train.bin and test.bin", ("img", "fine_label")
-        source = download_images("cifar100", "uoft-cs/cifar100", columns, layout, (3, 32, 32))
-    else:
-        source = _from_records(folder, ("train", "test"), 5 * _BATCH, 100)
-    mean, std = (0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)  # as published
-    return replace(source, mean=mean, std=std)
+    """Color images in 100 classes; the 20 coarse labels are not used."""
+    rows = load_named("uoft-cs/cifar100", "", data_dir)
+    return from_datasets(rows, features=("img",), target="fine_label", where="cifar100")
 
 
 @register(
@@ -187,24 +194,14 @@ def femnist(data_dir: Path | None = None) -> Source:
     return from_datasets(rows, features=("image",), target="character", client="writer_id", where="femnist")
 
 
-def _from_records(folder: Path, names: tuple[str, ...], count: int, classes: int) -> Source:
-    """Binary files, the last of which is the test set; a record of 100 classes begins with a coarse label."""
-    if (folder / names[0]).is_file() and not (folder / f"{names[0]}.bin").is_file():
-        instead = f"cifar-{classes}-binary.tar.gz"
-        raise DataError(f"{folder / names[0]}: a pickle, which can run code and is not opened; get {instead} instead")
-    parts = []
-    for name in names:
-        path, head = pick(folder, f"{name}.bin"), 1 + (classes == 100)
-        size = (_BATCH if name == names[-1] else count) * (head + 3072)
-        data = read_bytes(path, size)
-        if len(data) != size:
-            raise DataError(f"{path}: {len(data)} bytes, expected {size} for {size // (head + 3072)} images")
-        rows = np.frombuffer(data, np.uint8).reshape(-1, head + 3072)
-        class_tensor(rows[:, 0], 20 if head == 2 else classes, path)
-        pixels = torch.from_numpy(rows[:, head:].reshape(-1, 3, 32, 32).copy())
-        parts.append((pixels, class_tensor(rows[:, head - 1], classes, path)))
-    train = Images(*(torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True)))  # type: ignore[arg-type]
-    return Source(train, Images(*parts[-1]), classes)
+def _from_records(path: Path) -> tuple[Tensor, Tensor]:
+    """The images and labels of a binary file."""
+    size = _BATCH * 3073
+    data = read_bytes(path, size)
+    if len(data) != size:
+        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_BATCH} images")
+    rows = np.frombuffer(data, np.uint8).reshape(_BATCH, 3073)
+    return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()), class_tensor(rows[:, 0], 10, path)
 
 
 def _from_sheets(folder: Path) -> Source:

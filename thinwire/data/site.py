@@ -49,10 +49,12 @@ _FIRST = SEPARATOR + 1  # id of a word
 class SiteData(ABC):
     """How the folder of a site becomes examples; the same at all sites.
 
-    The defaults are those of data in one file, `file`, with the classes `classes` (none for a regression).
+    The defaults are those of data in one file, with the classes of `classes`.
     """
 
     file: str
+    classes: tuple[str, ...] = ()
+    loss = "cross-entropy"
 
     @property
     @abstractmethod
@@ -73,8 +75,8 @@ class SiteData(ABC):
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a model: classes, or 1."""
-        return len(self.class_names) or 1
+        """The number of outputs of a model."""
+        return len(self.classes)
 
     @property
     def expected(self) -> str:
@@ -84,16 +86,6 @@ class SiteData(ABC):
     def is_site(self, folder: Path) -> bool:
         """Whether a folder is that of a site."""
         return (folder / self.file).is_file()
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by number; empty for a regression."""
-        return getattr(self, "classes", ())
-
-    @property
-    def loss(self) -> str:
-        """The name of the loss."""
-        return "cross-entropy" if self.class_names else "mse"
 
     @property
     def note(self) -> str:
@@ -190,7 +182,7 @@ class OwnData:
             note=" ".join(filter(None, (note, self.data.note))),
             metrics=self.metrics if isinstance(self.metrics, Mapping) else metrics_by_name(self.metrics),
             objective=self.objective,
-            class_names=self.data.class_names,
+            class_names=self.data.classes,
             **more,
         )
 
@@ -263,6 +255,16 @@ class SiteTable(SiteData):
                 raise ConfigError(
                     f"the scale of column {name!r} must be a mean and a standard deviation above 0, not {scale!r}"
                 )
+
+    @property
+    def loss(self) -> str:  # type: ignore[override]
+        """Cross entropy for classes, else the squared error."""
+        return "cross-entropy" if self.classes else "mse"
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes; 1 for a regression."""
+        return len(self.classes) or 1
 
     @property
     def shapes(self) -> Mapping[str, int]:
@@ -492,11 +494,6 @@ class SiteRecords(SiteData):
     def shapes(self) -> Mapping[str, int]:
         """The most tokens of a row."""
         return {"length": self.length}
-
-    @property
-    def loss(self) -> str:
-        """Cross entropy of the next token."""
-        return "cross-entropy"
 
     @property
     def note(self) -> str:

@@ -98,11 +98,11 @@ class TokenRows(Examples):
         """Rows by index, as wide as the longest of them."""
         flat = index.reshape(-1)
         width = -(-self._most(self.sizes, flat) // STEP) * STEP
-        ids = self._tokens(self.ids, flat, width, self.pad)
+        ids = _padded(self.ids, self.starts, flat, width, self.pad)
         positions, targets = self._labels(flat, max(1, self._most(self.labels, flat)))
         inputs = {"input_ids": ids.long(), "label_positions": positions}
         if self.places is not None:
-            inputs["position_ids"] = self._tokens(self.places, flat, width, 0).long()
+            inputs["position_ids"] = _padded(self.places, self.starts, flat, width, 0).long()
         shaped = {name: block.reshape(*index.shape, -1) for name, block in inputs.items()}
         return shaped, targets.reshape(*index.shape, -1)
 
@@ -151,23 +151,19 @@ class TokenRows(Examples):
     def _largest(self) -> tuple[int, int]:
         return int(self.sizes.max()), int(self.labels.max())
 
-    def _tokens(self, values: Tensor, flat: Tensor, width: int, fill: int) -> Tensor:
-        """(rows, width) values of each token, filled up at the end."""
-        offsets = torch.arange(width, device=flat.device)
-        at = (self.starts[flat][:, None] + offsets).clamp(max=len(values) - 1)
-        return torch.where(offsets < self.sizes[flat][:, None], values[at], fill)
-
     def _labels(self, flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """(rows, count) positions of labels and the labels."""
-        if not len(self.labeled):
-            empty = torch.zeros(len(flat), count, dtype=torch.int64, device=flat.device)
-            return empty, torch.full_like(empty, IGNORED)
-        offsets = torch.arange(count, device=flat.device)
-        inside = offsets < self.labels[flat][:, None]
-        at = (self.label_starts[flat][:, None] + offsets).clamp(max=len(self.labeled) - 1)
-        positions = torch.where(inside, self.labeled[at].long(), 0)
-        following = (self.starts[flat][:, None] + positions + 1).clamp(max=len(self.ids) - 1)
-        return positions, torch.where(inside, self.ids[following].long(), IGNORED)
+        found = _padded(self.labeled, self.label_starts, flat, count, -1).long()
+        following = (self.starts[flat][:, None] + found + 1).clamp(max=len(self.ids) - 1)
+        return found.clamp(min=0), torch.where(found >= 0, self.ids[following].long(), IGNORED)
+
+
+def _padded(values: Tensor, starts: Tensor, flat: Tensor, width: int, fill: int) -> Tensor:
+    """(rows, width) the values of some rows, row i from `starts[i]` to `starts[i + 1]`, filled up at the end."""
+    at = starts[flat][:, None] + torch.arange(width, device=flat.device)
+    if not len(values):
+        return torch.full_like(at, fill)
+    return torch.where(at < starts[flat + 1][:, None], values[at.clamp(max=len(values) - 1)], fill)
 
 
 def _starts(sizes: Sequence[int]) -> Tensor:
