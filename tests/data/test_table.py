@@ -13,9 +13,8 @@ from sklearn.datasets import load_diabetes, load_wine
 
 import thinwire as tw
 from tests.own_files import bunch_columns, hospitals, write_csv
-from thinwire.data.columns import Columns, read_table
 from thinwire.data.partition import held_out_rows
-from thinwire.data.table import Features
+from thinwire.data.table import Columns, Features, read_table
 
 
 @pytest.fixture

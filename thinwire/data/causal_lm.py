@@ -90,8 +90,13 @@ def causal_lm(
         test = read_records(own_path(data_dir, test_file, "task.test_file")) if test_file else None
     else:
         *parts, names = train_and_test(load_named(name, config, data_dir))
-        found = [_hub_records(one, f"{name}, split {at}" if at else name) for one, at in zip(parts, names, strict=True)]
-        train, test = found[0], found[1] or None
+        train, test = (
+            [Record(dict(row), f"{name}{f', split {at}' * bool(at)}: row {i}") for i, row in enumerate(one or ())]
+            for one, at in zip(parts, names, strict=True)
+        )
+        if not train:
+            raise DataError(f"{name}: it has no rows")
+        test = test or None
     form = RecordForm.of(train[0], **_of(RecordForm, given))
     encoder = _encoder(checkpoint, data_dir, form=form, **_of(Encoder, given))
     return source_of(train, test, encoder, **_of(source_of, given))
@@ -138,8 +143,9 @@ def instructions(
     train, test = (question_records(names, split, data_dir, answers) for split in ("train", "test"))
     form = RecordForm("prompt", "response", options="options")
     encoder = _encoder(checkpoint, data_dir, form=form, **_of(Encoder, given))
-    more = {"group": "set" if len(names) > 1 else "", "answer_after": "####"}  # as GSM8K marks results
-    return source_of(train, test, encoder, **_of(source_of, given), **more)
+    group = "set" if len(names) > 1 else ""
+    marked = "####"  # as GSM8K marks results
+    return source_of(train, test, encoder, group=group, answer_after=marked, **_of(source_of, given))
 
 
 def source_of(
@@ -244,13 +250,6 @@ def _encoder(checkpoint: str, data_dir: Path | None, **options: Any) -> Encoder:
     return encoder
 
 
-def _hub_records(rows: Any, where: str) -> list[Record]:
-    """The records of a `datasets.Dataset`; rows count from 0."""
-    if rows is not None and not len(rows):
-        raise DataError(f"{where}: it has no rows")
-    return [Record(dict(row), f"{where}: row {i}") for i, row in enumerate(rows or ())]
-
-
 def _column(records: Sequence[Record], column: str, option: str) -> list[str] | None:
     """The texts of a column, or None if none is named."""
     return [record.text(column, option) for record in records] if column else None
@@ -261,9 +260,8 @@ def _some(test: Sequence[Record], groups: list[str] | None, most: int) -> list[R
     if not most or len(test) <= most:
         return list(test)
     own, names = np.array(groups or [""] * len(test), object), sorted(set(groups or [""]))
-    chosen: list[int] = []
-    for name in names:
-        rows = np.flatnonzero(own == name)
+    chosen = list[int]()
+    for rows in (np.flatnonzero(own == name) for name in names):
         count = min(len(rows), max(1, most // len(names)))
         chosen += rows[(np.arange(count) * len(rows)) // count].tolist()
     return [test[i] for i in sorted(chosen)]

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from thinwire.core.text import visible
-from thinwire.data.columns import LIMIT, SUFFIXES, listed, number_text, read_table
 from thinwire.data.files import one_line, read_text
+from thinwire.data.table import LIMIT, SUFFIXES, listed, number_text, read_table
 from thinwire.data.token_rows import Questions, TokenRows
 from thinwire.errors import ConfigError, DataError
 
@@ -231,11 +231,12 @@ def chat(messages: Sequence[Message], tokenizer: Any) -> list[Piece]:
 def _messages(record: Record, form: RecordForm) -> list[Message]:
     """The messages of a record, checked."""
     if form.kind == "prompt":
-        columns = {"system": "system"} if form.system else {}
-        columns |= {"prompt": "user", "response": "assistant"}
+        columns = {"system": form.system, "prompt": form.prompt, "response": form.response}
+        roles = {"system": "system", "prompt": "user", "response": "assistant"}
         return [
-            {"role": role, "content": record.text(getattr(form, column), f"task.{column}")}
-            for column, role in columns.items()
+            {"role": roles[name], "content": record.text(column, f"task.{name}")}
+            for name, column in columns.items()
+            if column
         ]
     where = f"{record.where}: {form.messages!r} (task.messages)"
     found = record.value(form.messages, "task.messages")
@@ -246,22 +247,17 @@ def _messages(record: Record, form: RecordForm) -> list[Message]:
             raise DataError(f"{where} is a text that is not JSON, expected a list of messages") from None
     if not isinstance(found, list) or not found:
         raise DataError(f"{where} is not a list of messages; expected objects with role and content")
-    messages = [_message(one, f"{where}, message {i}") for i, one in enumerate(found, 1)]
+    messages = list[Message]()
+    for i, one in enumerate(found, 1):
+        role, content = (one.get(key) if isinstance(one, Mapping) else None for key in ("role", "content"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(f"{where}, message {i} is not an object with the texts role and content")
+        if not content.strip():
+            raise DataError(f"{where}, message {i} is empty; write a text, or delete the message")
+        messages.append({"role": role, "content": content})
     if not any(one["role"] == "assistant" for one in messages):
         raise DataError(f"{where} has no message of the role 'assistant', so there is nothing to learn")
     return messages
-
-
-def _message(one: Any, where: str) -> Message:
-    """A message, checked."""
-    if not isinstance(one, Mapping):
-        raise DataError(f"{where} is of type {type(one).__name__}, expected an object with role and content")
-    role, content = one.get("role"), one.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise DataError(f"{where} has no texts role and content")
-    if not content.strip():
-        raise DataError(f"{where} is empty; write a text, or delete the message")
-    return {"role": role, "content": content}
 
 
 def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:

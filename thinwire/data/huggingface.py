@@ -19,11 +19,10 @@ import numpy as np
 from thinwire.core.registry import register
 from thinwire.core.text import visible
 from thinwire.data.arrays import examples_of, inputs_of, source_of
-from thinwire.data.columns import Columns, from_frame
 from thinwire.data.examples import Images, Source
 from thinwire.data.files import no_data, one_line, root
 from thinwire.data.images import read_images, shape_of
-from thinwire.data.table import TargetCode, clients_of, divided, from_columns
+from thinwire.data.table import Columns, TargetCode, clients_of, divided, from_columns, from_frame
 from thinwire.errors import ConfigError, DataError
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -112,7 +111,7 @@ def from_datasets(
     name, examples = inputs[0], []
     shape = shape_of(train[0][name], size, channels) if kinds[name] == "Image" else None
     for data, part in ((train, rows), (test, others)):
-        values = ((data[at][name], part.row(i)) for i, at in enumerate(part.rows.tolist()))
+        values = ((data[at][name], f"{part.row(i)}, column {name!r}") for i, at in enumerate(part.rows.tolist()))
         x: Any
         if shape:
             x = read_images(values, len(part), shape)

@@ -30,7 +30,6 @@ from thinwire.errors import ConfigError, DataError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 1 << 26  # of one image
 MOST_BYTES = 1 << 33  # of all images, decoded
-MOST_FOLDERS = 100_000
 _TEST = ("test", "val", "valid", "validation")
 _GRAY = ("1", "L", "LA", "I", "I;16", "F")
 
@@ -76,28 +75,19 @@ def from_image_folder(
         if one.label not in classes:
             given = visible(", ".join(classes), 80)
             raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
-    shape = shape_of(parts[0][0].path, size, channels)
-    pixels = [read_images([(one.path, str(one.path)) for one in part], len(part), shape) for part in parts]
-    train, test_set = (
-        Images(x, positions((one.label for one in part), classes)) for x, part in zip(pixels, parts, strict=True)
-    )
-    mean, std = mean_and_std(pixels[0])
+    shape, sets = shape_of(parts[0][0].path, size, channels), []
+    for part in parts:
+        pixels = read_images([(one.path, str(one.path)) for one in part], len(part), shape)
+        sets.append(Images(pixels, positions((one.label for one in part), classes)))
+    mean, std = mean_and_std(sets[0].pixels)
     note = (
         f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
         f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
         "standard are those of the pooled training images."
     )
-    return Source.by_user(
-        train,
-        test_set,
-        len(classes),
-        [[one.client for one in part] if client_folders else None for part in parts],
-        note=note,
-        model=image_options(pixels[0]),
-        mean=mean,
-        std=std,
-        class_names=classes,
-    )
+    owners = [[one.client for one in part] if client_folders else None for part in parts]
+    more = {"note": note, "model": image_options(sets[0].pixels), "mean": mean, "std": std, "class_names": classes}
+    return Source.by_user(sets[0], sets[1], len(classes), owners, **more)
 
 
 @register(
@@ -112,8 +102,8 @@ def image_folder(data_dir: Path | None = None, folder: str = "", **options: Any)
 def image_options(pixels: Tensor) -> dict[str, int]:
     """What models need to know about images (n, channels, height, width)."""
     channels, height, width = pixels.shape[1:]
-    square = {"size": height} if height == width else {}
-    return {"channels": channels, "height": height, "width": width, "inputs": channels * height * width, **square}
+    options = {"channels": channels, "height": height, "width": width, "inputs": channels * height * width}
+    return options | ({"size": height} if height == width else {})
 
 
 class _File(NamedTuple):
@@ -144,16 +134,15 @@ def _listed(folder: Path, client_folders: bool) -> list[_File]:
 def folders_in(folder: Path) -> list[Path]:
     """The folders in a folder, in alphabetical order, without hidden ones."""
     found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-    if not found or len(found) > MOST_FOLDERS:
-        count = f"{len(found):,} folders" if found else "no folders"
-        raise DataError(f"{folder}: {count}, expected one for each class")
+    if not found:
+        raise DataError(f"{folder}: no folders, expected one for each class")
     return found
 
 
 def image_files(folder: Path) -> list[Path]:
     """The images in a folder, in alphabetical order; hidden files and files of other kinds are ignored."""
-    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    return sorted(path for path in found if path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [path for path in files if path.suffix.lower() in SUFFIXES]
 
 
 # -- pixels ----------------------------------------------------------------------------------------------------------

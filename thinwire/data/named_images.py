@@ -89,7 +89,7 @@ def _mnist(
             layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
             source = download_images(task, hub, ("image", "label"), layout, (1, 28, 28))
         else:
-            source = Source(*(_idx_images(folder, prefix) for prefix in ("train", "t10k")), classes=10)
+            source = Source(_idx_images(folder, "train"), _idx_images(folder, "t10k"), classes=10)
         return replace(source, mean=(mean,), std=(std,))
 
     return read

@@ -573,17 +573,16 @@ def swap_until(hands: np.ndarray, least: int) -> None:
 
 def _swap(hands: np.ndarray, i: int, j: int, least: int) -> bool:
     """Make one swap between clients i and j that brings them nearer to `least` classes; False if there is none."""
-
-    def distinct(*pair: list[int]) -> int:
-        return sum(min(len(set(hand)), least) for hand in pair)
-
-    first, second = hands[i].tolist(), hands[j].tolist()
-    for (a, given), (b, taken) in itertools.product(enumerate(first), enumerate(second)):
+    pair = first, second = hands[i].tolist(), hands[j].tolist()
+    before = sum(min(len(set(hand)), least) for hand in pair)
+    for a, b in itertools.product(range(len(first)), range(len(second))):
+        given, taken = first[a], second[b]
         if first.count(given) > 1 and taken != given:
-            left, right = first[:a] + [taken] + first[a + 1 :], second[:b] + [given] + second[b + 1 :]
-            if distinct(left, right) > distinct(first, second):
-                hands[i], hands[j] = left, right
+            first[a], second[b] = taken, given
+            if sum(min(len(set(hand)), least) for hand in pair) > before:
+                hands[i], hands[j] = pair
                 return True
+            first[a], second[b] = given, taken
     return False
 
 
@@ -651,17 +650,18 @@ def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = N
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"task.test_fraction must be between 0 and 1, not {fraction}; write 0.2, or name a test file")
-    order = Key(seed).fold("test rows").permutation(rows).numpy()
-    test, group = np.zeros(rows, bool), None
-    for column in (labels, users):  # stable: the last sort is the outer one
-        if column is not None:
-            given = column if isinstance(column, np.ndarray) else np.array(column, object)
-            _, first, group = np.unique(given, return_index=True, return_inverse=True)
-            order = order[np.argsort(group[order], kind="stable")]
+    order, test = Key(seed).fold("test rows").permutation(rows).numpy(), np.zeros(rows, bool)
+    labels, users = ([0] * rows if column is None else column for column in (labels, users))
+    groups = [
+        np.unique(one if isinstance(one, np.ndarray) else np.array(one, object), return_inverse=True)[1]
+        for one in (labels, users)
+    ]
+    order = order[np.lexsort([group[order] for group in groups])]  # by client, then class
     steps = np.floor(np.arange(rows + 1) * fraction + 1e-9)
     test[order[np.diff(steps) > 0]] = True
-    if users is not None and group is not None:  # a client of which all rows are test rows gets one back
-        test[first[np.bincount(group, weights=~test, minlength=len(first)) == 0]] = False
+    # a client of which all rows are test rows gets one back
+    first = np.unique(groups[1], return_index=True)[1]
+    test[first[np.bincount(groups[1], weights=~test) == 0]] = False
     if not test.any() or test.all():
         raise DataError(f"{rows} rows are too few for training and testing with task.test_fraction = {fraction}")
     return test
@@ -730,7 +730,7 @@ class PartitionDescription:
     def rows(self) -> list[dict[str, Any]]:
         """One row for each client, for tables and JSON."""
         out = []
-        for i, (name, distance) in enumerate(zip(self.client_names, self.distances.tolist(), strict=True)):
+        for i, name in enumerate(self.client_names):
             row: dict[str, Any] = {"client": name, "examples": int(self.sizes[i])}
             if self.validation.any():
                 row["validation"] = int(self.validation[i])
@@ -738,20 +738,17 @@ class PartitionDescription:
                 row["quantiles"] = self.quantiles[i].tolist()
             else:
                 row["classes"] = {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n}
-            out.append({**row, "label_skew": round(distance, 6)})
+            out.append({**row, "label_skew": round(float(self.distances[i]), 6)})
         return out
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole partition."""
+        sizes = {"min": int(self.sizes.min()), "median": float(np.median(self.sizes)), "max": int(self.sizes.max())}
         return {
             "clients": len(self),
             "examples": int(self.sizes.sum()),
             "unused_examples": self.unused,
-            "examples_per_client": {
-                "min": int(self.sizes.min()),
-                "median": float(np.median(self.sizes)),
-                "max": int(self.sizes.max()),
-            },
+            "examples_per_client": sizes,
             **({"classes": len(self.class_names)} if self.kind != "numbers" else {}),
             "label_skew": round(self.label_skew, 6),
             "size_skew": round(self.size_skew, 6),

@@ -25,13 +25,12 @@ from torch import Tensor, nn
 
 from thinwire.core.text import visible
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
-from thinwire.data.columns import Columns, is_number, read_table
 from thinwire.data.conversations import Encoder, Learned, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Arrays, Examples, Images
 from thinwire.data.images import SUFFIXES, ImageShape, image_files, read_images
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
-from thinwire.data.table import CategoryColumn, Features, NumberColumn, TargetCode
+from thinwire.data.table import Columns, Features, InputColumn, TargetCode, is_number, read_table
 from thinwire.data.task import Task, make_module
 from thinwire.data.text import SEPARATOR, Vocabulary, words
 from thinwire.data.token_rows import TokenRows
@@ -53,7 +52,7 @@ class SiteData(ABC):
     """
 
     file: str
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...]
     loss = "cross-entropy"
 
     @property
@@ -284,7 +283,7 @@ class SiteTable(SiteData):
         rows = read_table(folder / self.file)
         for name in (*self.numbers, *self.categories):
             rows.need(name, f"an input {_APP}")
-        texts = [CategoryColumn(name, tuple(known)) for name, known in self.categories.items()]
+        texts = [InputColumn(name, categories=tuple(known)) for name, known in self.categories.items()]
         inputs = Features((*(self._number(name, rows) for name in self.numbers), *texts)).encode(rows)
         if self.classes:
             return inputs, _class_targets(rows, self.target, self.classes)
@@ -297,7 +296,7 @@ class SiteTable(SiteData):
         targets = torch.zeros(rows, dtype=torch.int64 if self.classes else torch.float32)
         return torch.zeros(rows, self.shapes["inputs"]), targets
 
-    def _number(self, name: str, rows: Columns) -> NumberColumn:
+    def _number(self, name: str, rows: Columns) -> InputColumn:
         values, scale, empty = rows.numbers(name), self.numbers[name], name in self.missing
         if values is not None and not empty and len(absent := np.flatnonzero(np.isnan(values))):
             raise DataError(
@@ -305,10 +304,10 @@ class SiteTable(SiteData):
                 f"missing=({name!r},) in task.py at all sites"
             )
         if scale is not None or values is None:  # a text is an error of `encode`
-            return NumberColumn(name, *(scale or (0.0, 1.0)), empty)
+            return InputColumn(name, *(scale or (0.0, 1.0)), empty)
         if np.isnan(values).all():
             raise DataError(f"{rows.where}: column {name!r} has no values to compute its scale; name one in task.py")
-        return replace(NumberColumn.of(name, values, rows), missing=empty)
+        return replace(InputColumn.of(name, rows), missing=empty)
 
 
 @dataclass(frozen=True)
@@ -479,6 +478,7 @@ class SiteRecords(SiteData):
     length: int = 512
     too_long: TooLong = "drop"
     window: int = 8
+    classes = ()
 
     def encoder(self, form: RecordForm | None = None) -> Encoder:
         """How records become tokens."""

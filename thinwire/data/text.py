@@ -150,7 +150,7 @@ def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> dict[
         raise DataError(
             f"{checkpoint}: no tokenizer there, such as tokenizer.json; copy it from the checkpoint's source"
         )
-    tokenizer, out = load_tokenizer(checkpoint, "text-classification"), {}
+    tokenizer, out = load_tokenizer(checkpoint, "text-classification"), dict[str, np.ndarray]()
     for split, (texts, labels) in zip(_SPLITS, splits, strict=True):
         columns = map(list, zip(*texts, strict=True))
         found = tokenizer(*columns, truncation=True, max_length=length, return_attention_mask=False)
