@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 Forward = Callable[[Inputs], Tensor]
 
-LARGE = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
-LARGE_OUTPUTS = 3.0  # the same of the outputs of an initial model, where such inputs matter
-SAMPLE = 4096  # rows that it is computed of
-AT_ONCE = 1 << 22  # values that are read together
+LARGE_RMS = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
+LARGE_OUTPUT_RMS = 3.0  # the same of the outputs of an initial model, where such inputs matter
+SAMPLE_ROWS = 4096  # rows that it is computed of
+CHUNK_VALUES = 1 << 22  # values that are read together
 
 
 def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, batch: int = 0) -> None:
@@ -210,9 +210,9 @@ def _warn_of_scale(task: Task, out: Tensor) -> None:
     """Warn about inputs, and targets of a regression, that are far from standardized."""
     size, inputs = _rms(out), getattr(task.train, "inputs", None)
     found = _rms(inputs) if isinstance(inputs, Tensor) and inputs.is_floating_point() else 0.0
-    if found > LARGE and size > LARGE_OUTPUTS:
+    if found > LARGE_RMS and size > LARGE_OUTPUT_RMS:
         which, hint = f"inputs have a root mean square of {found:,.0f}", ""
-    elif task.loss is mse and (found := _rms(task.train.targets)) > LARGE:
+    elif task.loss is mse and (found := _rms(task.train.targets)) > LARGE_RMS:
         which, hint = f"targets have a root mean square of {found:,.0f}", ", and scale predictions back"
     else:
         return
@@ -221,7 +221,7 @@ def _warn_of_scale(task: Task, out: Tensor) -> None:
 
 
 def _rms(values: Tensor) -> float:
-    step = max(1, len(values) // SAMPLE)
+    step = max(1, len(values) // SAMPLE_ROWS)
     return float(values[::step].double().square().mean().sqrt())
 
 
@@ -275,14 +275,15 @@ class Part:
             chosen = np.concatenate((chosen, order[[int(own.argmin()), int(own.argmax())]]))
         return self.examples.gather(torch.from_numpy(chosen))
 
-    def refuse(
-        self, values: Tensor, is_bad: Callable[[Tensor], Tensor], words: Callable[[list[int], Any], str]
-    ) -> None:
-        """Raise a DataError about the first bad value, described by `words(position in its row, value)`.
+    def refuse(self, values: Tensor, is_bad: Callable[[Tensor], Tensor], words: str) -> None:
+        """Raise a DataError about the first bad value; all values are read once, in chunks.
 
-        All values are read once, in chunks.
+        Args:
+            values: inputs or targets.
+            is_bad: whether each of some values is bad.
+            words: what to say about it; {value} and {at} stand for the value and its position in its row.
         """
-        step = max(1, AT_ONCE // max(1, math.prod(values.shape[1:])))
+        step = max(1, CHUNK_VALUES // max(1, math.prod(values.shape[1:])))
         bad = torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in torch.split(values, step)])
         order, offsets = self.clients.order, self.clients.offsets
         if not len(at := np.flatnonzero(bad.cpu().numpy()[order])):
@@ -291,7 +292,8 @@ class Part:
         more = f" (and {len(at) - 1:,} more)" if len(at) > 1 else ""
         own = values[int(order[at[0]])]
         position = is_bad(own).nonzero()[0].tolist()
-        what = words(position, own[tuple(position)].item())
+        place = f" at position {position}" if position else ""
+        what = words.format(value=own[tuple(position)].item(), at=place)
         raise DataError(f"{self.name(client)}, row {at[0] - offsets[client]}{more}: {what}; rows count from 0")
 
     def check_finite(self) -> None:
@@ -300,17 +302,15 @@ class Part:
         named = {f"input {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
         for name, values in {**(named or {"input": inputs}), "target": self.examples.targets}.items():
             if isinstance(values, Tensor) and values.is_floating_point():
-                self.refuse(values, lambda one: ~torch.isfinite(one), functools.partial(_not_finite, name))
+                words = f"the {name} is {{value}}{{at}}; remove or replace values that are not finite"
+                self.refuse(values, lambda one: ~torch.isfinite(one), words)
 
     def check_labels(self, classes: int, ignored: int = IGNORED) -> None:
         """Raise a DataError for a class label out of range, and for a client without any label."""
         labels = self.examples.targets
-
-        def wrong(at: list[int], label: Any) -> str:
-            fits = f"the model has {classes} outputs (labels 0 to {classes - 1})"
-            return f"label {label}, but {fits}" + (f"; a label to ignore is {ignored}" if label < 0 else "")
-
-        self.refuse(labels, lambda y: (y != ignored) & ((y < 0) | (y >= classes)), wrong)
+        words = f"label {{value}}, but the model has {classes} outputs (labels 0 to {classes - 1})"
+        self.refuse(labels, lambda y: (y != ignored) & (y < 0), f"{words}; a label to ignore is {ignored}")
+        self.refuse(labels, lambda y: (y != ignored) & (y >= classes), words)
         known = (labels != ignored).reshape(len(labels), -1).any(1).cpu().numpy()[self.clients.order]
         counts = np.add.reduceat(known.astype(np.int64), self.clients.offsets[:-1])
         if not counts.all():
@@ -325,15 +325,10 @@ class Part:
             self.refuse(
                 targets,
                 lambda y: (y != ignored) & ((y < 0) | (y > 1)),
-                lambda at, value: f"target {value:g}, but loss 'bce' takes 0 or 1",
+                "target {value:g}, but loss 'bce' takes 0 or 1",
             )
 
 
 def is_integer(values: Tensor) -> bool:
     """Whether a tensor holds integers; booleans are none."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-
-
-def _not_finite(name: str, at: list[int], value: Any) -> str:
-    where = f" at position {at}" if at else ""
-    return f"the {name} is {value}{where}; remove or replace values that are not finite"

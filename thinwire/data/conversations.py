@@ -281,7 +281,7 @@ def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 
-class Encoded(NamedTuple):
+class RecordRows(NamedTuple):
     """Rows of tokens; of each row, which record it is of and its conversation; and how many records were too long."""
 
     rows: list[Tokens]
@@ -349,7 +349,7 @@ class Encoder:
         answer = [one["content"] for one in messages if one["role"] == "assistant"][-1].strip()
         return Conversation(tuple(pieces), answer, _options(record, self.form, answer))
 
-    def encode(self, records: Sequence[Record]) -> Encoded:
+    def encode(self, records: Sequence[Record]) -> RecordRows:
         """The rows of records: of plain texts as many as they need, of conversations one."""
         found = [self.conversation(record) for record in records]
         rows, owners, length = list[Tokens](), list[int](), self.length
@@ -370,7 +370,7 @@ class Encoder:
                 )
         if not rows:
             raise DataError(f"all {len(records):,} records have more than task.length = {length} tokens")
-        return Encoded(rows, owners, [found[i] for i in owners], len(records) - len(set(owners)))
+        return RecordRows(rows, owners, [found[i] for i in owners], len(records) - len(set(owners)))
 
     def questions(self, found: Sequence[Conversation], **settings: Any) -> Questions:
         """The questions of conversations, one for each row: their prompts, and rows of all options.

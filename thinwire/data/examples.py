@@ -299,7 +299,7 @@ def positions(texts: Iterable[str], names: Sequence[str]) -> Tensor:
 
 # -- standardized images ---------------------------------------------------------------------------------------------
 
-_LEAST_STD = 1e-6  # of a channel that is constant
+_MIN_STD = 1e-6  # of a channel that is constant
 
 
 def image_values(examples: Examples) -> Tensor | None:
@@ -329,7 +329,7 @@ def mean_and_std(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         wide = rows.double()
         total, squares = wide.sum(1), wide.square().sum(1)
     mean, square = total / rows.shape[1], squares / rows.shape[1]
-    std = (square - mean * mean).clamp(min=0).sqrt().clamp(min=_LEAST_STD)
+    std = (square - mean * mean).clamp(min=0).sqrt().clamp(min=_MIN_STD)
     return tuple(mean.tolist()), tuple(std.tolist())
 
 

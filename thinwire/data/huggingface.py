@@ -9,6 +9,7 @@ too, where no folder has them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,48 +30,28 @@ TEST_SPLITS = ("test", "validation", "valid", "dev")
 _LISTS = ("Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "list")
 
 
-@register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
-def huggingface(
-    data_dir: Path | None = None,
-    name: str = "",
-    config: str = "",
-    target: str | tuple[str, ...] = "",
-    features: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
-    client: str = "",
-    target_kind: str = "",
-    size: int | tuple[int, ...] = 0,
-    channels: int = 0,
-    test_fraction: float = 0.2,
-    split_seed: int = 0,
-) -> Source:
-    """A dataset by name; the options are those of `from_datasets`."""
-    options = {key: value for key, value in locals().items() if key not in ("data_dir", "name", "config")}
-    if not name:
-        raise ConfigError("task.name is missing; write --set task.name=FOLDER, or owner/name on the Hugging Face hub")
-    return from_datasets(load_named(name, config, data_dir), where=name, **options)
-
-
 def from_datasets(
-    dataset: Any,
+    name: Any = "",
     test: Any = None,
     *,
-    target: str | Sequence[str] = "",
-    features: Sequence[str] = (),
-    drop: Sequence[str] = (),
+    config: str = "",
+    target: str | tuple[str, ...] | Sequence[str] = "",
+    features: tuple[str, ...] | Sequence[str] = (),
+    drop: tuple[str, ...] | Sequence[str] = (),
     client: str = "",
     target_kind: str = "",
-    size: int | Sequence[int] = 0,
+    size: int | tuple[int, ...] | Sequence[int] = 0,
     channels: int = 0,
     test_fraction: float = 0.2,
     split_seed: int = 0,
-    where: str = "the dataset",
+    data_dir: Path | None = None,
 ) -> Source:
     """A dataset from a `datasets.Dataset`, or a `DatasetDict` with the splits `train` and `test`.
 
     Args:
-        dataset: the training rows, or all splits.
+        name: the training rows, or all splits; or a folder, or owner/name on the hub.
         test: the test rows; by default the split `test` or `validation`, or a fraction of the training rows.
+        config: of a dataset on the hub, the name of its configuration.
         target: the column to predict, or several; by default the only column of class labels, or `label`.
         features: the columns that are inputs: one of images, one of lists of numbers of one length, or any of numbers
             and texts; by default all others.
@@ -81,8 +62,10 @@ def from_datasets(
         channels: of images, as in `from_image_folder`.
         test_fraction: as in `from_table`.
         split_seed: as in `from_table`.
-        where: what error messages call the data.
+        data_dir: the folder of all datasets, in which a folder may be.
     """
+    where = name if isinstance(name, str) else "the dataset"
+    dataset = load_named(name, config, data_dir) if isinstance(name, str) else name
     train, found, _ = train_and_test(dataset)
     test = found if test is None else test
     if not all(hasattr(train, name) for name in ("features", "column_names", "__len__")):
@@ -108,23 +91,32 @@ def from_datasets(
     if not alone:
         note = f"{len(rows):,} rows for training, {len(others):,} for testing. {code.note(not target_kind)}"
         return from_columns(rows, others, code, client=client, features=inputs, note=note)
-    name, examples = inputs[0], []
-    shape = shape_of(train[0][name], size, channels) if kinds[name] == "Image" else None
+    column, examples = inputs[0], []
+    shape = shape_of(train[0][column], size, channels) if kinds[column] == "Image" else None
     for data, part in ((train, rows), (test, others)):
-        values = ((data[at][name], f"{part.row(i)}, column {name!r}") for i, at in enumerate(part.rows.tolist()))
+        values = ((data[at][column], f"{part.row(i)}, column {column!r}") for i, at in enumerate(part.rows.tolist()))
         x: Any
         if shape:
             x = read_images(values, len(part), shape)
         else:
             lists = [one for one, _ in values]
-            x = inputs_of(lists, len(lists), f"{where}: the column {name!r}", tokens=np.ndim(lists[0]) == 1)
+            x = inputs_of(lists, len(lists), f"{where}: the column {column!r}", tokens=np.ndim(lists[0]) == 1)
         examples.append(examples_of(x, code.encode(part)))
     owners = [clients_of(part, client) for part in (rows, others)]
     return source_of(examples[0], examples[1], code, owners, derived=not target_kind)
 
 
+@register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
+@functools.wraps(from_datasets)
+def huggingface(data_dir: Path | None = None, **options: Any) -> Source:
+    """A dataset by name; the options are those of `from_datasets`."""
+    return from_datasets(**options, data_dir=data_dir)
+
+
 def load_named(name: str, config: str, data_dir: Path | None) -> Any:
     """A dataset of a folder or the hub."""
+    if not name:
+        raise ConfigError("task.name is missing; write --set task.name=FOLDER, or owner/name on the Hugging Face hub")
     try:
         import datasets
     except ImportError:
@@ -186,7 +178,7 @@ def _columns(data: Any, names: Sequence[str], where: str) -> Columns:
 def download_images(task: str, name: str, columns: tuple[str, str], layout: str, shape: tuple[int, int, int]) -> Source:
     """A named dataset of images of this shape from the hub; `layout`: the files that would be read instead."""
     try:
-        found = from_datasets(load_named(name, "", None), features=columns[:1], target=columns[1], where=name)
+        found = from_datasets(name, features=columns[:1], target=columns[1])
     except DataError as fault:
         raise no_data(f"{task}: download of {name} failed ({one_line(fault)})", layout) from None
     train, test = found.train, found.test

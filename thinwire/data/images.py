@@ -28,8 +28,8 @@ from thinwire.data.partition import held_out_rows
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MOST_PIXELS = 1 << 26  # of one image
-MOST_BYTES = 1 << 33  # of all images, decoded
+MAX_PIXELS = 1 << 26  # of one image
+MAX_BYTES = 1 << 33  # of all images, decoded
 _TEST = ("test", "val", "valid", "validation")
 _GRAY = ("1", "L", "LA", "I", "I;16", "F")
 
@@ -168,7 +168,7 @@ def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> Im
     if channels not in (0, 1, 3):
         raise ConfigError(f"task.channels must be 1 (gray), 3 (color) or 0 (as the first image), not {channels}")
     given = (size, size) if isinstance(size, int) else tuple(size)
-    if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MOST_PIXELS:
+    if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MAX_PIXELS:
         raise ConfigError(f"task.size must be a number of pixels, or [height, width], not {size}")
     image = _opened(first)
     height, width = given if min(given) else (image.height, image.width)
@@ -184,9 +184,9 @@ def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape
         shape: the shape of all.
     """
     channels, height, width, _ = shape
-    if count * channels * height * width > MOST_BYTES:
+    if count * channels * height * width > MAX_BYTES:
         raise DataError(
-            f"{count:,} images of {height} x {width} are more than {MOST_BYTES >> 30} GiB; write task.size to make "
+            f"{count:,} images of {height} x {width} are more than {MAX_BYTES >> 30} GiB; write task.size to make "
             "them smaller"
         )
     out = np.empty((count, height, width, channels), np.uint8)
@@ -207,13 +207,13 @@ def _opened(given: Any, name: str = "the first row") -> Any:
         raise DataError(f"{given}: reading images needs pillow; pip install pillow") from None
     try:
         with Image.open(given, formats=("PNG", "JPEG")) as image:
-            if image.width * image.height <= MOST_PIXELS:
+            if image.width * image.height <= MAX_PIXELS:
                 image.load()
                 return image
     except Exception as fault:  # pillow raises errors of many types for damaged files
         raise DataError(f"{given}: cannot be read as PNG or JPEG ({one_line(fault)})") from None
     size = f"{image.height} x {image.width}"
-    raise DataError(f"{given}: the image has {size} pixels, more than {MOST_PIXELS:,}; make it smaller")
+    raise DataError(f"{given}: the image has {size} pixels, more than {MAX_PIXELS:,}; make it smaller")
 
 
 def _pixels(image: Any, name: str, shape: ImageShape) -> np.ndarray:

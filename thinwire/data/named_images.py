@@ -13,6 +13,7 @@ Python files of CIFAR are pickles, which can run code when they are opened; they
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,12 +29,12 @@ from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.examples import Arrays, Images, Source
 from thinwire.data.files import class_tensor, find, one_line, pick, read_bytes
-from thinwire.data.huggingface import download_images, from_datasets, load_named
+from thinwire.data.huggingface import download_images, from_datasets
 from thinwire.errors import DataError
 
-_MOST = 100_000  # images of a split of MNIST; it has 60,000
-_BATCH = 10_000  # images of a file of CIFAR-10
-_SIDE = 100  # images in a row of a sheet
+_MAX_IMAGES = 100_000  # images of a split of MNIST; it has 60,000
+_FILE_IMAGES = 10_000  # images of a file of CIFAR-10
+_SHEET_SIDE = 100  # images in a row of a sheet
 _BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 _LOSSY = "Pixels come from JPEG sheets, not the original files: lossy, PSNR 41.7 dB, in train and test alike."
 _KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
@@ -128,19 +129,14 @@ def _idx_images(folder: Path, prefix: str) -> Images:
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The array in an IDX file of bytes, of examples of this shape."""
-    rank, each = 1 + len(shape), int(np.prod(shape, dtype=np.int64))
-    head = 4 + 4 * rank
-    data = read_bytes(path, head + _MOST * each)
-    if len(data) < head:
-        raise DataError(f"{path}: {len(data)} bytes, expected an IDX header of {head}")
-    magic, count, *dims = np.frombuffer(data, ">u4", 1 + rank).tolist()
-    if magic != 2048 + rank:
-        raise DataError(f"{path}: begins with {magic}, expected the IDX number {2048 + rank}")
-    if tuple(dims) != shape:
-        raise DataError(f"{path}: examples have the shape {tuple(dims)}, expected {shape}")
-    if count == 0 or len(data) - head != count * each:
+    head, each = 8 + 4 * len(shape), math.prod(shape)
+    data = read_bytes(path, head + _MAX_IMAGES * each)
+    count = (len(data) - head) // each
+    header = np.array([2049 + len(shape), max(count, 0), *shape], ">u4").tobytes()
+    if count < 1 or len(data) != head + count * each or data[:head] != header:
         raise DataError(
-            f"{path}: {len(data) - head} bytes follow the header, expected {count * each} for {count} examples"
+            f"{path}: {len(data)} bytes that are no IDX file; expected the header {2049 + len(shape)}, count, "
+            f"{', '.join(map(str, shape)) or 'nothing more'}, then {each} bytes for each example"
         )
     return np.frombuffer(data, np.uint8, offset=head).reshape(count, *shape).copy()
 
@@ -178,8 +174,7 @@ def cifar10(data_dir: Path | None = None) -> Source:
 )
 def cifar100(data_dir: Path | None = None) -> Source:
     """Color images in 100 classes; the 20 coarse labels are not used."""
-    rows = load_named("uoft-cs/cifar100", "", data_dir)
-    return from_datasets(rows, features=("img",), target="fine_label", where="cifar100")
+    return from_datasets("uoft-cs/cifar100", features=("img",), target="fine_label", data_dir=data_dir)
 
 
 @register(
@@ -190,22 +185,23 @@ def cifar100(data_dir: Path | None = None) -> Source:
 )
 def femnist(data_dir: Path | None = None) -> Source:
     """Handwritten letters and digits, one user per writer; a fifth of the images of each is the test set."""
-    rows = load_named("flwrlabs/femnist", "", data_dir)
-    return from_datasets(rows, features=("image",), target="character", client="writer_id", where="femnist")
+    return from_datasets(
+        "flwrlabs/femnist", features=("image",), target="character", client="writer_id", data_dir=data_dir
+    )
 
 
 def _from_records(path: Path) -> tuple[Tensor, Tensor]:
     """The images and labels of a binary file."""
-    size = _BATCH * 3073
+    size = _FILE_IMAGES * 3073
     data = read_bytes(path, size)
     if len(data) != size:
-        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_BATCH} images")
-    rows = np.frombuffer(data, np.uint8).reshape(_BATCH, 3073)
+        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_FILE_IMAGES} images")
+    rows = np.frombuffer(data, np.uint8).reshape(_FILE_IMAGES, 3073)
     return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()), class_tensor(rows[:, 0], 10, path)
 
 
 def _from_sheets(folder: Path) -> Source:
-    paths, count = [pick(folder, f"{name}.jpg") for name in _BATCHES], len(_BATCHES) * _BATCH
+    paths, count = [pick(folder, f"{name}.jpg") for name in _BATCHES], len(_BATCHES) * _FILE_IMAGES
     labels = pick(folder, "labels.bin")
     values = np.frombuffer(read_bytes(labels, count), np.uint8)
     if len(values) != count:
@@ -213,7 +209,7 @@ def _from_sheets(folder: Path) -> Source:
     targets = class_tensor(values, 10, labels)
     arrays = cached("cifar10-v1", paths, lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])})
     pixels = torch.from_numpy(arrays["pixels"])
-    train, test = (Images(pixels[part], targets[part]) for part in (slice(-_BATCH), slice(-_BATCH, None)))
+    train, test = (Images(pixels[part], targets[part]) for part in (slice(-_FILE_IMAGES), slice(-_FILE_IMAGES, None)))
     return Source(train, test, classes=10, note=_LOSSY)
 
 
@@ -225,11 +221,11 @@ def _sheet(path: Path) -> np.ndarray:
         raise DataError(f"{path}: reading JPEG needs Pillow: pip install 'thinwire[data]'") from None
     try:
         with warnings.catch_warnings(action="error"), Image.open(path, formats=("JPEG",)) as sheet:
-            if sheet.size != (32 * _SIDE, 32 * _SIDE) or sheet.mode != "RGB":
+            if sheet.size != (32 * _SHEET_SIDE, 32 * _SHEET_SIDE) or sheet.mode != "RGB":
                 raise DataError(
-                    f"{path}: an image of {sheet.size} {sheet.mode}, expected {32 * _SIDE}x{32 * _SIDE} RGB"
+                    f"{path}: an image of {sheet.size} {sheet.mode}, expected {32 * _SHEET_SIDE}x{32 * _SHEET_SIDE} RGB"
                 )
             pixels = np.asarray(sheet)
     except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as fault:
         raise DataError(f"{path}: not a complete JPEG image ({one_line(fault)})") from None
-    return pixels.reshape(_SIDE, 32, _SIDE, 32, 3).transpose(0, 2, 4, 1, 3).reshape(_BATCH, 3, 32, 32)
+    return pixels.reshape(_SHEET_SIDE, 32, _SHEET_SIDE, 32, 3).transpose(0, 2, 4, 1, 3).reshape(_FILE_IMAGES, 3, 32, 32)

@@ -44,8 +44,8 @@ from thinwire.data.text import LabeledTexts, TextDataset, token_examples, word_e
 from thinwire.errors import ConfigError, DataError, UnknownName
 
 _GROUPS = 20
-_LARGEST = 1 << 22  # bytes of a message; the largest has 161 thousand
-_MOST = 1 << 31  # bytes of a file of texts
+_MAX_MESSAGE_BYTES = 1 << 22  # bytes of a message; the largest has 161 thousand
+_MAX_BYTES = 1 << 31  # bytes of a file of texts
 _STRIPPED = "Headers, signatures and quoted lines are removed."
 _WHOLE = "Whole messages: headers, signatures and quoted lines are kept, and reveal the group."
 _DEV = "The test set is the dev split: GLUE does not publish the labels of its test split."
@@ -96,7 +96,7 @@ def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledText
                 stream = archive.extractfile(member) if member.isreg() and split in found else None
                 if stream is None:
                     continue
-                if member.size > _LARGEST:
+                if member.size > _MAX_MESSAGE_BYTES:
                     raise DataError(f"{path}: {member.name[:80]} is too large, expected a message of a newsgroup")
                 found[split][name] = text_of(stream.read().decode("latin-1"))
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as fault:
@@ -184,18 +184,18 @@ def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
 
 def _read_sheet(layout: _Layout, path: Path) -> LabeledTexts:
     # not splitlines() or csv: texts contain quotation marks and other line ends
-    lines = read_text(path, _MOST).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    lines = read_text(path, _MAX_BYTES).replace("\r\n", "\n").removesuffix("\n").split("\n")
     rows = {number: line.split("\t") for number, line in enumerate(lines, 1)}
     if layout.header and (found := rows.pop(1)) != list(layout.columns):
         raise DataError(f"{path}: begins with {_shown(found)}, expected the header {_shown(layout.columns)}")
     if not rows:
         raise DataError(f"{path}: no examples")
     for number, row in rows.items():
-        if len(row) != len(layout.columns):
-            raise DataError(f"{path}: line {number} has {len(row)} fields, expected {len(layout.columns)} between tabs")
-        if (given := row[layout.label]) not in layout.names:
-            expected = " or ".join(layout.names)
-            raise DataError(f"{path}: line {number} has the label {_shown([given])}, expected {expected}")
+        if len(row) != len(layout.columns) or row[layout.label] not in layout.names:
+            raise DataError(
+                f"{path}: line {number} is {_shown(row)}, expected {len(layout.columns)} fields between tabs and the "
+                f"label {' or '.join(layout.names)}"
+            )
     return LabeledTexts(
         [tuple(row[column] for column in layout.texts) for row in rows.values()],
         np.array([layout.names.index(row[layout.label]) for row in rows.values()], np.int64),
@@ -277,18 +277,12 @@ def shakespeare(data_dir: Path | None = None) -> Source:
 
 def _roles(path: Path) -> list[str]:
     """The text of each role, in the order of the file."""
+    text = read_text(path, _MAX_BYTES)
     try:
-        found = json.loads(read_text(path, _MOST))
-    except (ValueError, RecursionError) as fault:
-        raise DataError(f"{path}: not JSON, as expected ({one_line(fault)})") from None
-    users, data = (found.get(key) if isinstance(found, dict) else None for key in ("users", "user_data"))
-    if not isinstance(users, list) or not isinstance(data, dict):
-        raise DataError(f"{path}: expected an object with a list 'users' and an object 'user_data'")
-    texts = dict[str, str]()
-    for name in users:
-        record = data.get(name) if isinstance(name, str) else None
-        raw = record.get("raw") if isinstance(record, dict) else None
-        if not isinstance(raw, str) or name in texts:
-            raise DataError(f"{path}: user {str(name)[:60]!r} is listed twice or has no text under 'raw'")
-        texts[name] = re.sub("  +", " ", raw.replace("\n", " "))
-    return list(texts.values())
+        found = json.loads(text)
+        return [re.sub("  +", " ", found["user_data"][name]["raw"].replace("\n", " ")) for name in found["users"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise DataError(
+            f"{path}: {type(fault).__name__} ({one_line(fault)}), expected the JSON object of LEAF with 'users' and, "
+            "under 'user_data', the text of each under 'raw'"
+        ) from None

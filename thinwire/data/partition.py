@@ -130,16 +130,16 @@ class ClassPartition:
     """A partition by class: `deal` decides which of the examples of each class a client gets.
 
     Attributes:
-        least: the least number of examples per client.
+        min_examples: the least number of examples per client.
         shuffled: whether the examples of a class are dealt in random order, not in file order.
     """
 
-    least = 1
+    min_examples = 1
     shuffled = True
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
         """Assign the examples by class; users are not used."""
-        check_clients(len(labels), clients, self.least)
+        check_clients(len(labels), clients, self.min_examples)
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ConfigError(
                 f"labels of type {labels.dtype} and shape {labels.shape}: partitions by class need one class label per "
@@ -242,8 +242,8 @@ class Auto:
         return IID().assign(labels, clients or min(DERIVED_CLIENTS, len(labels)), key)
 
 
-_TRIES = 10_000
-_AT_ONCE = 1 << 15  # values drawn together: for small partitions many tries are drawn at once
+_MAX_DRAWS = 10_000
+_DRAWN_VALUES = 1 << 15  # values drawn together: for small partitions many tries are drawn at once
 
 
 @register(
@@ -280,7 +280,7 @@ class Dirichlet(ClassPartition):
             raise ConfigError(f"min_size={self.min_size}: a client needs an example; write min_size=1 or more")
 
     @property
-    def least(self) -> int:  # type: ignore[override]
+    def min_examples(self) -> int:  # type: ignore[override]
         """The least number of examples per client."""
         return self.min_size
 
@@ -292,10 +292,10 @@ class Dirichlet(ClassPartition):
 
     def _sizes(self, counts: np.ndarray, clients: int, key: Key) -> np.ndarray:
         """(classes, clients) numbers of examples: the first draw in which every client has `min_size` examples."""
-        batch = max(1, _AT_ONCE // (clients * len(counts)))
+        batch = max(1, _DRAWN_VALUES // (clients * len(counts)))
         largest = 0
-        for first in range(0, _TRIES, batch):
-            sizes = self._draw(counts, clients, min(batch, _TRIES - first), key.fold("tries", first))
+        for first in range(0, _MAX_DRAWS, batch):
+            sizes = self._draw(counts, clients, min(batch, _MAX_DRAWS - first), key.fold("tries", first))
             least = sizes.sum(axis=1).min(axis=1)
             good = np.flatnonzero(least >= self.min_size)
             if len(good):
@@ -303,7 +303,7 @@ class Dirichlet(ClassPartition):
             largest = max(largest, int(least.max()))
         hint = f"min_size={largest}" if largest else "a larger alpha or fewer clients"
         raise ConfigError(
-            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_TRIES} draws gave every client "
+            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_MAX_DRAWS} draws gave every client "
             f"min_size={self.min_size} examples; write {hint}"
         )
 
@@ -444,7 +444,7 @@ class Shards(ClassPartition):
         _check_per_client(self.per_client)
 
     @property
-    def least(self) -> int:  # type: ignore[override]
+    def min_examples(self) -> int:  # type: ignore[override]
         """The least number of examples per client."""
         return self.per_client
 
@@ -729,7 +729,7 @@ class PartitionDescription:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each client, for tables and JSON."""
-        out = []
+        out, distances = [], self.distances.tolist()
         for i, name in enumerate(self.client_names):
             row: dict[str, Any] = {"client": name, "examples": int(self.sizes[i])}
             if self.validation.any():
@@ -738,7 +738,7 @@ class PartitionDescription:
                 row["quantiles"] = self.quantiles[i].tolist()
             else:
                 row["classes"] = {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n}
-            out.append({**row, "label_skew": round(float(self.distances[i]), 6)})
+            out.append({**row, "label_skew": round(distances[i], 6)})
         return out
 
     def summary(self) -> dict[str, Any]:

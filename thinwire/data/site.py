@@ -27,7 +27,7 @@ from thinwire.core.text import visible
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
 from thinwire.data.conversations import Encoder, Learned, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Arrays, Examples, Images
-from thinwire.data.images import SUFFIXES, ImageShape, image_files, read_images
+from thinwire.data.images import SUFFIXES, ImageShape, folders_in, image_files, read_images
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
 from thinwire.data.table import Columns, Features, InputColumn, TargetCode, is_number, read_table
@@ -268,8 +268,8 @@ class SiteTable(SiteData):
     @property
     def shapes(self) -> Mapping[str, int]:
         """The number of inputs."""
-        numbers = len(self.numbers) + len(self.missing)
-        return {"inputs": numbers + sum(len(texts) + 1 for texts in self.categories.values())}
+        texts = sum(len(known) + 1 for known in self.categories.values())
+        return {"inputs": len(self.numbers) + len(self.missing) + texts}
 
     @property
     def note(self) -> str:
@@ -280,16 +280,16 @@ class SiteTable(SiteData):
 
     def read(self, folder: Path) -> Pair:
         """The rows of the file."""
-        rows = read_table(folder / self.file)
+        rows, (mean, std) = read_table(folder / self.file), self.target_scale
         for name in (*self.numbers, *self.categories):
             rows.need(name, f"an input {_APP}")
-        texts = [InputColumn(name, categories=tuple(known)) for name, known in self.categories.items()]
+        texts = (InputColumn(name, categories=tuple(known)) for name, known in self.categories.items())
         inputs = Features((*(self._number(name, rows) for name in self.numbers), *texts)).encode(rows)
         if self.classes:
             return inputs, _class_targets(rows, self.target, self.classes)
         rows.need(self.target, f"the target {_APP}")
-        named, (mean, std) = (self.target,), self.target_scale
-        return inputs, TargetCode("regression", named, named, mean=(mean,), std=(std,)).encode(rows)
+        code = TargetCode("regression", (self.target,), (self.target,), mean=(mean,), std=(std,))
+        return inputs, code.encode(rows)
 
     def blank(self, rows: int) -> Pair:
         """Rows of zeros."""
@@ -298,13 +298,15 @@ class SiteTable(SiteData):
 
     def _number(self, name: str, rows: Columns) -> InputColumn:
         values, scale, empty = rows.numbers(name), self.numbers[name], name in self.missing
-        if values is not None and not empty and len(absent := np.flatnonzero(np.isnan(values))):
+        if values is None:  # an error of `encode`
+            return InputColumn(name)
+        if not empty and np.isnan(values).any():
             raise DataError(
-                f"{rows.row(int(absent[0]))} has no value in the column {name!r}; fill it in, or write "
+                f"{rows.row(int(np.isnan(values).argmax()))} has no value in the column {name!r}; fill it in, or write "
                 f"missing=({name!r},) in task.py at all sites"
             )
-        if scale is not None or values is None:  # a text is an error of `encode`
-            return InputColumn(name, *(scale or (0.0, 1.0)), empty)
+        if scale is not None:
+            return InputColumn(name, *scale, missing=empty)
         if np.isnan(values).all():
             raise DataError(f"{rows.where}: column {name!r} has no values to compute its scale; name one in task.py")
         return replace(InputColumn.of(name, rows), missing=empty)
@@ -369,14 +371,15 @@ class SiteImages(SiteData):
 
     def read(self, folder: Path) -> Pair:
         """All images; a folder of no class of the app is an error."""
-        for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        files = []
+        for inner in folders_in(folder):
             if inner.name not in self.classes:
                 known = visible(", ".join(self.classes), 80)
                 raise DataError(f"{inner}: not one of the classes of the app ({known}); rename it, or correct task.py")
-        folders = [(i, folder / name) for i, name in enumerate(self.classes) if (folder / name).is_dir()]
-        files = [(path, i) for i, inner in folders for path in image_files(inner)]
+            files += [(path, self.classes.index(inner.name)) for path in image_files(inner)]
         if not files:
             raise DataError(f"{folder}: its folders of classes have no image ({', '.join(SUFFIXES)})")
+        files.sort(key=lambda one: one[1])  # by class, in the order of the app
         shape = ImageShape(self.channels, *self._size, True)
         pixels = read_images(((path, str(path)) for path, _ in files), len(files), shape)
         return pixels, torch.tensor([label for _, label in files])

@@ -59,10 +59,10 @@ MISSING = frozenset((None, "", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null",
 LIMIT = 1 << 30  # bytes of a text file, decompressed
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 _DELIMITERS = ",;\t|"
-MOST_CATEGORIES = 256  # of one column
-MOST_VALUES = 1 << 31  # of all encoded rows
-FEW = 20  # whole numbers with at most so many different values are classes
-MOST_CLASSES = 10_000
+MAX_CATEGORIES = 256  # of one column
+MAX_VALUES = 1 << 31  # of all encoded rows
+MAX_WHOLE_NUMBERS = 20  # whole numbers with at most so many different values are classes
+MAX_CLASSES = 10_000
 POOLED = (
     "Statistics (means, standard deviations, categories) come from the pooled training examples; a real federation "
     "would have to estimate them."
@@ -431,10 +431,10 @@ class InputColumn:
         values = rows.numbers(name)
         if values is None:
             found = sorted({text or "" for text in rows.texts(name)})
-            if len(found) > MOST_CATEGORIES:
+            if len(found) > MAX_CATEGORIES:
                 raise DataError(
                     f"{rows.where}: column {name!r} has {len(found):,} different texts, such as "
-                    f"{visible(found[1], 40)!r}; at most {MOST_CATEGORIES} can be categories; leave it out: "
+                    f"{visible(found[1], 40)!r}; at most {MAX_CATEGORIES} can be categories; leave it out: "
                     f"task.drop = [{name!r}]"
                 )
             return cls(name, categories=tuple(found))
@@ -486,9 +486,9 @@ class Features:
 
     def encode(self, rows: Columns) -> Tensor:
         """(rows, width) float32."""
-        if self.width * len(rows) > MOST_VALUES:
+        if self.width * len(rows) > MAX_VALUES:
             raise DataError(
-                f"{rows.where}: {len(rows):,} rows with {self.width:,} inputs each are more than {MOST_VALUES:,} "
+                f"{rows.where}: {len(rows):,} rows with {self.width:,} inputs each are more than {MAX_VALUES:,} "
                 "numbers; leave columns out: task.drop"
             )
         for column in self.columns:
@@ -557,7 +557,7 @@ class TargetCode:
         where = f"{rows.where}: the target column {columns[0]!r} has"
         if len(names) < 2:
             raise DataError(f"{where} one class only, {visible(names[0], 40)!r}; expected two or more")
-        if len(names) > min(MOST_CLASSES, max(len(rows) // 2, FEW)):
+        if len(names) > min(MAX_CLASSES, max(len(rows) // 2, MAX_WHOLE_NUMBERS)):
             raise DataError(
                 f"{where} {len(names):,} different texts in {len(rows):,} rows, such as {visible(names[0], 40)!r}: too "
                 "many for classes; name another column: task.target"
@@ -620,7 +620,9 @@ def _derived(numbers: Sequence[np.ndarray | None]) -> str:
     """The kind of learning that target columns suggest."""
     if len(numbers) == 1:
         values = numbers[0]
-        few = values is None or (bool(np.all(values == np.rint(values))) and len(np.unique(values)) <= FEW)
+        few = values is None or (
+            bool(np.all(values == np.rint(values))) and len(np.unique(values)) <= MAX_WHOLE_NUMBERS
+        )
         return "classification" if few else "regression"
     binary = all(values is not None and np.isin(values, (0, 1)).all() for values in numbers)
     return "multi-label" if binary else "regression"

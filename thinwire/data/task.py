@@ -33,9 +33,9 @@ from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
 from thinwire.models.exact_init import seeded
 
-MOST_EXAMPLES = 100_000_000  # of one client: an iterable without an end is refused
-_AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
-_BATCH = 1 << 12  # items of a dataset that are collated in one call
+MAX_EXAMPLES = 100_000_000  # of one client: an iterable without an end is refused
+_SHUFFLED_CLIENTS = 1 << 14  # clients whose examples are shuffled in one call
+_COLLATED_ITEMS = 1 << 12  # items of a dataset that are collated in one call
 
 Model = nn.Module | Callable[..., nn.Module] | str
 
@@ -193,8 +193,8 @@ def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple
         i = int(wrong[0])
         raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a fraction of {fraction}")
     within = np.empty_like(clients.order)
-    for first in range(0, len(clients), _AT_ONCE):
-        ids = range(first, min(first + _AT_ONCE, len(clients)))
+    for first in range(0, len(clients), _SHUFFLED_CLIENTS):
+        ids = range(first, min(first + _SHUFFLED_CLIENTS, len(clients)))
         shuffled = permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist())
         within[clients.offsets[first] : clients.offsets[ids.stop]] = np.concatenate(shuffled)
     starts = np.repeat(clients.offsets[:-1], sizes)
@@ -280,21 +280,23 @@ def _read(data: Any, what: str) -> tuple[Any, Tensor]:
     pairs, count = list[tuple[Any, Tensor]](), 0
     try:
         # a generator of its own, because a DataLoader draws from it
-        loader = data if isinstance(data, DataLoader) else DataLoader(data, _BATCH, generator=torch.Generator())
+        loader = (
+            data if isinstance(data, DataLoader) else DataLoader(data, _COLLATED_ITEMS, generator=torch.Generator())
+        )
         for inputs, targets in loader:
             pairs.append((inputs, targets))
             count += len(targets)
-            if count > MOST_EXAMPLES:
-                raise ConfigError(f"{what} gives more than {MOST_EXAMPLES:,} examples; it must have an end")
-        if pairs:
-            return _joined(pairs)
+            if count > MAX_EXAMPLES:
+                raise ValueError(f"more than {MAX_EXAMPLES:,} examples; it must have an end")
+        if not pairs:
+            raise ConfigError(f"{what} has no examples; leave empty clients out")
+        return _joined(pairs)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
             f"{what}: the items must be pairs (inputs, targets) of one shape: {visible(str(error), 300)}"
         ) from error
-    raise ConfigError(f"{what} has no examples; leave empty clients out")
 
 
 def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
