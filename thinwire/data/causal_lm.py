@@ -19,7 +19,6 @@ models are usually tested: few of them can tell which label stands for which ans
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from thinwire.core.registry import register
-from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
+from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer, read_config
 from thinwire.data.conversations import Encoder, Learned, Record, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Source, numbered, positions
 from thinwire.data.files import find, no_data, own_path, pick
@@ -237,15 +236,11 @@ def _encoder(checkpoint: str, data_dir: Path | None, **options: Any) -> Encoder:
     found = find_checkpoint(checkpoint or SMOLLM2, data_dir)
     tokenizer = load_tokenizer(found, "the task causal-lm")
     tokenizer.name_or_path = str(found)
-    try:
-        config = json.loads((found / "config.json").read_bytes())
-        most = config.get("max_position_embeddings") or config.get("n_positions")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        most = None
-    encoder = Encoder(tokenizer, **options)
-    if isinstance(most, int) and encoder.length > most:
+    encoder, config = Encoder(tokenizer, **options), read_config(found)
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if isinstance(positions, int) and encoder.length > positions:
         raise ConfigError(
-            f"task.length = {encoder.length}, but {found} has {most} positions; write task.length = {most}"
+            f"task.length = {encoder.length}, but {found} has {positions} positions; write task.length = {positions}"
         )
     return encoder
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import tempfile
 from contextlib import redirect_stderr
@@ -106,6 +107,15 @@ def _plain(model: Any, transformers: Any) -> Any:
     made = transformers.AutoModelForCausalLM.from_config(config)
     made.load_state_dict(model.state_dict())
     return made
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """The settings of a model in config.json; empty if there are none."""
+    try:
+        found = json.loads((checkpoint / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_tokenizer(checkpoint: Path, what: str) -> Any:

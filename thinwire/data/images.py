@@ -170,7 +170,7 @@ def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> Im
     given = (size, size) if isinstance(size, int) else tuple(size)
     if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MAX_PIXELS:
         raise ConfigError(f"task.size must be a number of pixels, or [height, width], not {size}")
-    image = _opened(first)
+    image = open_image(first)
     height, width = given if min(given) else (image.height, image.width)
     return ImageShape(channels or (1 if image.mode in _GRAY else 3), height, width, bool(min(given)))
 
@@ -191,11 +191,11 @@ def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape
         )
     out = np.empty((count, height, width, channels), np.uint8)
     for i, (given, name) in enumerate(images):
-        out[i] = _pixels(_opened(given, name), name, shape)
+        out[i] = _pixels(open_image(given, name), name, shape)
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
 
 
-def _opened(given: Any, name: str = "the first row") -> Any:
+def open_image(given: Any, name: str = "the first row") -> Any:
     """An image, read from a file if it is a path; the size in the header is bounded before pixels are decoded."""
     if given is None:
         raise DataError(f"{name} has no image")
@@ -204,7 +204,7 @@ def _opened(given: Any, name: str = "the first row") -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(f"{given}: reading images needs pillow; pip install pillow") from None
+        raise DataError(f"{given}: reading images needs pillow; pip install 'thinwire[data]'") from None
     try:
         with Image.open(given, formats=("PNG", "JPEG")) as image:
             if image.width * image.height <= MAX_PIXELS:

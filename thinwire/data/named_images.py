@@ -14,7 +14,6 @@ Python files of CIFAR are pickles, which can run code when they are opened; they
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,8 +27,9 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.examples import Arrays, Images, Source
-from thinwire.data.files import class_tensor, find, one_line, pick, read_bytes
+from thinwire.data.files import class_tensor, find, pick, read_bytes
 from thinwire.data.huggingface import download_images, from_datasets
+from thinwire.data.images import open_image
 from thinwire.errors import DataError
 
 _MAX_IMAGES = 100_000  # images of a split of MNIST; it has 60,000
@@ -214,18 +214,9 @@ def _from_sheets(folder: Path) -> Source:
 
 
 def _sheet(path: Path) -> np.ndarray:
-    """The (10000, 3, 32, 32) images of a sheet; its size is checked before it is decoded."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError(f"{path}: reading JPEG needs Pillow: pip install 'thinwire[data]'") from None
-    try:
-        with warnings.catch_warnings(action="error"), Image.open(path, formats=("JPEG",)) as sheet:
-            if sheet.size != (32 * _SHEET_SIDE, 32 * _SHEET_SIDE) or sheet.mode != "RGB":
-                raise DataError(
-                    f"{path}: an image of {sheet.size} {sheet.mode}, expected {32 * _SHEET_SIDE}x{32 * _SHEET_SIDE} RGB"
-                )
-            pixels = np.asarray(sheet)
-    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as fault:
-        raise DataError(f"{path}: not a complete JPEG image ({one_line(fault)})") from None
-    return pixels.reshape(_SHEET_SIDE, 32, _SHEET_SIDE, 32, 3).transpose(0, 2, 4, 1, 3).reshape(_FILE_IMAGES, 3, 32, 32)
+    """The (10000, 3, 32, 32) images of a sheet."""
+    sheet, side = open_image(path), 32 * _SHEET_SIDE
+    if sheet.size != (side, side) or sheet.mode != "RGB":
+        raise DataError(f"{path}: an image of {sheet.size} {sheet.mode}, expected {side}x{side} RGB")
+    pixels = np.asarray(sheet).reshape(_SHEET_SIDE, 32, _SHEET_SIDE, 32, 3)
+    return pixels.transpose(0, 2, 4, 1, 3).reshape(_FILE_IMAGES, 3, 32, 32)

@@ -12,7 +12,6 @@ Rows are made once and cached (`cache.py`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from thinwire.data.cache import cached
-from thinwire.data.checkpoints import load_tokenizer
+from thinwire.data.checkpoints import load_tokenizer, read_config
 from thinwire.data.examples import Arrays
 from thinwire.data.files import class_tensor
 from thinwire.errors import DataError
@@ -138,13 +137,10 @@ def token_examples(name: str, texts: TextDataset, checkpoint: Path, length: int)
 
 def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> dict[str, np.ndarray]:
     """The tokens of all texts in rows of `length`, padded at the end, and the labels."""
-    try:
-        config = json.loads((checkpoint / "config.json").read_bytes())
-        vocabulary, ends = config["vocab_size"], (config.get("pad_token_id"), config.get("eos_token_id"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(
-            f"{checkpoint}: no config.json with a vocab_size; expected a checkpoint folder of transformers"
-        ) from None
+    config = read_config(checkpoint)
+    vocabulary, ends = config.get("vocab_size"), (config.get("pad_token_id"), config.get("eos_token_id"))
+    if not isinstance(vocabulary, int):
+        raise DataError(f"{checkpoint}: no config.json with a vocab_size; expected a checkpoint folder of transformers")
     if not any(path.suffix == ".model" or path.stem in ("tokenizer", "vocab") for path in checkpoint.glob("*")):
         # some versions of transformers would return a tokenizer without a vocabulary
         raise DataError(
