@@ -90,23 +90,18 @@ def converted(file: Path) -> Path:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="gguf-draft-") as draft:
-                _plain(model, transformers).save_pretrained(draft)
+                # the same model without the mark that it was quantized in its file, which transformers does not save
+                if hasattr(model.config, "quantization_config"):
+                    del model.config.quantization_config
+                made = transformers.AutoModelForCausalLM.from_config(model.config)
+                made.load_state_dict(model.state_dict())
+                made.save_pretrained(draft)
                 tokenizer.save_pretrained(draft)
                 os.replace(draft, folder)
                 os.mkdir(draft)  # which is removed
         except OSError:
             return folder if (folder / "config.json").is_file() else file  # another process was first, or no room
     return folder
-
-
-def _plain(model: Any, transformers: Any) -> Any:
-    """The same model without the mark that it was quantized in its file, which transformers does not save."""
-    config = model.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    made = transformers.AutoModelForCausalLM.from_config(config)
-    made.load_state_dict(model.state_dict())
-    return made
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:

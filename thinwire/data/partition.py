@@ -113,19 +113,6 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
 
 
-def collect(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> Assignment:
-    """Give client i the ranges pool[starts[i, j] : starts[i, j] + sizes[i, j]] for every j.
-
-    >>> a = collect(np.array([10, 11, 12, 13]), np.array([[2, 0], [1, 0]]), np.array([[2, 1], [1, 0]]))
-    >>> a.client(0).tolist(), a.client(1).tolist()
-    ([12, 13, 10], [11])
-    """
-    flat = sizes.reshape(-1)
-    begins = offsets_of(flat)
-    positions = np.arange(begins[-1]) + np.repeat(starts.reshape(-1) - begins[:-1], flat)
-    return Assignment(pool[positions].astype(np.int64, copy=False), offsets_of(sizes.sum(axis=1)))
-
-
 class ClassPartition:
     """A partition by class: `deal` decides which of the examples of each class a client gets.
 
@@ -150,7 +137,10 @@ class ClassPartition:
         ids = ids.astype(np.uint16 if len(counts) <= 1 << 16 else np.int64)
         starts, sizes = self.deal(counts, clients, key)
         order = key.fold("inside").permutation(len(ids)).numpy() if self.shuffled else np.arange(len(ids))
-        return collect(order[np.argsort(ids[order], kind="stable")], starts, sizes)
+        pool = order[np.argsort(ids[order], kind="stable")]
+        begins = offsets_of(sizes.reshape(-1))
+        positions = np.arange(begins[-1]) + np.repeat(starts.reshape(-1) - begins[:-1], sizes.reshape(-1))
+        return Assignment(pool[positions], offsets_of(sizes.sum(axis=1)))
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """The ranges of examples of each client, in the order of classes.
@@ -213,12 +203,9 @@ class Natural:
         check_clients(len(labels), clients)
         if clients > known:
             raise ConfigError(f"clients={clients}: the dataset has {known} users; write clients={known} or fewer")
-        chosen = np.argsort(-counts, kind="stable")[:clients]
-        rank = np.full(len(counts), clients, np.int64)
-        rank[chosen] = np.arange(clients)
-        sizes = counts[chosen]
-        order = np.argsort(rank[users], kind="stable")[: sizes.sum()]
-        return Assignment(order.astype(np.int64, copy=False), offsets_of(sizes))
+        largest = np.argsort(-counts, kind="stable")
+        offsets = offsets_of(counts[largest[:clients]])
+        return Assignment(np.argsort(np.argsort(largest)[users], kind="stable")[: offsets[-1]], offsets)
 
 
 @register("partition", "auto", doc="As `natural` if the dataset has users, otherwise as `iid`; clients = 0 is derived.")
@@ -503,11 +490,9 @@ class ClassShards(ClassPartition):
             )
         shards = np.empty(classes, np.int64)
         shards[np.argsort(-counts, kind="stable")] = near_equal(need, classes)
-        _check_parts(counts, shards, clients, self.per_client)
         deck = np.repeat(np.arange(classes), shards)
         hands = deck[key.fold("deal").permutation(need).numpy()].reshape(clients, self.per_client)
-        swap_until(hands, self.min_classes)
-        return _ranges(hands, counts)
+        return _ranges(hands, counts, self.min_classes)
 
 
 @register(
@@ -545,9 +530,7 @@ class Classes(ClassPartition):
         lists = -(-need // classes)
         lots = key.fold("deal").words_numpy(lists * classes).reshape(lists, classes)
         hands = np.argsort(lots, axis=1, kind="stable").reshape(-1)[:need].reshape(clients, self.per_client)
-        _check_parts(counts, np.bincount(hands.reshape(-1), minlength=classes), clients, self.per_client)
-        swap_until(hands, self.per_client)  # a hand dealt from two lists can have a class twice
-        return _ranges(hands, counts)
+        return _ranges(hands, counts, self.per_client)  # a hand dealt from two lists can have a class twice
 
 
 def swap_until(hands: np.ndarray, least: int) -> None:
@@ -586,11 +569,29 @@ def _swap(hands: np.ndarray, i: int, j: int, least: int) -> bool:
     return False
 
 
-def _ranges(hands: np.ndarray, counts: np.ndarray) -> Ranges:
-    """Divide each class into as many parts as it was dealt, and give each client its parts."""
-    flat = hands.reshape(-1)
-    slot = np.argsort(flat, kind="stable")  # the slots of class 0, then those of class 1, ...
-    cut = near_equal(counts, np.bincount(flat, minlength=len(counts)))
+def _ranges(hands: np.ndarray, counts: np.ndarray, least: int) -> Ranges:
+    """Swap until every client has `least` classes; divide each class into as many parts as it was dealt.
+
+    Args:
+        hands: (clients, per_client) the classes of each client; changed in place.
+        counts: (classes,) number of examples of each class.
+        least: the least number of different classes of a client.
+    """
+    (clients, per_client), parts = hands.shape, np.bincount(hands.reshape(-1), minlength=len(counts))
+    if not parts.all():
+        raise ConfigError(
+            f"clients={clients} with per_client={per_client} take {clients * per_client} of {len(counts)} classes, so "
+            f"some data would not be used; write clients={-(-len(counts) // per_client)} or more"
+        )
+    worst = int(np.argmax(parts - counts))
+    if parts[worst] > counts[worst]:
+        raise ConfigError(
+            f"clients={clients} with per_client={per_client} divide a class of {counts[worst]} examples into "
+            f"{parts[worst]} shards; write fewer clients or a smaller per_client"
+        )
+    swap_until(hands, least)
+    slot = np.argsort(hands.reshape(-1), kind="stable")  # the slots of class 0, then those of class 1, ...
+    cut = near_equal(counts, parts)
     starts, sizes = np.empty_like(cut), np.empty_like(cut)
     starts[slot], sizes[slot] = offsets_of(cut)[:-1], cut
     return starts.reshape(hands.shape), sizes.reshape(hands.shape)
@@ -613,21 +614,6 @@ def _proportional(counts: np.ndarray, parts: int) -> np.ndarray:
 def _check_per_client(per_client: int) -> None:
     if per_client < 1:
         raise ConfigError(f"per_client={per_client}: a client gets at least one; write per_client=1 or more")
-
-
-def _check_parts(counts: np.ndarray, parts: np.ndarray, clients: int, per_client: int) -> None:
-    """Raise ConfigError if a class is not dealt or a part is empty."""
-    if not parts.all():
-        raise ConfigError(
-            f"clients={clients} with per_client={per_client} take {clients * per_client} of {len(counts)} classes, so "
-            f"some data would not be used; write clients={-(-len(counts) // per_client)} or more"
-        )
-    worst = int(np.argmax(parts - counts))
-    if parts[worst] > counts[worst]:
-        raise ConfigError(
-            f"clients={clients} with per_client={per_client} divide a class of {counts[worst]} examples into "
-            f"{parts[worst]} shards; write fewer clients or a smaller per_client"
-        )
 
 
 def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = None, seed: int = 0) -> np.ndarray:

@@ -342,7 +342,19 @@ def read_table(path: Path, delimiter: str = "") -> Columns:
         advice = "; save the sheet as CSV" if suffix in (".xlsx", ".xls", ".ods") else ""
         raise DataError(f"{path}: expected a table in a file that ends in .csv, .csv.gz, .tsv or .parquet{advice}")
     if suffix == ".parquet":
-        return replace(from_frame(_parquet(path), str(path)), row_numbers=None)
+        import pandas
+
+        try:
+            frame = pandas.read_parquet(path)
+        except ImportError:
+            raise DataError(
+                f"{path}: reading parquet needs pyarrow; pip install 'thinwire[data]', or save it as CSV"
+            ) from None
+        except Exception as fault:  # the type depends on the version: not a parquet file, cut off, damaged
+            raise DataError(f"{path}: cannot be read as parquet ({one_line(fault)})") from None
+        if frame.empty:
+            raise DataError(f"{path}: it has no rows")
+        return replace(from_frame(frame, str(path)), row_numbers=None)
     if delimiter and len(delimiter) != 1:
         raise ConfigError(f"task.delimiter = {delimiter!r}: expected one character, such as ';'")
     text = read_text(path, LIMIT)
@@ -380,23 +392,6 @@ def _rows(path: Path, text: str, delimiter: str) -> dict[int, list[str]]:
     if not rows:
         raise DataError(f"{path}: the file is empty; expected a row of column names, then one row for each example")
     return rows
-
-
-def _parquet(path: Path) -> Any:
-    """The data frame of a parquet file."""
-    import pandas
-
-    try:
-        frame = pandas.read_parquet(path)
-    except ImportError:
-        raise DataError(
-            f"{path}: reading parquet needs pyarrow; pip install 'thinwire[data]', or save it as CSV"
-        ) from None
-    except Exception as fault:  # the type depends on the version: not a parquet file, cut off, damaged
-        raise DataError(f"{path}: cannot be read as parquet ({one_line(fault)})") from None
-    if frame.empty:
-        raise DataError(f"{path}: it has no rows")
-    return frame
 
 
 # -- inputs ----------------------------------------------------------------------------------------------------------

@@ -122,8 +122,16 @@ def make_task(
         train, test = (standardized(part, source.mean, source.std) for part in (train, test))
     chosen = source.metrics if metrics is None else metrics
     loss = source.loss if loss is None else loss
+    if not isinstance(model, nn.Module):
+        make = lookup("model", model).make if isinstance(model, str) else model
+        if not callable(make):
+            raise ConfigError(
+                f"model must be a module, a function that makes one, or a name, not {type(model).__name__}"
+            )
+        with seeded(key.fold("model")):
+            model = make_module(make, {**source.model, "classes": source.classes})
     return Task(
-        _module(model, source, key),
+        model,
         train,
         assignment,
         test,
@@ -155,17 +163,6 @@ def client_names(source: Source, clients: Assignment) -> tuple[str, ...]:
     if not np.array_equal(users, np.repeat(first, clients.sizes())):
         return ()
     return tuple(source.user_names[user] for user in first.tolist())
-
-
-def _module(model: Model, source: Source, key: Key) -> nn.Module:
-    """The module that is given, or that a name or a function makes."""
-    if isinstance(model, nn.Module):
-        return model
-    make = lookup("model", model).make if isinstance(model, str) else model
-    if not callable(make):
-        raise ConfigError(f"model must be a module, a function that makes one, or a name, not {type(model).__name__}")
-    with seeded(key.fold("model")):
-        return make_module(make, {**source.model, "classes": source.classes})
 
 
 def make_module(make: Callable[..., Any], stated: Mapping[str, Any]) -> nn.Module:
