@@ -32,14 +32,13 @@ from benchmarks.faults.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
 from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
 from thinwire.flower.local import DeploymentFailed, deploy
 from thinwire.flower.transport import ClientResponse, Deadline
-from thinwire.protocol.round import Request, Response, close_round, decode_uploads, initial_server_state, plan_round
-from thinwire.protocol.server import Terms
+from thinwire.protocol.round import Request, Response
+from thinwire.protocol.setup import initial_server_state, plan_round
 from thinwire.runs.config import Experiment, resolve
 from thinwire.runs.execute import execute
 from thinwire.secure.masks import sum_masked

@@ -20,7 +20,6 @@ from thinwire.errors import WireError
 from thinwire.wire import message as wire
 from thinwire.wire.bits import read_varint, varint
 from thinwire.wire.message import FIELDS
-from thinwire.wire.weight import MOST_COUNT
 
 LARGEST = (1 << 35) - 1  # the values of a varint
 FLOATS = tuple(

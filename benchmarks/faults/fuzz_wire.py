@@ -53,6 +53,8 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinwire.protocol.round import Round
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the federation of the tests generates the seeds
 
 from benchmarks.faults.fuzz_build import Encode, Parts, built, packed_body, repaired
@@ -86,9 +88,8 @@ from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
 from thinwire.protocol.setup import plan_round
-from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
+from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.secure.masks import sum_masked
 from thinwire.sketches import CountSketch, EvoFed, Identity, evofed
@@ -304,9 +305,16 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
         schema = contract.schema.sent_by(client)
         yield Target(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = request_full_state(contract, seen[2].version, client)
-        whole = full_state_message(contract, server, lost, client)
-        downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
-        for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
+        whole = Round.open(contract, server).full_state(lost, client)
+        downs = [
+            (held, Round.open(contract, server).downloads({client: held.version})[client])
+            for held in (seen[0], seen[2])
+        ]
+        for held, data in (
+            *downs,
+            (seen[3], Round.open(contract, server).downloads({client: 3})[client]),
+            (seen[2], whole),
+        ):
             kind = wire.KINDS[wire.kind_of(data)]
             read = partial(_read_down, contract, held, client=client)
             name_of = f"{who}: {kind} from {held.version}"
@@ -342,7 +350,7 @@ def _drawing_seconds(contract) -> float:
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
-    return wire.unpack(full_state_message(contract, server, data, 0), contract.schema).kind == wire.STATE
+    return wire.unpack(Round.open(contract, server).full_state(data, 0), contract.schema).kind == wire.STATE
 
 
 def _draw(contract, version: int) -> object:

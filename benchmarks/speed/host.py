@@ -35,12 +35,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.speed import BATCH, MODELS, make_task, show
-from thinwire.core.flat_rows import FlatRows
-from thinwire.core.rows import as_rows
+from thinwire.core.flat_rows import FlatRows, as_rows
 from thinwire.core.threads import on_one_core
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.training import Local
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 

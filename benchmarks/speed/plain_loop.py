@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from thinwire.data.losses import cross_entropy
-from thinwire.federation.simulation import Simulation
 from thinwire.models.lstm import NextCharacter
 from thinwire.training.precision import compute_with
 

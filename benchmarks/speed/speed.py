@@ -54,7 +54,6 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.build import build_job

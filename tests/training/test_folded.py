@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.federation import records_of
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
 from thinwire.spaces import LoRASB
 from thinwire.spaces.lora import DoRA
@@ -30,7 +31,7 @@ def trained(space, backend, local):
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = tw.Job(questions, method, rounds=2, cohort=CLIENTS, local=local)
-    return [one.loss for one in tw.LocalEngine("cpu", backend).run(job)]
+    return [one.loss for one in records_of(tw.LocalEngine("cpu", backend), job)]
 
 
 @pytest.mark.parametrize(("name", "batch"), [("lora", 3), *((name, 4) for name in FOLDED)])  # 4: the last is short

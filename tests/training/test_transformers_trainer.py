@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.federation import records_of
 from thinwire.data.partition import Assignment
 from thinwire.data.token_rows import TokenRows
 from thinwire.models.causal_lm import CausalLM
@@ -77,7 +78,7 @@ METHODS = {
 def test_a_trainer_of_transformers_trains_a_language_model_beneath_our_methods(name, tmp_path):
     own = tw.Local(trainer=make_fit(tmp_path))
     job = tw.Job(task(), METHODS[name], rounds=3, cohort=CLIENTS, local=own)
-    records = list(tw.LocalEngine().run(job))
+    records = records_of(tw.LocalEngine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -110,7 +111,7 @@ def test_sft_trainer_of_trl_trains_a_language_model_beneath_our_methods(tmp_path
         return model, {"loss": done.training_loss}
 
     job = tw.Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
-    records = list(tw.LocalEngine().run(job))
+    records = records_of(tw.LocalEngine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -125,5 +126,5 @@ def test_the_loss_of_transformers_on_records_is_ours():
         x, y = records._work.gather(records._index[:3])
         seen["ours"] = torch.nn.functional.cross_entropy(model(**x).flatten(0, 1), y.flatten()).item()
 
-    list(tw.LocalEngine().run(tw.Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look))))
+    records_of(tw.LocalEngine(), tw.Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look)))
     assert seen["theirs"] == pytest.approx(seen["ours"], abs=1e-5)
