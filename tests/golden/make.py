@@ -46,7 +46,7 @@ from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.round import Round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.upload import decode_upload, raw
+from thinwire.protocol.upload import decode_upload, planned_names, raw
 from thinwire.runs.parts import describe
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO, LoRAStack
@@ -338,17 +338,17 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
             body = wire.unpack_body(one, contract.schema)
             kind, stack = "entry", None
             if wire.SUM in body.fields:
-                names, values, _ = read_sum(contract, body, torch.device("cpu"))
+                values = read_sum(contract, body, torch.device("cpu")).code
                 kind, until = "sum", message.version
             elif wire.VALUES in body.fields:
                 kind = "snapshot"
                 end = contract.window_end(at)
                 until = min(message.version, end or message.version)
-                names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
+                values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
-                names, values, stack = read_step(contract, body, at, torch.device("cpu"))
+                _, values, stack = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
+            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, planned_names(contract, body))}
             step |= {"values": as_hex(values)}
             step |= {"stacked": stack.adapters, "stack": as_hex(stack.blocks)} if stack else {}
             out["steps"].append(step)

@@ -217,7 +217,7 @@ class Federation:
 
     @property
     def federation(self) -> Federation:
-        """Itself."""
+        """The federation itself."""
         return self
 
     def choose_backend(self, state: RunState) -> RunState:
