@@ -73,7 +73,7 @@ def test_a_dataset_without_constants_is_refused_with_what_to_write():
 @pytest.mark.parametrize("task", ["mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "digits"])
 def test_tasks_of_images_are_standardized_by_default_and_values_of_files_stay(task):
     assert resolve("fedavg", task).task.scale == "standard"
-    assert tw.experiments.experiment.TaskChoice.__dataclass_fields__["scale"].default == "unit"
+    assert tw.runs.experiment.TaskChoice.__dataclass_fields__["scale"].default == "unit"
 
 
 def test_digits_are_standardized_by_their_constants():

@@ -141,8 +141,8 @@ def test_damaged_counts_of_clients_that_train_are_refused(change, two_rounds, tm
     assert load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10)).waiting
     file = tmp_path / "round-000002.json"
     meta = read_checked(file)
-    flights = meta["state"]["flights"]
-    meta["state"]["flights"] = [{**flights[0], **change}] if change else [flights[0], flights[0]]
+    waiting = meta["state"]["waiting"]
+    meta["state"]["waiting"] = [{**waiting[0], **change}] if change else [waiting[0], waiting[0]]
     file.write_bytes(with_checksum(meta))
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path, "x", bounds=Bounds(10, 10))
@@ -218,11 +218,11 @@ def test_what_does_not_fit_is_refused_in_one_line(overrides, words):
 
 
 def test_an_experiment_without_speed_has_the_table_of_before():
-    table = tw.experiments.config.to_table(resolve("fedavg", "digits"))
+    table = tw.runs.config.to_table(resolve("fedavg", "digits"))
     assert "speed" not in table
     assert "asynchronous" not in table["method"]
     timed = resolve("fedbuff", "digits", {"speed.slow_fraction": 0.1})
-    assert tw.experiments.config.from_table(tw.experiments.config.to_table(timed)) == timed
+    assert tw.runs.config.from_table(tw.runs.config.to_table(timed)) == timed
 
 
 def test_the_speed_of_a_simulation_in_python(tmp_path):

@@ -13,6 +13,7 @@ from torch import nn
 from tests.federation import SIZES, digits_task, perceptron, records_of, same_public
 from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.aggregators import Uniform
+from thinwire.core import threads
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays, Examples
@@ -22,11 +23,10 @@ from thinwire.errors import ConfigError, Diverged
 from thinwire.federation import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Scaffold
-from thinwire.protocol import Method, client as protocol_client
+from thinwire.protocol import Method
 from thinwire.protocol.receive import receive
 from thinwire.schedules import AllBlocks
 from thinwire.training import Local
-from thinwire.wire import message as wire
 
 LOCAL = Local(epochs=1, batch=16)
 METHODS = {
@@ -457,16 +457,14 @@ def test_cohorts_are_uniform():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_long_messages_have_the_same_bytes_and_decode_to_the_same_values(name, monkeypatch):
+def test_messages_made_by_several_threads_have_the_same_bytes(name, three_cores, monkeypatch):
     runs = []
-    # messages are joined, joined with aligned values, or written in place by numpy
-    for long, least in ((wire._LONG, protocol_client.LEAST), (1, protocol_client.LEAST), (1, 1)):
-        monkeypatch.setattr(wire, "_LONG", long)
-        monkeypatch.setattr(protocol_client, "LEAST", least)
+    for least in (threads.LEAST, 1):
+        monkeypatch.setattr(threads, "LEAST", least)
         seen: list = []
-        records = list(
-            records_of(LocalEngine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message))
+        records = records_of(
+            LocalEngine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message)
         )
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
