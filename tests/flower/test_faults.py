@@ -106,8 +106,8 @@ def test_a_client_that_does_not_respond_is_left_out_and_takes_part_later(fault):
 
 def _before(server: FlowerServer, rounds: int):
     """The public state after some rounds of the same script."""
-    fresh = Faulty(server.transport.client, server.transport.script)
-    again = FlowerServer(server.federation.engine, server.job, lambda *_: fresh, server.policy)
+    fresh = Faulty(server.clients.transport.client, server.clients.transport.script)
+    again = FlowerServer(server.federation.engine, server.job, lambda *_: fresh, server.clients.policy)
     return play(again, rounds)[0].server.public
 
 
