@@ -198,7 +198,7 @@ def test_vmap_and_loop_train_the_same():
             keys = [federation.key.fold("batches", version, i) for i in (0, 1, 2)]
             work = workload(federation.task, (0, 1, 2), keys, STEPS)
             group = Group(federation.server.public, plan, (0, 1, 2), states)
-            messages, after = federation.train(group, work, backend)
+            messages, after = zip(*federation.train(group, work, backend), strict=True)
             federation.states.update(zip((0, 1, 2), after, strict=True))
             federation.close(plan, dict(zip((0, 1, 2), messages, strict=True)))
     for name, block in federations[0].weights().items():
