@@ -27,6 +27,7 @@ from papers.__main__ import app as papers_app
 from papers.frontier import rows_of
 from papers.page import section
 from papers.tables import load, names, table_of
+from tests.federation import records_of
 from thinwire.cli.app import app
 from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries
@@ -287,7 +288,7 @@ def test_plugins_of_the_page_meet_their_contracts(tmp_path, monkeypatch):
             if name.startswith("test_"):
                 test()
     codec = resolve("fedavg", "rings", {"method.up": "ternary", "rounds": 2})
-    rows = list(codec.engine.run(build_job(codec)))
+    rows = records_of(codec.engine, build_job(codec))
     assert rows[-1].bytes_up < rows[-1].bytes_down / 10
     partition = build_job(resolve("mapo", "rings", {"task.partition.reverse": True})).task
     first = partition.train.targets[partition.clients.client(0)]

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
@@ -18,10 +17,11 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import cut, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.runs.parts import build
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
+from thinwire.wire.message import pack_weight, unpack_weight
 
 LARGEST = torch.finfo(torch.float32).max
 ROBUST = [
@@ -216,7 +216,7 @@ def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> b
     fields = dict(body.fields)
     for field, factor in factors.items():
         if field == wire.WEIGHT:
-            fields[field] = encode_weight(decode_weight(fields[field]) * factor)
+            fields[field] = pack_weight(unpack_weight(fields[field]) * factor)
             continue
         fields[field] = (torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor).numpy().tobytes()
     return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
+from thinwire.core.flat_rows import as_rows
 
 from thinwire.core import long_vectors, tree as t
-from thinwire.core.rows import as_rows
 from thinwire.core.tree import all_finite, cut, same, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
@@ -135,20 +135,20 @@ def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
 def test_rows_split_into_the_trees_of_clients():
     torch.manual_seed(0)
     tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
-    matrix = as_rows(tree).values
+    matrix = as_rows(tree).vector
     for i in range(3):
         one = unstack(tree, i)
         row = cut(matrix[i], list(one), list(one.values()))
         assert same(row, one)
         assert torch.equal(row.vector, matrix[i])
-    assert as_rows({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
-    assert as_rows({}) is None
+    for other in ({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}, {}):
+        assert as_rows(other) is other
 
 
 def test_the_mean_of_flat_trees_has_the_same_bits():
     torch.manual_seed(0)
     plain = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    matrix = as_rows(stack(plain)).values
+    matrix = as_rows(stack(plain)).vector
     flat = [cut(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
     assert same(weighted_mean(flat, [1.0, 2.0, 3.0, 0.5]), weighted_mean(plain, [1.0, 2.0, 3.0, 0.5]))
 

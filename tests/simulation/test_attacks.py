@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import digits_task, same_public
+from tests.federation import digits_task, records_of, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
 from thinwire.errors import ConfigError
@@ -41,7 +41,7 @@ def uploads(attack, method=None):
             sent[client] = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32)
 
     simulation.round(simulation.start(), keep)
-    return torch.stack([sent[i] for i in range(6)]), simulation.attackers.clients
+    return torch.stack([sent[i] for i in range(6)]), simulation.clients.attackers
 
 
 def test_every_registered_attack_is_tested_here():
@@ -128,7 +128,7 @@ def test_robust_rules_withstand_sign_flips_and_the_mean_does_not():
         {"kind": "nearest-mixing", "faulty": 0.2},
     ):
         experiment = resolve("fedavg", "digits", {**settings, "method.aggregator": rule, "engine.backend": "vmap"})
-        *_, last = experiment.engine.run(build_job(experiment))
+        *_, last = records_of(experiment.engine, build_job(experiment))
         found[rule["kind"]] = last.accuracy
     assert found["weighted"] < 0.5 < 0.7 < min(found["multi-krum"], found["nearest-mixing"]), found
 

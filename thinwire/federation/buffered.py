@@ -22,9 +22,10 @@ from thinwire.protocol.round import Reply, Round
 class BufferedClients(SimulatedClients):
     """Simulated clients of which a round does not wait for all that were asked; see `Asynchronous`."""
 
-    def collect(self, round: Round, state: RunState) -> Collected:
-        """The uploads that arrive first, of clients asked now and before."""
-        got = self.trained(round, state, self._asked(round, state))
+    def collect(self, got: Collected) -> None:
+        """Collect the uploads that arrive first, of clients asked now and before."""
+        round, state = got.round, got.state
+        self.train_cohort(got, self._asked(round, state))
         arrives = self.arrivals(got)
         waiting = (*state.waiting, *(one._replace(arrives=arrives[i]) for i, one in got.replies.items()))
         size, ordered = self.federation.sampler.size, sorted(waiting, key=lambda one: one.arrives)  # stable
@@ -41,11 +42,9 @@ class BufferedClients(SimulatedClients):
             except WireError as error:  # too stale, or of other blocks than this round synchronizes
                 got.refused[one.client] = str(error)
         got.replies, got.cohort = taken, tuple(got.uploads)
-        with self._counting(got):
-            got.loss = mean_loss({i: taken[i] for i in got.uploads})
+        got.loss = mean_loss({i: taken[i] for i in got.uploads})
         got.waiting = tuple(one for one in waiting if one.client not in taken)
         got.clock = max([state.clock, *(one.arrives for one in taken.values())])
-        return got
 
     def _asked(self, round: Round, state: RunState) -> tuple[int, ...]:
         """The clients that are asked at the beginning of a round, in addition to those that still train."""

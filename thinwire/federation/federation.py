@@ -128,9 +128,16 @@ class Clients:
         """How convolutions are computed in training, for the record of the environment."""
         return "torch"
 
-    def collect(self, round: Round, state: RunState) -> Collected:
-        """The uploads of a round."""
+    def open(self, round: Round, state: RunState) -> Collected:
+        """A round before anything was received."""
+        return Collected(round, state)
+
+    def collect(self, got: Collected) -> None:
+        """Collect the uploads of a round."""
         raise NotImplementedError
+
+    def count(self, got: Collected) -> None:
+        """Count the bytes of the messages that were produced, where that was not done before."""
 
     def close(self, got: Collected) -> Closed:
         """The next version from these uploads."""
@@ -217,7 +224,7 @@ class Federation:
 
     @property
     def federation(self) -> Federation:
-        """Itself."""
+        """The federation itself."""
         return self
 
     def choose_backend(self, state: RunState) -> RunState:
@@ -243,20 +250,29 @@ class Federation:
         began = time.perf_counter()
         with on_one_core() if self.device.type == "cuda" else nullcontext():
             state = state if state.round else self.clients.choose_backend(state)
+            got = self.clients.open(Round.open(self.contract, state.server), state)
             try:
-                got = self.clients.collect(Round.open(self.contract, state.server), state)
+                self.clients.collect(got)
                 closed = self.clients.close(got)
             except Unfit:
                 raise
             except Diverged as error:
-                raise Diverged(f"round {state.round + 1}: {error}", error.sent) from error
-            if on_message:
-                for way, messages in (("down", got.downloads), ("up", {i: r.message for i, r in got.replies.items()})):
-                    for client, message in messages.items():
-                        on_message(got.number, way, client, bytes(message))
+                self._show(got, on_message)
+                raise Diverged(f"round {got.number}: {error}", got.sent) from error
+            self._show(got, on_message)
             after, record = self._finished(got, closed)
             after, record = self._evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _show(self, got: Collected, on_message: OnMessage | None) -> None:
+        """Count the messages of a round that were produced so far, and show them."""
+        self.clients.count(got)
+        if on_message is None:
+            return
+        for client, message in got.downloads.items():
+            on_message(got.number, "down", client, bytes(message))
+        for client, reply in got.replies.items():
+            on_message(got.number, "up", client, bytes(reply.message))
 
     def _finished(self, got: Collected, closed: Closed) -> tuple[RunState, RoundRecord]:
         """State and record after a round, without evaluation."""

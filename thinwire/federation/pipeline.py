@@ -77,17 +77,14 @@ class PipelinedClients(SimulatedClients):
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
-    def collect(self, round: Round, state: RunState) -> Collected:
-        """The uploads of the cohort, of which the training may have begun before."""
-        self._now, self._next = self._next, None
-        now = self._now
-        if now is not None and not (
-            (now.task.number, now.task.cohort) == (state.round, self.cohort(round, state))
-            and now.task.group.public.coords is round.server.public.coords
-        ):
-            self._now = now = None
-        self._ready = now.ready if now else self._mark()
-        return super().collect(replace(round, server=self._on_host(round.server)), state)
+    def open(self, round: Round, state: RunState) -> Collected:
+        """A round, of which the training may have begun before; its public state is on the host, if a copy is there."""
+        now, self._next = self._next, None
+        if now is not None and now.task.group.public.coords is round.server.public.coords:
+            same = (now.task.number, now.task.cohort) == (state.round, self.cohort(round, state))
+            now = now if same else None
+        self._now, self._ready = now, now.ready if now else self._mark()
+        return super().open(replace(round, server=self._on_host(round.server)), state)
 
     def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
         """Local training of a group, unless it was trained before."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from thinwire.core.parallel import each
@@ -33,7 +32,7 @@ from thinwire.protocol.client import (
     updates,
 )
 from thinwire.protocol.receive import receive
-from thinwire.protocol.round import Closed, Reply, Round
+from thinwire.protocol.round import Reply, Round
 from thinwire.protocol.state import ClientState, hand_over
 from thinwire.secure.masks import SecAggCohort
 from thinwire.training.evaluation import Evaluation
@@ -103,55 +102,37 @@ class SimulatedClients(Clients):
         keep = state.cohort and not round.plan.resample
         return state.cohort if keep else self.federation.sampler.cohort(state.round)
 
-    def collect(self, round: Round, state: RunState) -> Collected:
-        """The uploads of the cohort."""
-        got = self.trained(round, state, self.cohort(round, state))
-        with self._counting(got):
-            got.loss = mean_loss(got.replies)
-            contract, clients = self.contract.at(round.version), sorted(got.cohort)
-            for client in clients if contract.has_hints else ():
-                round.hints(client)  # once for each tier, before threads need them
-            read = each(lambda i: round.read(got.replies[i]), clients, contract.code.nbytes)
-            got.uploads = dict(zip(clients, read, strict=True))
+    def collect(self, got: Collected) -> None:
+        """Collect the uploads of the cohort."""
+        round = got.round
+        self.train_cohort(got, self.cohort(round, got.state))
+        got.loss = mean_loss(got.replies)
+        contract, clients = self.contract.at(round.version), sorted(got.cohort)
+        for client in clients if contract.has_hints else ():
+            round.hints(client)  # once for each tier, before threads need them
+        read = each(lambda i: round.read(got.replies[i]), clients, contract.code.nbytes)
+        got.uploads = dict(zip(clients, read, strict=True))
         if self.speeds is not None:
             got.clock = max(self.arrivals(got).values())
-        return got
 
-    def trained(self, round: Round, state: RunState, cohort: tuple[int, ...]) -> Collected:
-        """The replies of some clients, not decoded; if a backend fails, the next one, or smaller groups, are tried."""
-        states = self._states(round, state, cohort)
-        got = Collected(round, state, cohort, {i: one.version for i, one in states.items()})
-        with self._counting(got):
-            while True:
-                groups = list(self._groups(got, states))
-                how = (state.round, got.state.backend, got.state.onednn)
-                try:
-                    with self.federation.compute(got.state.onednn):
-                        for replies in self.answers([GroupTask(*how, group, cohort) for group in groups], got):
-                            got.replies |= {one.client: one for one in replies}
-                    return got
-                except Exception as error:  # training is pure, so a failure changes nothing
-                    size, begun = max(len(group.clients) for group in groups), bool(got.replies)
-                    got.state, got.replies = self.backends.fall_back(got.state, error, size, begun), {}
-                    self.stop()
+    def train_cohort(self, got: Collected, cohort: tuple[int, ...]) -> None:
+        """Train some clients; if a backend fails, the next one, or smaller groups, are tried."""
+        states = self._states(got.round, got.state, cohort)
+        got.cohort, got.versions = cohort, {i: one.version for i, one in states.items()}
+        while True:
+            groups, how = list(self._groups(got, states)), (got.state.round, got.state.backend, got.state.onednn)
+            try:
+                with self.federation.compute(got.state.onednn):
+                    for replies in self.answers([GroupTask(*how, group, cohort) for group in groups], got):
+                        got.replies |= {one.client: one for one in replies}
+                return
+            except Exception as error:  # training is pure, so a failure changes nothing
+                size, begun = max(len(group.clients) for group in groups), bool(got.replies)
+                got.state, got.replies = self.backends.fall_back(got.state, error, size, begun), {}
+                self.stop()
 
-    def close(self, got: Collected) -> Closed:
-        """The next version, and the bytes of the round."""
-        with self._counting(got):
-            closed = super().close(got)
-        self._count(got)
-        return closed
-
-    @contextmanager
-    def _counting(self, got: Collected) -> Iterator[None]:
-        """A context in which training that diverges is raised with the bytes that were produced until then."""
-        try:
-            yield
-        except Diverged as error:
-            self._count(got)
-            raise Diverged(str(error), got.sent) from error
-
-    def _count(self, got: Collected) -> None:
+    def count(self, got: Collected) -> None:
+        """Count downloads and uploads. Downloads may still be encoded while the round is closed."""
         self.downloads(got)
         got.bytes_up = sum(len(one.message) for one in got.replies.values())
 
@@ -178,7 +159,7 @@ class SimulatedClients(Clients):
     def downloads(self, got: Collected) -> dict[int, Parts]:
         """The downloads of the cohort, encoded when they are first needed."""
         if not got.downloads:
-            got.downloads = got.round.downloads(got.versions)
+            got.downloads = got.round.download_parts(got.versions)
             got.bytes_down, got.bytes_catchup = got.round.split(got.downloads)
         return got.downloads
 

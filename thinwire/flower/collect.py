@@ -222,7 +222,7 @@ class Collector:
         accepted = {i: known[i].version if i in known else -1 for i in new}
         down = round.downloads({i: max(0, version) for i, version in accepted.items()})
         repeated = {i: request for i, request in got.requests.items() if i in self.here - got.uploads.keys()}
-        got.requests |= {i: Request(bytes(down[i]), accepted[i]) for i in new}
+        got.requests |= {i: Request(down[i], accepted[i]) for i in new}
         asked = {i: got.requests[i] for i in got.cohort if i in repeated or i in new}
         ordinary, more = round.split({i: one.data for i, one in asked.items()})
         again, _ = round.split({i: one.data for i, one in repeated.items()})

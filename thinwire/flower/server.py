@@ -107,14 +107,18 @@ class FlowerClients(Clients):
         self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
         self.attempt = 0  # how often the run went back
 
-    def collect(self, round: Round, state: RunState) -> FlowerCollected:
-        """The uploads of a cohort that is drawn from the clients that are there."""
+    def open(self, round: Round, state: RunState) -> FlowerCollected:
+        """A round before anything was received."""
+        return FlowerCollected(round, state)
+
+    def collect(self, got: Collected) -> None:
+        """Collect the uploads of a cohort that is drawn from the clients that are there."""
+        assert isinstance(got, FlowerCollected)
         if self.job.method.secure_aggregation:
-            return self._collect_secure(round, state)
-        turn = self._turn(round, state)
-        got = FlowerCollected(round, state, size=turn.size)
-        self.collector.collect(got, turn)
-        return got
+            return self._collect_secure(got)
+        turn = self._turn(got.round, got.state)
+        got.size = turn.size
+        return self.collector.collect(got, turn)
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> bool:
         """Leave clients out of cohorts."""
@@ -138,28 +142,28 @@ class FlowerClients(Clients):
         training = self.collector.still_training(round.version, out)
         return Turn(state.round + 1, order, kept, size, concurrent, training)
 
-    def _collect_secure(self, round: Round, state: RunState) -> FlowerCollected:
+    def _collect_secure(self, got: FlowerCollected) -> None:
         """Uploads whose masks cancel in their sum; state and round change if versions had to be skipped."""
         skipped: list[bool] = []  # for each version, whether clients trained it
         wasted = 0
         while True:
-            turn = self._turn(round, state)
-            got = FlowerCollected(round, state, cohort=self.collector.draw(turn), size=turn.size)
+            turn = self._turn(got.round, got.state)
+            got.cohort, got.size = self.collector.draw(turn), turn.size
             try:
                 SecureRound(self.collector, self.job, got).collect()
                 got.bytes_catchup += wasted
-                return got
+                return
             except VersionSpent as spent:
                 skipped.append(spent.trained)
                 wasted += sum(got.sent)
-                start = f"round {turn.number}: "
+                start, version = f"round {turn.number}: ", got.round.version
                 if sum(skipped) > self.policy.tries or len(skipped) > MAX_SKIPPED:
                     raise WireError(
                         f"{start}{len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
                     ) from spent
-                self.log(f"{start}{spent}; version {round.version} is skipped, since no client answers a version twice")
-                state = state._replace(server=skip_version(self.contract, state.server, round.plan))
-                round = Round.open(self.contract, state.server)
+                self.log(f"{start}{spent}; version {version} is skipped, since no client answers a version twice")
+                state = got.state._replace(server=skip_version(self.contract, got.state.server, got.round.plan))
+                vars(got).update(vars(self.open(Round.open(self.contract, state.server), state)))  # begin again
 
     def close(self, got: Collected) -> Closed:
         """The next version; clients that are refused then are removed from what was received."""

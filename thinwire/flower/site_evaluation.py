@@ -50,7 +50,7 @@ def evaluated_at_sites(
     versions = {i: state.clients[i].version if i in state.clients else -1 for i in here}
     following = Round.open(federation.contract, state.server)
     down = following.downloads({i: max(0, version) for i, version in versions.items()})
-    requests = {i: Request(bytes(down[i]), version, EVALUATE) for i, version in versions.items()}
+    requests = {i: Request(down[i], version, EVALUATE) for i, version in versions.items()}
     found: dict[int, Evaluation] = {}
     deadline, name = Deadline(policy.seconds), collector.transport.name
     for client, response in collector.ask_idle(requests, deadline) if requests else ():

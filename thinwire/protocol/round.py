@@ -109,12 +109,16 @@ class Round:
     def _downloads(self) -> Downloads:
         return Downloads(self.contract.at(self.version), self.server, self.plan)
 
-    def downloads(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
+    def downloads(self, versions: Mapping[int, int]) -> dict[int, bytes]:
         """One message to each client, the shortest that brings it from its version to the current one.
 
         Args:
             versions: the version of each client.
         """
+        return {client: bytes(parts) for client, parts in self.download_parts(versions).items()}
+
+    def download_parts(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
+        """As `downloads`, without copies of what messages share: a simulation counts them and seldom joins them."""
         return self._downloads.messages(versions)
 
     def split(self, messages: Mapping[int, Sized]) -> tuple[int, int]:
