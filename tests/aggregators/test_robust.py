@@ -14,7 +14,8 @@ from tests.federation import Federation, digits_task, same_public
 from thinwire.aggregators.robust import inner_products, squares_between, squares_from
 from thinwire.core.registry import entries
 from thinwire.core.spec import Spec
-from thinwire.core.tree import cut, weighted_mean
+from thinwire.core.tree import weighted_mean
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
 from thinwire.protocol.setup import plan_round
@@ -68,7 +69,7 @@ def test_long_blocks_and_flat_trees_are_processed_in_slices():
     generator = torch.Generator().manual_seed(1)
     vectors = [torch.randn(70_001, generator=generator) for _ in range(5)]
     like = [torch.zeros(3, 20_000), torch.zeros(10_001)]
-    cuts = [cut(vector, ["w", "v"], like) for vector in vectors]
+    cuts = [Vector(vector, ["w", "v"], like) for vector in vectors]
     plain = [dict(tree.items()) for tree in cuts]
     expected = torch.stack(vectors).double()
     torch.testing.assert_close(inner_products(cuts), expected @ expected.T)

@@ -13,7 +13,7 @@ from torch import nn
 from tests.federation import SIZES, digits_task, perceptron, records_of, same_public
 from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.aggregators import Uniform
-from thinwire.core import threads
+from thinwire.core import parallel
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays, Examples
@@ -459,8 +459,8 @@ def test_cohorts_are_uniform():
 @pytest.mark.parametrize("name", METHODS)
 def test_messages_made_by_several_threads_have_the_same_bytes(name, three_cores, monkeypatch):
     runs = []
-    for least in (threads.LEAST, 1):
-        monkeypatch.setattr(threads, "LEAST", least)
+    for least in (parallel.PARALLEL_BYTES, 1):
+        monkeypatch.setattr(parallel, "PARALLEL_BYTES", least)
         seen: list = []
         records = records_of(
             LocalEngine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message)
