@@ -13,7 +13,10 @@ from thinwire.cli.app import app
 from thinwire.cli.search import TOUR
 
 pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (its path can be given in CHROMIUM)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (its path can be given in CHROMIUM)"),
+    pytest.mark.xdist_group("browser"),  # pages are made once
+]
 
 
 @pytest.fixture(scope="module")
