@@ -333,3 +333,29 @@ def test_the_adapter_is_proportional_to_alpha():
     one, two = (sub(LoRA(rank=4, alpha=alpha).expand(base, {}, coords), base) for alpha in (4.0, 8.0))
     for name in base:
         torch.testing.assert_close(two[name], scale(one, 2.0)[name], rtol=1e-5, atol=1e-6)
+
+
+class Conv1D(nn.Module):
+    """A layer that stores its matrix as inputs x outputs, as that of transformers, which is found by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4))
+
+
+def test_a_space_is_completed_by_the_layers_of_a_model_and_says_what_it_exports():
+    model = nn.ModuleDict({"fc": Conv1D(), "out": nn.Linear(4, 3)})
+    space = LoRA(rank=2, lora_dropout=0.25).for_model(model)
+    assert space.fan_in_fan_out == ("fc.weight",)
+    assert (space.adapter_dropout, tw.spaces.Full().adapter_dropout) == (0.25, 0.0)
+    assert tw.spaces.Full().for_model(model) == tw.spaces.Full()
+    base = {name: p.detach() for name, p in model.named_parameters()}
+    for one in (space, tw.spaces.LoRASB(rank=2, target_modules=("out.weight",))):
+        basis = one.basis_from(base, Key(0), "cpu")
+        coords = {name: torch.randn_like(block) for name, block in one.init(base, basis, Key(0)).items()}
+        lora, same = one.exported(basis, coords)
+        assert one.exports_adapter
+        for name, weight in one.expand(base, basis, coords).items():
+            assert torch.equal(lora.expand(base, basis, same)[name], weight)
+    with pytest.raises(tw.IncompatibleParts, match="Full has no adapters to export"):
+        tw.spaces.Full().exported({}, {})

@@ -38,7 +38,6 @@ from thinwire.errors import ConfigError, DataError
 
 QUERY_VALUE = "query-value"
 ALL_LINEAR = "all-linear"
-KEYWORDS = (QUERY_VALUE, ALL_LINEAR)
 REGEX = "regex:"
 WRAPPER = "model."  # the name of a model of transformers inside of a model of thinwire
 

@@ -133,7 +133,7 @@ class LoRA(AdapterSpace):
 
     @property
     def adapter_dropout(self) -> float:  # type: ignore[override]
-        """`lora_dropout`."""
+        """The probability `lora_dropout`."""
         return self.lora_dropout
 
     def exported(self, basis: Tree, coords: Tree) -> tuple[LoRA, Tree]:
