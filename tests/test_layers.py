@@ -49,10 +49,27 @@ def test_the_protocol_imports_contracts_and_the_defaults_of_a_method_only():
                 assert module in DEFAULTS, f"{path.name} imports {module}"
 
 
-def test_the_protocol_asks_for_no_types_of_parts():
-    for path in (PACKAGE / "protocol").glob("*.py"):
-        for call in re.findall(r"\b(?:isinstance|hasattr)\([^)]*\)", path.read_text()):
-            assert "ClientStates" in call, f"{path.name}: {call}"
+def test_nothing_but_parts_asks_for_the_type_or_an_attribute_of_a_concrete_part():
+    contracts = {"base.py"}
+    concrete = {
+        node.name
+        for room in PARTS
+        for path in (PACKAGE / room).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and path.name not in contracts
+    }
+    slots = r"\b(method|space|sketch|schedule|up|down|merge_codec|mask|aggregator|privacy|correction|penalty)$"
+    for module, path in MODULES.items():
+        if module.split(".")[1:2] and module.split(".")[1] in (*PARTS, "testing", "methods"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1):
+                continue
+            what, asked = ast.unparse(node.args[0]), node.args[1]
+            if node.func.id == "isinstance":
+                assert not {one.id for one in ast.walk(asked) if isinstance(one, ast.Name)} & concrete, (module, what)
+            if node.func.id in ("getattr", "hasattr") and isinstance(asked, ast.Constant):
+                assert not re.search(slots, what), (module, ast.unparse(node))
 
 
 def test_docstrings_say_something():

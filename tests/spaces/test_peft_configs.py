@@ -16,7 +16,6 @@ import thinwire as tw
 from tests.checkpoints import SPOKEN, speaker, write_language_model
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, DataError
-from thinwire.federation.stored_layout import on_model
 from thinwire.kernels.low_rank import corrected
 from thinwire.models import CausalLM, ImageClassifier, build
 from thinwire.models.quantized import Blocks
@@ -83,7 +82,7 @@ def test_layers_and_logits_are_those_of_peft(name, kind):
     config = peft.LoraConfig(r=3, lora_alpha=6, task_type=TASKS.get(name, "CAUSAL_LM"), **CONFIGS[kind])
     with pytest.warns(UserWarning, match="fan_in_fan_out") if name == "gpt2" else nullcontext():
         wrapped = peft.get_peft_model(family(name), config).eval()
-    method = on_model(Method(lora_from_peft(peft.LoraConfig(r=3, lora_alpha=6, **CONFIGS[kind]))), model)
+    method = Method(lora_from_peft(peft.LoraConfig(r=3, lora_alpha=6, **CONFIGS[kind]))).for_model(model)
     base = {key: p.detach() for key, p in model.named_parameters()}
     coords = method.space.init(base, {}, Key(0))
     assert {key.removesuffix(".weight/b") for key in coords if key.endswith("/b")} == layers(wrapped) - {"classifier"}
@@ -223,7 +222,7 @@ def dora(name: str, **more):
             if "lora_" in key:
                 drawn = Key(7).fold(key).normal(*p.shape)
                 p.copy_(p * (1 + 0.2 * drawn) if "magnitude" in key else 0.3 * drawn)
-    return family(name), wrapped, on_model(Method(lora_from_peft(peft.LoraConfig(**settings))), family(name)).space
+    return family(name), wrapped, Method(lora_from_peft(peft.LoraConfig(**settings))).for_model(family(name)).space
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -50,6 +50,11 @@ class Chain(Codec):
 
     parts: tuple[Codec, ...] = (Raw(),)
 
+    @classmethod
+    def of(cls, *codecs: Codec) -> Chain:
+        """These codecs in sequence; the parts of chains among them are parts of the result."""
+        return cls(tuple(one for codec in codecs for one in (codec.parts if isinstance(codec, Chain) else [codec])))
+
     def __post_init__(self) -> None:
         if isinstance(self.parts, list):
             object.__setattr__(self, "parts", tuple(self.parts))

@@ -29,7 +29,6 @@ from thinwire.federation.engine import EngineSettings
 from thinwire.federation.evaluation import averaged, where_defined, with_client_accuracies
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.sampler import Sampler
-from thinwire.federation.stored_layout import on_model
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
 from thinwire.protocol.round import Closed, Reply, Round
@@ -184,7 +183,7 @@ class Federation:
             half=engine.precision == "bf16",
             logit_adjustment=job.local.logit_adjustment,
             pseudo_count=job.local.pseudo_count,
-            adapter_dropout=getattr(job.method.space, "lora_dropout", 0.0),
+            adapter_dropout=job.method.space.adapter_dropout,
         )
         train = poisoned(job.task, job.attack, Key(job.seed)) if job.attack else job.task.train
         self.train: Examples = train.to(self.device)
@@ -192,7 +191,7 @@ class Federation:
         self._test_batches: tuple[Tensor, ...] = ()
         self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()
-        method = on_model(job.method.over(job.rounds), functional.module)  # both sides know the number of rounds
+        method = job.method.over(job.rounds).for_model(functional.module)  # both sides know the number of rounds
         self.contract, self.first = make_contract(method, weights, buffers, self.key.fold("run"))
         tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
         self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].sampled]

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+from torch import nn
+
 from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
 from thinwire.core.key import Key
@@ -319,6 +321,13 @@ class Method:
             lr_schedule=self.lr_schedule.over(rounds),
             server_lr_schedule=self.server_lr_schedule.over(rounds),
         )
+
+    def for_model(self, module: nn.Module) -> Method:
+        """The method with its spaces completed by the types of a model's layers (`Space.for_model`)."""
+        stage = self.next_stage
+        if stage is not None and stage.space is not None:
+            stage = replace(stage, space=stage.space.for_model(module))
+        return replace(self, space=self.space.for_model(module), next_stage=stage)
 
     def client_opt_at(self, version: int) -> Optimizer:
         """The client optimizer with the learning rate of the round from `version`."""

@@ -519,17 +519,13 @@ def join(methods: Sequence[Preset], task: str | None = None) -> Table:
 
 def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second: Any) -> Chain:
     """Two codecs in sequence, or an error that names the order in which they can be chained."""
-
-    def chained(*codecs: Any) -> Chain:
-        return Chain(tuple(one for codec in codecs for one in (codec.parts if isinstance(codec, Chain) else [codec])))
-
     try:
-        return chained(first, second)
+        return Chain.of(first, second)
     except ConfigError as error:
         earlier, name = " and ".join(map(repr, names[:-1])), names[-1]
         reason = f"do not chain: {error}"
         try:
-            chained(second, first)
+            Chain.of(second, first)
         except ConfigError:
             pass
         else:
