@@ -36,7 +36,7 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
-    from thinwire.data.partition import PartitionDescription
+    from thinwire.data.task import PartitionDescription
 
 SHOWN = 20  # clients in the table; the JSON has all
 _CLASSES = 6  # of a client in the table
@@ -157,7 +157,7 @@ def partition(
     """
     experiment = resolve_experiment({"what": "fedavg", **locals()})
     from thinwire.core.key import Key
-    from thinwire.data.partition import describe_partition
+    from thinwire.data.task import describe_partition
     from thinwire.reports.figures import partition_figure, save
     from thinwire.runs.build import build_task
 
