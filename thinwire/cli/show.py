@@ -23,6 +23,7 @@ from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
     from thinwire.data.partition import PartitionDescription
+    from thinwire.data.task import PartitionDescription
     from thinwire.federation.settings import Settings
 
 SHOWN = 20  # clients in the table; the JSON has all
@@ -169,7 +170,7 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
 def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """Print the examples and classes of each client, and how unequal clients are."""
     from thinwire.core.key import Key
-    from thinwire.data.partition import describe_partition
+    from thinwire.data.task import describe_partition
     from thinwire.reports.figures import partition_figure, save
     from thinwire.runs.build import build_task
 

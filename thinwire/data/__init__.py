@@ -14,9 +14,11 @@ from thinwire.data.arrays import from_arrays as from_arrays
 from thinwire.data.examples import Arrays as Arrays, Source as Source
 from thinwire.data.huggingface import from_datasets as from_datasets
 from thinwire.data.images import from_image_folder as from_image_folder
-from thinwire.data.partition import (
-    PartitionDescription as PartitionDescription,
-    describe_partition as describe_partition,
-)
 from thinwire.data.table import from_table as from_table
-from thinwire.data.task import as_examples as as_examples, make_task as make_task, pool_clients as pool_clients
+from thinwire.data.task import (
+    PartitionDescription as PartitionDescription,
+    as_examples as as_examples,
+    describe_partition as describe_partition,
+    make_task as make_task,
+    pool_clients as pool_clients,
+)

@@ -40,7 +40,7 @@ from thinwire.errors import ConfigError, DataError, UnknownName
 QUESTION_SETS = ("boolq", "openbookqa", "arc-easy", "arc-challenge", "gsm8k")
 Answers = Literal["labels", "texts"]
 _FORMAT = re.compile(r"Answer format:\s*(\S+)\s*$")
-_LIST = re.compile(r"\s*Answer1:\s")  # where the list of answers begins
+_LISTED = re.compile(r"\s*\bAnswer\d+:\s*")  # before each text of a list of answers
 
 
 @register("dataset", "causal-lm", doc="Conversations or texts of your own for a causal language model: task.file.")
@@ -299,20 +299,11 @@ def _question(record: Record, name: str, answers: Answers) -> Record:
             )
         labels = stated[1].split("/")
         options = [response.removesuffix(answer) + option for option in labels]
-        if answers == "texts" and _LIST.search(prompt):
-            texts = _texts(prompt[: stated.start()], labels)
+        asked, *listed = _LISTED.split(prompt[: stated.start()])
+        if answers == "texts" and listed:
+            texts = [text.strip() for text in listed]
             if answer not in labels or len(texts) != len(labels):
                 raise DataError(f"{record.where}: the instruction does not list a text for each of {stated[1]}")
-            prompt, response = _LIST.split(prompt)[0], texts[labels.index(answer)]
+            prompt, response = asked, texts[labels.index(answer)]
             options = list(dict.fromkeys(texts))  # a few questions list an answer twice
     return Record({"prompt": prompt, "response": response, "options": options, "set": name}, record.where)
-
-
-def _texts(prompt: str, labels: Sequence[str]) -> list[str]:
-    """The texts of the answers that a prompt lists.
-
-    >>> _texts("Fog is around: Answer1: a marsh Answer2: a desert ", ["answer1", "answer2"])
-    ['a marsh', 'a desert']
-    """
-    parts = re.split("|".join(rf"\s*\bAnswer{i + 1}:\s*" for i in range(len(labels))), prompt)
-    return [part.strip() for part in parts[1:]]

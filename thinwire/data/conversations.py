@@ -267,11 +267,10 @@ def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
         return ()
     where = f"{record.where}: {form.options!r} (task.options)"
     texts = found.split("|") if isinstance(found, str) else found
-    if not isinstance(texts, list | tuple) or not all(isinstance(one, str) and one.strip() for one in texts):
-        raise DataError(f"{where} is not a list of texts")
-    options = tuple(one.strip() for one in texts)
+    is_list = isinstance(texts, list | tuple) and all(isinstance(one, str) and one.strip() for one in texts)
+    options = tuple(one.strip() for one in texts) if is_list else ()
     if len(set(options)) < max(2, len(options)):
-        raise DataError(f"{where} needs two or more different texts")
+        raise DataError(f"{where} is no list of texts: it needs two or more different texts")
     if answer not in options:
         known = visible(", ".join(options), 80)
         raise DataError(f"{record.where}: the response {visible(answer, 40)!r} is none of the options ({known})")
