@@ -138,6 +138,8 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             except ConfigError as error:
                 errors.append(str(error))
         raise ConfigError(errors[0])
+    if origin is Callable and callable(value):
+        return value
     if hint is type(None) and value is None:
         return None
     if origin is tuple and isinstance(value, list | tuple):
