@@ -150,9 +150,9 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
     if hint is int and isinstance(value, Integral) and not isinstance(value, bool):  # of numpy, too
         return int(value)
-    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
-        if not isinstance(value, int) or abs(value) < 1 << 1000:
-            return float(value)  # or infinite or NaN: parts check whether they can use it
+    huge = isinstance(value, int) and abs(value) >= 1 << 1000
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool) and not huge:
+        return float(value)  # or infinite or NaN: parts check whether they can use it
     if isinstance(hint, type) and isinstance(value, hint) and hint is not int:
         return value
     wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
