@@ -35,7 +35,8 @@ from thinwire.core.text import human_bytes
 from thinwire.runs import plugins as experiment_plugins
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
-from thinwire.runs.toml import parse_overrides
+from thinwire.runs.options import OPTIONS
+from thinwire.runs.run import settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -131,7 +132,7 @@ def test_costs_on_a_page_are_lengths_of_messages(page):
 
 
 VERBS = (
-    *("run", "compare", "check", "show", "sweep", "tune", "deploy", "app", "partition"),
+    *("run", "compare", "check", "show", "sweep", "tune", "deploy", "app"),
     *("repro", "frontier", "grid"),  # of papers
 )
 
@@ -160,11 +161,9 @@ def test_commands_of_a_page_are_valid(page, tmp_path, monkeypatch):
         rows = rows_of(given["rows"]) if given.get("rows") else []  # labels of rows of a frontier, or methods
         for name in given.get("methods") or [given.get("what"), *(row["method"] for row in rows)]:
             if name and not re.search(r"[A-Z./]", name):
-                flags = {"rounds": given.get("rounds"), "task.clients": given.get("clients")}
-                flags |= {"cohort.size": given.get("cohort"), "accounting": given.get("accounting")}
-                known = {key: value for key, value in flags.items() if value is not None}
+                options = {key: value for key, value in given.items() if key in OPTIONS}
                 on = None if (given.get("on") or "TASK").isupper() else given["on"]
-                resolve(name, on, {**known, **parse_overrides(given.get("set_") or [])})
+                settings_of(name, on, {"set": given.get("set_"), **options})
 
 
 def test_every_part_has_a_one_line_description():

@@ -30,8 +30,9 @@ def test_commands_of_units_exist(unit):
     if Path(program).name != "thinwire":
         return
     verb = get_command(app).commands[words[0]]
+    verb = verb.commands[words[1]] if words[0] == "site" else verb
     known = {option for parameter in verb.params for option in parameter.opts}
-    if words[0] != "node":  # its options are Flower's
+    if words[1] != "start":  # its options are Flower's
         assert {word for word in words if word.startswith("-")} <= known
 
 

@@ -259,7 +259,7 @@ def test_objects_of_python_have_a_name_for_this_process(tmp_path, thinwire):
     code, _, err = thinwire("resume", "run")
     assert (code, err.count("\n")) == (2, 1)
     assert "was written by a script" in err
-    assert "run the script again" in err
+    assert "again, with resume=True" in err
     for wrong, message in (
         (3, "task is of type int; a task is a thinwire.Task"),
         (nn.Linear(1, 1), "is of type Linear"),

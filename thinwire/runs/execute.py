@@ -112,8 +112,8 @@ class RunPlan(NamedTuple):
         if settings.task.is_own and prepare is None:  # a finished run is used again for the same data only
             settings, job = settled(settings, data_dir)
         table = to_table(settings)
-        if settings.task.kind.startswith(OWN):
-            table["script"] = sys.argv[0] or "your script"
+        if settings.task.kind.startswith(OWN):  # of a script, which alone has the object
+            table["task"]["kind"], table["script"] = settings.task.label, sys.argv[0] or "your script"
         folder = None if path is None else RunFolder(path, table)
         simulated = lambda: settings.engine.prepare(job or build_job(settings, data_dir))  # noqa: E731
         return cls(settings, table, folder, prepare or simulated)

@@ -16,6 +16,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from thinwire.core.registry import KINDS, is_left_out, lookup, name_of
@@ -138,6 +139,8 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             except ConfigError as error:
                 errors.append(str(error))
         raise ConfigError(errors[0])
+    if origin is Callable and callable(value):
+        return value
     if hint is type(None) and value is None:
         return None
     if origin is tuple and isinstance(value, list | tuple):
@@ -145,14 +148,17 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return tuple(coerce(v, inner[0], where) for v in value)
         if len(inner) == len(value):
             return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 1000:
-        return float(value)
-    if hint is float and isinstance(value, float):  # infinite or NaN: parts check whether they can use it
-        return value
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):  # of numpy, too
+        return int(value)
+    huge = isinstance(value, int) and abs(value) >= 1 << 1000
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool) and not huge:
+        return float(value)  # or infinite or NaN: parts check whether they can use it
+    if isinstance(hint, type) and isinstance(value, hint) and hint is not int:
         return value
     wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
-    raise ConfigError(f"{where} must be of type {wanted}, not {value!r}")
+    is_number = hint in (int, float) and isinstance(value, str) and value.strip().replace(".", "", 1).isdigit()
+    hint_line = f"; write {where} = {value.strip()}" if is_number else ""
+    raise ConfigError(f"{where} must be of type {wanted}, not {value!r}{hint_line}")
 
 
 def _record(make: type, table: Table, where: str) -> Any:

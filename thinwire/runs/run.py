@@ -81,6 +81,10 @@ def simulate(
         **options: see `Options`; without `cohort`, all clients take part in each round. `metrics` may also be functions
             of outputs and targets by name, `{"f1": fn}`.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be an nn.Module, not {type(model).__name__}")
+    if any(one.is_meta for one in model.parameters()):
+        raise ConfigError("the model cannot be copied: its weights are on the device meta, which has no values")
     name = {"name": "fedavg"} if method is None else {}
     given: dict[str, Any] = {"keep_best": True, **name, **options}
     metrics = given.get("metrics")

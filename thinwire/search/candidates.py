@@ -109,6 +109,7 @@ def _value(word: str) -> Any:
 def knobs_of(experiment: Settings, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
     """The settings that some keys stand for in an experiment, with their values.
 
+    >>> from thinwire.runs.config import resolve
     >>> knobs_of(resolve("flasc"), {"lr": [0.1], "density": [0.5]})[1].paths
     ('method.up.density', 'method.down.density')
     """
@@ -188,6 +189,7 @@ def start_of(experiment: Settings, knobs: Knobs) -> Point:
 def changes(experiment: Settings, knobs: Knobs, point: Point) -> Table:
     """The settings of a point by dotted path, as overrides; alpha / rank of an adapter stays constant.
 
+    >>> from thinwire.runs.config import resolve
     >>> flasc = resolve("flasc")
     >>> changes(flasc, knobs_of(flasc, {"rank": [4]}), (4,))
     {'method.space.alpha': 8.0, 'method.space.rank': 4}
@@ -208,6 +210,7 @@ def rate_key(experiment: Settings) -> str:
     Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
     clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
 
+    >>> from thinwire.runs.config import resolve
     >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
     ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
     """
