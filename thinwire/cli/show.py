@@ -22,7 +22,6 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
-    from thinwire.data.partition import PartitionDescription
     from thinwire.data.task import PartitionDescription
     from thinwire.federation.settings import Settings
 
