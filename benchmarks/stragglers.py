@@ -55,7 +55,7 @@ def reach(name: str, task: str, share: float, seed: int, data: Path | None = Non
     speed = {"speed.step_seconds": STEP, "speed.slow_fraction": share, "speed.slow_factor": 10.0}
     chosen = resolve(method, task, {**settings, **speed, "seed": seed})
     runner = chosen.engine.prepare(build_job(chosen, data))
-    steps = statistics.fmean(runner.clock.speeds.steps(i) for i in range(len(runner.job.task.clients)))
+    steps = statistics.fmean(runner.clients.speeds.steps(i) for i in range(len(runner.job.task.clients)))
     state, sent, stale = runner.start(), 0, []
     for _ in range(chosen.rounds):
         state, record = runner.round(state)

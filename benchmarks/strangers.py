@@ -31,7 +31,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +45,6 @@ from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.job import RoundRecord
 from thinwire.runs.collapse import chance_among
-from thinwire.runs.simulate import Settings
 
 METHODS = ("fedavg", "mapo", "thin", "fedpara", "lora", "ef+topk+int4")
 SEEDS = tuple(range(101, 121))  # the sizes of the tasks were chosen with FedAvg on seed 1
@@ -96,12 +94,6 @@ def train(case: Case) -> Row:
     """One run, in one thread. Divergence and refusal are results."""
     torch.set_num_threads(1)
     task, began = TASKS[case.task](case.seed), time.perf_counter()
-    method: tw.Method | str = case.method
-    local = None
-    if case.lr is not None:
-        settings = Settings.of(case.method)
-        method = settings.method.replace(client_opt=replace(settings.method.client_opt, lr=case.lr))
-        local = settings.local
     history: list[RoundRecord] = []
     status, why = "finished", ""
     try:
@@ -110,12 +102,12 @@ def train(case: Case) -> Row:
             run = tw.simulate(
                 task.model,
                 task.clients,
-                method,
+                case.method,
                 rounds=case.rounds or task.rounds,
                 cohort=task.cohort,
                 test=task.test,
                 seed=case.seed,
-                local=local,
+                set={} if case.lr is None else {"method.client_opt.lr": case.lr},
                 backend=task.backend,
                 on_round=history.append,
             )

@@ -28,7 +28,7 @@ from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest, to_table
 from thinwire.runs.execute import default_folder
 from thinwire.runs.files import read_json
-from thinwire.runs.records import Record, Recorded, honest_bytes, read_run, read_totals
+from thinwire.runs.records import Record, SavedRun, honest_bytes, read_run, read_totals
 from thinwire.runs.toml import Table
 
 SHORT = 8  # digits of a digest by which pages name a run
@@ -94,8 +94,7 @@ class Runs(NamedTuple):
 
     def kept(self, experiment: Settings) -> Table | None:
         """The archived run, if it did not end in a run directory."""
-        folder = default_folder(experiment, self.out)
-        here = (folder / "summary.json").exists() or (folder / "diverged.json").exists()
+        here = (default_folder(experiment, self.out) / "summary.json").exists()
         return None if here else self.archive.find(experiment)
 
     def summary(self, experiment: Settings) -> dict[str, Any] | None:
@@ -105,17 +104,15 @@ class Runs(NamedTuple):
 
     def failed(self, experiment: Settings) -> bool:
         """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
-        if (default_folder(experiment, self.out) / "diverged.json").exists():
-            return True
-        found = self.kept(experiment) or self.summary(experiment)
+        found = self.kept(experiment) or read_totals(default_folder(experiment, self.out))
         return found is not None and is_broken(found)
 
-    def recorded(self, experiment: Settings) -> Recorded:
+    def recorded(self, experiment: Settings) -> SavedRun:
         """A run with its records; an archived one has only those of evaluated rounds, each with all bytes since."""
         kept = self.kept(experiment)
         if kept is None:
             return read_run(default_folder(experiment, self.out))
-        return Recorded(default_folder(experiment, self.out), to_table(experiment), _records(kept), {}, kept)
+        return SavedRun(default_folder(experiment, self.out), to_table(experiment), _records(kept), {}, kept)
 
     def provenance(self, experiment: Settings) -> dict[str, str]:
         """The commit and the time at which a run was made, as far as they are known."""

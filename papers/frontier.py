@@ -34,11 +34,11 @@ from thinwire.reports.seed_groups import MeanInterval, without_seed
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.config import digest, resolve, to_table
-from thinwire.runs.records import Recorded, honest_bytes
+from thinwire.runs.records import SavedRun, honest_bytes
 from thinwire.runs.toml import Table, parse_overrides
 from thinwire.search.candidates import rate_key, setting
+from thinwire.search.halving import mean_of_last
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
-from thinwire.search.validation import mean_of_last
 from thinwire.spaces import MAPO
 
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round
@@ -284,7 +284,7 @@ def _row(line: Line, out: Path | Runs) -> Row:
     )
 
 
-def curve_of(run: Recorded, name: str) -> SeedCurve:
+def curve_of(run: SavedRun, name: str) -> SeedCurve:
     """The curve of a run."""
     spent = itertools.accumulate(map(honest_bytes, run.records))
     both = zip(run.records, spent, strict=True)

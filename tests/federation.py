@@ -14,21 +14,24 @@ from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
+from thinwire.federation.federation import OnMessage
+from thinwire.federation.job import Job, RoundRecord
+from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Method
 from thinwire.protocol.client import (
     Group,
-    begin_updates,
     drop_stale,
     initial_client_state,
     make_uploads,
     training_inputs,
+    updates,
 )
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import ClosedRound, Terms, close_round, full_state_message, open_round
+from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
-from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.upload import decode_uploads
+from thinwire.protocol.state import ClientState, PublicState, ServerState
+from thinwire.protocol.upload import Upload
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import SecAggCohort, sum_masked
 from thinwire.training import Local
@@ -103,16 +106,21 @@ class Federation:
         self.drifted: list[int] = []
         self.cohort = tuple(clients)
 
+    @property
+    def opened(self) -> Round:
+        """The next round on the server."""
+        return Round.open(self.contract, self.server)
+
     def download(self, client: int) -> bytes:
         """Bring one client to the current version by a message."""
         version = self.public[client].version
-        data = open_round(self.contract, self.server, {client: version})[client]
+        data = self.opened.downloads({client: version})[client]
         try:
             received = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
             lost = request_full_state(self.contract, version, client)
-            state = full_state_message(self.contract, self.server, lost, client)
+            state = self.opened.full_state(lost, client)
             received = receive(self.contract, self.first._replace(version=version), state, client)
         self.public[client], synced, self.requested[client] = received
         self.states[client] = drop_stale(self.states[client], synced)
@@ -124,17 +132,17 @@ class Federation:
         work = workload(self.task, [client], [self.key.fold("batches", version, client)], self.local)
         # the plan that it received, not the one that the server has
         group = Group(self.public[client], self.requested[client], (client,), (self.states[client],))
-        (message,), (self.states[client],) = self.train(group, work, trainer)
-        return bytes(message)
+        ((message, self.states[client]),) = self.train(group, work, trainer)
+        return message
 
     def train(self, group: Group, work: Workload, trainer: Trainer | None = None):
         """Train some clients together; their uploads and next states."""
         inputs = training_inputs(self.contract, self.model, group, work)
         outcome = (trainer or LoopTrainer()).train(inputs)
-        updates = begin_updates(self.contract, group, inputs.start, outcome)()
+        update = updates(self.contract, group, inputs, outcome).to_host()()
         secagg = SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode())  # tests have no secrets
-        self.losses += updates.loss.tolist()
-        return make_uploads(self.contract, group, updates, work.samples, secagg)
+        self.losses += update.loss.tolist()
+        return make_uploads(self.contract, group, update, secagg)
 
     def round(self, cohort) -> dict[int, bytes]:
         """One round; the uploads of its clients."""
@@ -156,12 +164,23 @@ class Federation:
         return self.method.space.expand(public.base, self.contract.basis(public.version, "cpu"), public.coords)
 
 
-def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: int, noise=None) -> ClosedRound:
+def decoded(contract: Contract, server: ServerState, plan: Plan, up) -> dict[int, Upload]:
+    """Decode the messages of a round, in the order of client numbers."""
+    one, version = Round(contract, server, plan), server.public.version
+    return {i: one.read(Reply(i, version, up[i], 0.0, 1, ClientState(version))) for i in sorted(up)}
+
+
+def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: int, noise=None) -> Closed:
     """Decode messages and close the round."""
-    return close_round(
-        contract,
-        server,
-        plan,
-        decode_uploads(contract, server.public, plan, up),
-        Terms(registered, noise, sum_masked=sum_masked),
-    )
+    uploads = decoded(contract, server, plan, up)
+    return Round(contract, server, plan).close(uploads, registered, noise, sum_masked=sum_masked)
+
+
+def records_of(engine: LocalEngine, job: Job, on_message: OnMessage | None = None) -> list[RoundRecord]:
+    """The records of all rounds of a job."""
+    federation, records = engine.prepare(job), []
+    state = federation.start()
+    for _ in range(job.rounds):
+        state, record = federation.round(state, on_message)
+        records.append(record)
+    return records

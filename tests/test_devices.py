@@ -26,7 +26,7 @@ from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.drift_check import project
 from thinwire.protocol.receive import receive
-from thinwire.protocol.server import open_round
+from thinwire.protocol.round import Round
 from thinwire.runs.build import build_task
 from thinwire.runs.config import resolve
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
@@ -99,7 +99,7 @@ def test_steps_replayed_on_the_cpu_give_the_model_of_the_gpu(space):
     public = cpu.federation.first
     for _ in range(20):
         state, _ = gpu.round(state)
-        message = open_round(gpu.contract, state.server, {0: public.version})[0]
+        message = Round.open(gpu.contract, state.server).downloads({0: public.version})[0]
         public = receive(cpu.contract, public, message).public
     expected = gpu.federation.weights(state.server.public)
     for name, block in cpu.federation.weights(public).items():
@@ -254,7 +254,7 @@ def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(channels, hi
         state = simulation.start()
         for _ in range(job.rounds):
             state, record = simulation.round(state)
-        kept = simulation.backends.trainers["graph"]._kept.values()
+        kept = simulation.clients.backends.trainers["graph"]._kept.values()
         assert engine.device == "cpu" or all(recording.chain is not None for recording in kept)
         ends.append((record.loss, {k: v.cpu() for k, v in simulation.federation.weights(state.server.public).items()}))
     for name, block in ends[2][1].items():
@@ -270,11 +270,12 @@ def test_products_with_a_random_matrix_equal_the_reference(entries, vectors):
     p, e = 200, 30_001
     key = random_products.key_words(Key(9), "cuda")
     torch.manual_seed(0)
-    for function, length in ((random_products._Multiply, p), (random_products._Project, e)):
+    product = random_products._Product.apply
+    for back, length in ((False, p), (True, e)):
         given = torch.randn(vectors, length, device="cuda")
-        found = function.apply(given, key, p, e, entries, 0.5)
-        wanted = function.apply(given.cpu(), key.cpu(), p, e, entries, 0.5)
-        assert torch.equal(found, function.apply(given, key, p, e, entries, 0.5))
+        found = product(given, key, back, p, e, entries, 0.5)
+        wanted = product(given.cpu(), key.cpu(), back, p, e, entries, 0.5)
+        assert torch.equal(found, product(given, key, back, p, e, entries, 0.5))
         assert float((found.cpu() - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
@@ -321,13 +322,13 @@ def test_speculative_training_gives_the_same_bits(model, space, evaluate):
     ends = []
     for speculative in (False, True, True):
         simulation = LocalEngine("cuda", "graph").prepare(job)
-        simulation.pipeline.on = speculative
+        simulation.clients.on = speculative
         state, losses, ahead = simulation.start(), [], 0
         for _ in range(20):
             state, record = simulation.round(state)
             losses.append((record.loss, record.test_loss, record.accuracy))
-            ahead += simulation.pipeline.trained is not None
-        assert simulation.pipeline.on is speculative, "the prediction was wrong"
+            ahead += simulation.clients._next is not None
+        assert simulation.clients.on is speculative, "the prediction was wrong"
         assert ahead > 10 if speculative else not ahead
         kept = [*state.server.public.coords.values(), *state.average.values()]
         assert bool(state.average) is (evaluate == "average")

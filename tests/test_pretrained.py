@@ -19,7 +19,7 @@ from thinwire.runs.build import build_task
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.runs.execute import execute
 from thinwire.runs.peft_export import adapter_of_run
-from thinwire.spaces.lora import Unmerged
+from thinwire.spaces.base import Unmerged
 from thinwire.training.functional import Functional
 
 pytest.importorskip("transformers")

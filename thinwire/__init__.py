@@ -53,8 +53,7 @@ _NAMES = {
     "thinwire.runs.result": "Run load_run",
     "thinwire.runs.run": "run simulate",
     "thinwire.schedules": "Plan Schedule",
-    "thinwire.search.compare": "compare sweep",
-    "thinwire.search.table": "Table",
+    "thinwire.search.table": "compare sweep Table",
     "thinwire.search.tune": "Tuned tune",
     "thinwire.sketches": "Sketch",
     "thinwire.spaces": "Space",
@@ -140,8 +139,7 @@ if TYPE_CHECKING:
     from thinwire.runs.result import Run as Run, load_run as load_run
     from thinwire.runs.run import run as run, simulate as simulate
     from thinwire.schedules import Plan as Plan, Schedule as Schedule
-    from thinwire.search.compare import compare as compare, sweep as sweep
-    from thinwire.search.table import Table as Table
+    from thinwire.search.table import Table as Table, compare as compare, sweep as sweep
     from thinwire.search.tune import Tuned as Tuned, tune as tune
     from thinwire.sketches import Sketch as Sketch
     from thinwire.spaces import Space as Space

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.page import write_part
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.protocol.download import RoundOpening
+from thinwire.protocol.round import Round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
-from thinwire.wire import message as wire
 
 EF, INT4 = {"kind": "error-feedback"}, {"kind": "quantize", "bits": 4}
 ON_LATTICE, TOPK = {"kind": "on-lattice", "step": 0.5}, {"kind": "topk", "density": 0.05}
@@ -48,13 +48,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {  # method, settings
 }
 
 
-class WithoutSums(RoundOpening):
-    """The same downloads, if there were no sums."""
-
-    def _sum(self, start: int) -> bytes | None:
-        return None
-
-
 def measure(task: str, row: str, rounds: int, steps: int, seed: int) -> dict[str, Any]:
     """Bytes of a run with and without sums, and its accuracy."""
     method, settings = ROWS[row]
@@ -63,16 +56,16 @@ def measure(task: str, row: str, rounds: int, steps: int, seed: int) -> dict[str
     simulation = LocalEngine().prepare(build_job(resolve(method, task, quick)))
     state, out = simulation.start(), {"row": row, "up": 0, "down": 0, "catchup": 0, "without": 0}
     for _ in range(rounds):
-        plan, cohort = simulation.federation.sample(state)
+        cohort = simulation.clients.cohort(Round.open(simulation.contract, state.server), state)
         versions = {i: state.clients[i].version if i in state.clients else 0 for i in cohort}
-        contract = simulation.contract.at(state.server.public.version)
-        plain = WithoutSums(contract, state.server, plan.names)
-        entries = [wire.length(pieces) for pieces in plain.messages(versions).values()]
+        ledger = replace(state.server.ledger, adds_since=state.server.ledger.version)  # as if no step could be added
+        plain = Round.open(simulation.contract, state.server._replace(ledger=ledger))
+        _, without = plain.split(plain.downloads(versions))
         state, record = simulation.round(state)
         out["up"] += record.bytes_up
         out["down"] += record.bytes_down
         out["catchup"] += record.bytes_catchup
-        out["without"] += plain.split(entries)[1]
+        out["without"] += without
     return {**out, "accuracy": record.accuracy, "rounded": state.server.ledger.adds_since > 0}
 
 

@@ -4,7 +4,7 @@
 
 FedAvg on handwritten digits: 20 clients with a Dirichlet partition (alpha 0.5), all of them in each of 30 rounds. An
 attacker trains like the others, multiplies its update by -10 and sends it as a valid message. The attackers are drawn
-from the seed (`[attack]`). The server runs the real `close_round`; all other settings are those of the task preset.
+from the seed (`[attack]`). The server runs the real `Round.close`; all other settings are those of the task preset.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 
 from thinwire.flower.client import Client
 from thinwire.protocol.round import Response
-from thinwire.wire import message as wire, weight
+from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 
@@ -59,12 +59,14 @@ def scaled_update(client: Client, number: int, response: Response) -> Response:
 def inflated_examples(client: Client, number: int, response: Response) -> Response:
     """A number of examples multiplied by 1e9: refused, as above."""
     fields = fields_of(client, number, response)
-    return with_field(client, number, response, wire.WEIGHT, weight.encode(1e9 * weight.decode(fields[wire.WEIGHT])))
+    return with_field(
+        client, number, response, wire.WEIGHT, wire.pack_weight(1e9 * wire.unpack_weight(fields[wire.WEIGHT]))
+    )
 
 
 def infinite_weight(client: Client, number: int, response: Response) -> Response:
     """An infinite aggregation weight."""
-    return with_field(client, number, response, wire.WEIGHT, weight.encode(torch.inf))
+    return with_field(client, number, response, wire.WEIGHT, wire.pack_weight(torch.inf))
 
 
 def future_version(client: Client, number: int, response: Response) -> Response:

@@ -134,15 +134,15 @@ lap("import thinwire")
 import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
-from thinwire.protocol.round import Request
+from thinwire.protocol.round import Request, Round
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.protocol.round import initial_server_state, open_round
+from thinwire.protocol.setup import initial_server_state
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
 client = Client(LocalEngine(), job)
 lap("load the data, build the model")
-request = Request(open_round(client.contract, initial_server_state(client.contract, client.first), {0: 0})[0])
+request = Request(Round.open(client.contract, initial_server_state(client.contract, client.first)).downloads({0: 0})[0])
 response, store = client.respond(0, request)
 store.dump(client.first)
 lap("train one step and respond")

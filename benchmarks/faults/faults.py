@@ -30,17 +30,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.faults.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
+from thinwire.federation.federation import Federation
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Settings
-from thinwire.federation.simulation import Simulation
 from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
 from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
 from thinwire.flower.local import DeploymentFailed, deploy
 from thinwire.flower.transport import ClientResponse, Deadline
-from thinwire.protocol.round import Request, Response, close_round, decode_uploads, initial_server_state, plan_round
-from thinwire.protocol.server import Terms
+from thinwire.protocol.round import (
+    Reply,
+    Request,
+    Response,
+    Round,
+)
+from thinwire.protocol.setup import initial_server_state
+from thinwire.protocol.state import ClientState
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.secure.masks import sum_masked
@@ -360,17 +366,16 @@ def replayed(experiment: Settings, messages: Mapping[int, Mapping[int, bytes]], 
         messages: by round and client.
         run: the run directory.
     """
-    simulation = Simulation(experiment.engine, job_of(experiment, None))
-    contract = simulation.contract
-    server = initial_server_state(contract, simulation.federation.first)
+    federation = Federation(experiment.engine, job_of(experiment, None))
+    contract = federation.contract
+    server = initial_server_state(contract, federation.first)
     for number in sorted(messages):  # each accepted message was applied, exactly once
-        plan = plan_round(contract, server)
-        uploads = decode_uploads(contract, server.public, plan, dict(messages[number]))
-        server = close_round(
-            contract, server, plan, uploads, Terms(experiment.task.clients, sum_masked=sum_masked)
-        ).server
+        opened, sent = Round.open(contract, server), messages[number]
+        state = ClientState(opened.version)
+        uploads = {i: opened.read(Reply(i, opened.version, sent[i], 0.0, 1, state)) for i in sorted(sent)}
+        server = opened.close(uploads, experiment.task.clients, sum_masked=sum_masked).server
     final = load((run / "model.safetensors").read_bytes())
-    weights = {**simulation.federation.weights(server.public), **server.public.buffers}
+    weights = {**federation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())
 
 

@@ -19,8 +19,7 @@ import numpy as np
 from thinwire.errors import WireError
 from thinwire.wire import message as wire
 from thinwire.wire.bits import read_varint, varint
-from thinwire.wire.message import FIELDS
-from thinwire.wire.weight import MOST_COUNT
+from thinwire.wire.message import _MAX_COUNT as MAX_COUNT, FIELDS
 
 LARGEST = (1 << 35) - 1  # the values of a varint
 FLOATS = tuple(
@@ -185,7 +184,7 @@ def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts
         return parts
     field = rng.choice(sorted(body.fields))
     if field == wire.WEIGHT:
-        limit = rng.choice((0, 1, MOST_COUNT, MOST_COUNT + int.from_bytes(rng.choice(FLOATS), "little"), LARGEST))
+        limit = rng.choice((0, 1, MAX_COUNT, MAX_COUNT + int.from_bytes(rng.choice(FLOATS), "little"), LARGEST))
         return _with(parts, at, wire.Body(body.plan, {**body.fields, field: varint(limit)}))
     data, value = bytearray(body.fields[field]), rng.choice(FLOATS)
     first = rng.choice((0, 0, 1, 2, 3, 5))  # after the header of a codec

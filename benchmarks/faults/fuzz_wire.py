@@ -56,7 +56,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the federation of the tests generates the seeds
 
 from benchmarks.faults.fuzz_build import Encode, Parts, built, packed_body, repaired
-from tests.federation import Federation, digits_task, perceptron
+from tests.federation import Federation, closed, digits_task, perceptron
 from tests.parts import Turns
 from thinwire.aggregators import FlexLoRA
 from thinwire.aggregators.base import Uniform
@@ -86,9 +86,9 @@ from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
+from thinwire.protocol.round import Round
 from thinwire.protocol.setup import plan_round
-from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
+from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.secure.masks import sum_masked
 from thinwire.sketches import CountSketch, EvoFed, Identity, evofed
@@ -277,7 +277,8 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
         federation.download(client)
     federation.cohort = (0, 1)
     ups = tuple(federation.upload(client) for client in (0, 1))
-    masks = trained_by_tier(contract, server.public, (0, 1))
+    opened = Round(contract, server, plan)
+    hints = {client: opened.hints(client) for client in (0, 1)}
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure_aggregation:
@@ -285,7 +286,7 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
             payloads = [decode_upload(contract, plan, version, i, message).masked for i, message in messages.items()]
             mean = sum_masked(contract, plan, version, payloads, contract.key)
             return Spec.of(mean) == code and all_finite(mean)
-        upload = decode_upload(contract, plan, version, client, data, masks[contract.tier(client)])
+        upload = decode_upload(contract, plan, version, client, data, hints[client])
         trees = (upload.code, upload.buffers, upload.report, upload.schedule_report)
         return Spec.of(upload.code) == code and all(map(all_finite, trees))
 
@@ -295,18 +296,17 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
     for client in (0, 1):  # they differ between tiers
         who = f"{name}, client {client}"
         read = partial(read_up, client=client)
-        peer = contract.peer(version, client, masks[contract.tier(client)])
+        peer = contract.peer(version, client, hints[client])
         encode = partial(_encode, contract, contract.up(client), peer, "up")
         yield Target(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
-        read = partial(_read_closed, contract, server, plan, dict(enumerate(ups)), client)
+        read = partial(_read_closed, opened, dict(enumerate(ups)), client)
         # the draws of this round are cached; a scaled-down upload exists three times
         closes = draws + most_memory(partial(read, ups[client])) + 2 * contract.code.nbytes
         schema = contract.schema.sent_by(client)
         yield Target(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = request_full_state(contract, seen[2].version, client)
-        whole = full_state_message(contract, server, lost, client)
-        downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
-        for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
+        downs = [(held, opened.downloads({client: held.version})[client]) for held in (seen[0], seen[2], seen[3])]
+        for held, data in (*downs, (seen[2], opened.full_state(lost, client))):
             kind = wire.KINDS[wire.kind_of(data)]
             read = partial(_read_down, contract, held, client=client)
             name_of = f"{who}: {kind} from {held.version}"
@@ -316,10 +316,9 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
     yield Target(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
 
 
-def _read_closed(contract, server, plan, ups: dict[int, bytes], client: int, data: bytes) -> bool:
+def _read_closed(opened: Round, ups: dict[int, bytes], client: int, data: bytes) -> bool:
     """Whether a round with this message of a client ends in a finite state."""
-    uploads = decode_uploads(contract, server.public, plan, {**ups, client: data})
-    after = close_round(contract, server, plan, uploads, Terms(3, sum_masked=sum_masked)).server
+    after = closed(opened.contract, opened.server, opened.plan, {**ups, client: data}, 3).server
     trees = (*after.public[1:], *after.opt.values(), after.correction, after.schedule, after.codec)
     return all(map(all_finite, trees))
 
@@ -342,7 +341,7 @@ def _drawing_seconds(contract) -> float:
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
-    return wire.unpack(full_state_message(contract, server, data, 0), contract.schema).kind == wire.STATE
+    return wire.unpack(Round.open(contract, server).full_state(data, 0), contract.schema).kind == wire.STATE
 
 
 def _draw(contract, version: int) -> object:

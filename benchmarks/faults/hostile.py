@@ -30,7 +30,7 @@ from thinwire.flower.local import deploy
 from thinwire.protocol.round import Response
 from thinwire.runs.config import resolve
 from thinwire.runs.site_records import read_sites
-from thinwire.wire import message as wire, weight
+from thinwire.wire import message as wire
 
 LARGEST = torch.finfo(torch.float32).max
 LONG_REPLY, LONG_TEXT = 400_000_000, 20_000_000  # bytes
@@ -48,7 +48,7 @@ def largest(client: Client, number: int, response: Response) -> Response:
     """An update of the largest floats, with a weight of 1e38."""
     values = torch.full((client.contract.code.size,), LARGEST).numpy().tobytes()
     response = with_field(client, number, response, wire.COORDS, values)
-    return with_field(client, number, response, wire.WEIGHT, weight.encode(1e38))
+    return with_field(client, number, response, wire.WEIGHT, wire.pack_weight(1e38))
 
 
 def infinite_loss(client: Client, number: int, response: Response) -> Response:

@@ -35,12 +35,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.speed import BATCH, MODELS, make_task, show
-from thinwire.core.flat_rows import FlatRows
-from thinwire.core.rows import as_rows
-from thinwire.core.threads import on_one_core
+from thinwire.core.parallel import on_one_core
+from thinwire.core.tree import data_of
+from thinwire.core.vector import Vector
+from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.pipeline import PipelinedClients
 from thinwire.training import Local
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 
@@ -58,19 +59,18 @@ class GivenUpdates:
             self.like = [block[0] for block in inputs.start.values()]
             self.updates = 1e-3 * torch.randn(len(inputs.work.samples), sum(block.numel() for block in self.like))
         start = inputs.common_start
-        if start is None and (rows := as_rows(inputs.start)) is not None:
-            start = rows.values
+        if start is None:
+            start = data_of(Vector.rows(inputs.start))
         assert start is not None
-        coords = FlatRows(start + self.updates, tuple(inputs.start), self.like)
+        coords = Vector(start + self.updates, tuple(inputs.start), self.like)
         return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), inputs.work.steps, {})
 
 
-def prepare(model: str, cohort: int) -> Simulation:
+def prepare(model: str, cohort: int) -> Any:
     """A simulation that trains nothing, in the order of a round on a GPU."""
     job = Job(make_task(model, 100), rounds=10**6, cohort=cohort, local=Local(batch=BATCH), eval_every=10**6)
-    simulation = LocalEngine(backend="graph").prepare(job)
-    simulation.backends.trainers["graph"] = GivenUpdates()
-    simulation.pipeline.on = True
+    simulation: Any = Federation(LocalEngine(backend="graph"), job, PipelinedClients)
+    simulation.clients.backends.trainers["graph"] = GivenUpdates()
     return simulation
 
 
@@ -100,7 +100,7 @@ def measure(model: str, cohort: int, rounds: int, profile: bool) -> dict:
     sys.setprofile(None)
     for name, count in calls.most_common(60) if profile else ():
         print(f"{count:6} {name}")
-    assert simulation.pipeline.trained is not None, "no cohort was trained in advance"
+    assert simulation.clients._next is not None, "no cohort was trained in advance"
     ms, wall = ([1e3 * seconds for seconds in column] for column in zip(*took[3:], strict=True))
     row = {"model": model, "cohort": cohort, "uploads_mb": cohort * simulation.contract.code.nbytes / 1e6}
     return row | {

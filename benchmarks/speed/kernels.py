@@ -298,8 +298,8 @@ def drawn(until: float) -> list[dict[str, Any]]:
                 began = time.perf_counter()
                 far = words.cpu()  # a key on the host stores A in memory
                 true = [
-                    function.apply(vector, far, P, D, entries, 1.0)
-                    for function, vector in zip((generated._Multiply, generated._Project), given[1], strict=True)
+                    generated._Product.apply(vector, far, back, P, D, entries, 1.0)
+                    for back, vector in zip((False, True), given[1], strict=True)
                 ]
                 torch.cuda.synchronize()
                 row["reference"] = 2 * P * D / (time.perf_counter() - began) / 1e9

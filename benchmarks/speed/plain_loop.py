@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from thinwire.data.losses import cross_entropy
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.federation import Federation
 from thinwire.models.lstm import NextCharacter
 from thinwire.training.precision import compute_with
 
@@ -50,7 +50,7 @@ def rounded(start: torch.nn.Module, precision: str) -> Iterator[None]:
 
 
 def plain(
-    simulation: Simulation,
+    simulation: Federation,
     cohort: tuple[int, ...],
     lr: float,
     last: dict[str, torch.Tensor] | None = None,
@@ -66,7 +66,7 @@ def plain(
 
 
 def plain_steps(
-    simulation: Simulation,
+    simulation: Federation,
     cohort: tuple[int, ...],
     lr: float,
     start: torch.nn.Module,

@@ -34,11 +34,10 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     from thinwire.data.examples import Arrays
     from thinwire.data.partition import IID, Assignment
     from thinwire.data.task import Task
-    from thinwire.federation.client_states import ClientStates
     from thinwire.federation.job import Job
     from thinwire.federation.local_engine import LocalEngine
     from thinwire.protocol.method import Method
-    from thinwire.protocol.state import ClientState
+    from thinwire.protocol.state import ClientState, ClientStates
     from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
     from thinwire.runs.config import update
     from thinwire.runs.presets import preset

@@ -52,9 +52,9 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
+from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.build import build_job
@@ -191,7 +191,7 @@ def compare(
                 row["same_steps"] = row["difference"] < 1.5 * row["rounding"]
             states[0] = simulation.round(states[0])[0]
 
-            def one(states: list = states, simulation: Simulation = simulation) -> None:
+            def one(states: list = states, simulation: Federation = simulation) -> None:
                 states[0] = simulation.round(states[0])[0]
 
             row["ms"] = clock(one, device, rounds) / cohort * 1e3
@@ -226,7 +226,7 @@ def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEn
             simulation = engine.prepare(job)
             states = [simulation.start()]
 
-            def one(states: list = states, simulation: Simulation = simulation) -> None:
+            def one(states: list = states, simulation: Federation = simulation) -> None:
                 states[0] = simulation.round(states[0])[0]
 
             one()
@@ -251,7 +251,11 @@ def whole(rounds: int, device: torch.device, engine: LocalEngine) -> dict[str, A
     job = build_job(resolve("fedavg", on="fashion-mnist", overrides=settings))
     wait(device)
     began = time.perf_counter()
-    records = list(engine.run(job))
+    federation, records = engine.prepare(job), []
+    state = federation.start()
+    for _ in range(job.rounds):
+        state, record = federation.round(state)
+        records.append(record)
     row = {"whole": rounds, "precision": engine.precision, "seconds": time.perf_counter() - began}
     took = [record.seconds for record in records[WARM_UP:]]
     row["warm_up_s"] = sum(record.seconds for record in records[:WARM_UP])

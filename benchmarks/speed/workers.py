@@ -52,19 +52,20 @@ def measure(model: str, folder: Path, device: str, workers: int, times: int) -> 
     simulation: Any = LocalEngine(device, **how, chunk=COHORT // workers, workers=workers).prepare(job)
     tasks: list[Any] = []
     results: list[Any] = []
-    train = simulation._results
+    clients = simulation.clients
+    answers = clients.answers
 
-    def seen(state: Any, opened: Any, given: Any, trained: Any) -> Any:
+    def seen(given: Any, got: Any, states: Any) -> Any:
         tasks[:] = given
-        results[:] = list(train(state, opened, given, trained))
+        results[:] = list(answers(given, got, states))
         yield from results
 
-    simulation._results = seen
+    clients.answers = seen
     state, rounds, weights = play(simulation, times)
-    ray, task = simulation.ray, tasks[0]
+    ray, task = clients.ray, tasks[0]
     rest, public = pack(task._replace(group=task.group._replace(public=None))), pack(task.group.public)
     sent = ray.put(public)
-    worker = simulation.workers[0]
+    worker = clients.workers[0]
     return {
         "model": model,
         "workers": workers,
@@ -73,13 +74,13 @@ def measure(model: str, folder: Path, device: str, workers: int, times: int) -> 
         "round": rounds,
         "same": all(bool((weights[name] == block).all()) for name, block in expected.items()),
         "groups": median(
-            lambda: list(map(unpack, ray.get([w.train.remote(rest, sent) for w in simulation.workers]))), times
+            lambda: list(map(unpack, ray.get([w.train.remote(rest, sent) for w in clients.workers]))), times
         ),
         "ping": median(lambda: ray.get(worker.schema.remote()), times),
         "put": median(lambda: unpack(ray.get(ray.put(pack(task.group.public)))), times),
         "public": public.nbytes,
         "task": rest.nbytes / len(task.group.clients),
-        "result": pack(results[0]).nbytes / len(results[0].messages),
+        "result": pack([one._replace(message=memoryview(one.message)) for one in results[0]]).nbytes / len(results[0]),
     }
 
 

@@ -86,7 +86,10 @@ def test_a_diverged_run_is_replaced_by_the_next_best_and_not_repeated(tmp_path: 
     best = grid.line(0, {"method.client_opt.lr": 0.1})
     folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
     folder.path.mkdir()
-    folder.record_diverged("round 3: the training loss is nan")
+    folder.create()
+    sent = dict.fromkeys(("bytes_up", "bytes_down", "bytes_catchup"), 0)
+    why = "round 3: the training loss is nan"
+    folder.write_totals({"rounds": 2, "status": "diverged", "status_why": why, **sent})
     run_grids([grid], tmp_path, on_run=progress.append)
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
     assert broken(best, tmp_path) == [0]

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, same_public
+from tests.federation import Federation, decoded, same_public
 from thinwire.aggregators.flexlora import best_adapter
 from thinwire.core.tree import restrict
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.setup import plan_round
-from thinwire.protocol.upload import decode_uploads
 
 OUT, IN = 9, 7
 
@@ -81,13 +80,13 @@ def test_a_round_makes_the_best_adapter_of_what_the_clients_trained(upload):
         for client in cohort:
             fed.download(client)
         up = {client: fed.upload(client) for client in cohort}
-        decoded = decode_uploads(fed.contract, before, plan, up)
+        received = decoded(fed.contract, fed.server, plan, up)
         fed.close(plan, up)
-        trees = [one.code for one in decoded.values()]
+        trees = [one.code for one in received.values()]
         if upload == "delta":
             trees = [{name: before.coords[name] + block for name, block in tree.items()} for tree in trees]
         trees = [{"w/a": tree["0.weight/a"], "w/b": tree["0.weight/b"]} for tree in trees]
-        u, s, v = torch.linalg.svd(dense_mean(trees, [one.weight for one in decoded.values()]), full_matrices=False)
+        u, s, v = torch.linalg.svd(dense_mean(trees, [one.weight for one in received.values()]), full_matrices=False)
         after = restrict(fed.server.public.coords, ["0.weight/a", "0.weight/b"])
         got = after["0.weight/b"].double() @ after["0.weight/a"].double()
         torch.testing.assert_close(got, u[:, :2] * s[:2] @ v[:2], atol=1e-5, rtol=1e-5)

@@ -14,14 +14,15 @@ from tests.federation import Federation, digits_task, same_public
 from thinwire.aggregators.robust import inner_products, squares_between, squares_from
 from thinwire.core.registry import entries
 from thinwire.core.spec import Spec
-from thinwire.core.tree import cut, weighted_mean
+from thinwire.core.tree import weighted_mean
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.runs.parts import build
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
-from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
+from thinwire.wire.message import pack_weight, unpack_weight
 
 LARGEST = torch.finfo(torch.float32).max
 ROBUST = [
@@ -68,7 +69,7 @@ def test_long_blocks_and_flat_trees_are_processed_in_slices():
     generator = torch.Generator().manual_seed(1)
     vectors = [torch.randn(70_001, generator=generator) for _ in range(5)]
     like = [torch.zeros(3, 20_000), torch.zeros(10_001)]
-    cuts = [cut(vector, ["w", "v"], like) for vector in vectors]
+    cuts = [Vector(vector, ["w", "v"], like) for vector in vectors]
     plain = [dict(tree.items()) for tree in cuts]
     expected = torch.stack(vectors).double()
     torch.testing.assert_close(inner_products(cuts), expected @ expected.T)
@@ -216,7 +217,7 @@ def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> b
     fields = dict(body.fields)
     for field, factor in factors.items():
         if field == wire.WEIGHT:
-            fields[field] = encode_weight(decode_weight(fields[field]) * factor)
+            fields[field] = pack_weight(unpack_weight(fields[field]) * factor)
             continue
         fields[field] = (torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor).numpy().tobytes()
     return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)

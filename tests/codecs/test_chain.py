@@ -102,7 +102,7 @@ def test_invalid_rules_are_refused():
     for rules, message in (
         ((), "end with"),
         ((("fc*", Raw()),), "end with"),
-        (((), ("*", Raw())), "pair of selectors"),
+        (((), ("*", Raw())), "pairs of selectors"),
         ((((), Raw()), ("*", Raw())), "selects nothing"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -17,8 +17,8 @@ from tests.golden import make
 from thinwire.codecs import Peer
 from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
-from thinwire.protocol.fields import unraw
 from thinwire.protocol.receive import receive
+from thinwire.protocol.upload import unraw
 from thinwire.runs.parts import build
 from thinwire.wire import indices, row_signs, symbols
 

@@ -125,10 +125,10 @@ def test_a_scale_that_is_not_finite_is_refused():
 
 def test_bad_settings_get_one_line():
     for make, words in (
-        (lambda: Eden(0), r"^bits must be above 0 and at most 8, not 0; write for example 2$"),
+        (lambda: Eden(0), r"^bits must be above 0 and at most 8, not 0; write for example bits = 2.0$"),
         (lambda: Eden(9), r"^bits must be above 0 and at most 8, not 9"),
-        (lambda: PowerSGD(0), r"^rank and iterations must be 1 or more, not 0 and 2$"),
-        (lambda: TopK(0.1, "chunk", chunk=0), r"^chunk must be 1 or more values, not 0"),
+        (lambda: PowerSGD(0), r"^rank must be 1 or more, not 0"),
+        (lambda: TopK(0.1, "chunk", chunk=0), r"^chunk must be 1 or more, not 0"),
         (lambda: ErrorFeedback(TopK(0.1), decay=0.0), r"^decay must be above 0 and at most 1, not 0.0"),
         (lambda: ErrorFeedback(Eden(1)), r"^Eden scales values up to be unbiased"),
     ):

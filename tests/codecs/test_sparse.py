@@ -11,7 +11,8 @@ from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantize, Random
 from thinwire.core.key import Key
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec
-from thinwire.core.tree import add, cut, same, sub, zeros_like
+from thinwire.core.tree import add, same, sub, zeros_like
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError, WireError
 from thinwire.testing import check_codec
 
@@ -248,7 +249,7 @@ def test_damaged_bytes_decode_to_a_tree_or_are_refused(codec):
 def test_many_long_blocks_give_the_bytes_of_one(codec, flat):
     tree = {str(i): Key(i).normal(40, 1000 + i) for i in range(3)}
     whole = torch.cat([block.reshape(-1) for block in tree.values()])
-    given = cut(whole, list(tree), list(tree.values())) if flat else tree
+    given = Vector(whole, list(tree), list(tree.values())) if flat else tree
     data, _ = codec.encode(given, {}, PEER)
     assert data == codec.encode({"w": whole}, {}, PEER)[0]
     assert same(codec.decode(data, Spec.of(tree), PEER), sent(codec, tree))

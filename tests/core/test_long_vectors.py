@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thinwire.core import threads
-from thinwire.core.long_vectors import long_sum, weighted_mean_of_vectors
+from thinwire.core import parallel
+from thinwire.core.parallel import sum_of_values, weighted_sum
 
 FRACTIONS = [0.1, 0.2, 0.3, 0.25, 0.15]
 
@@ -12,7 +12,7 @@ FRACTIONS = [0.1, 0.2, 0.3, 0.25, 0.15]
 @pytest.fixture
 def many(monkeypatch):
     """Make three cores count as many."""
-    monkeypatch.setattr(threads, "FEW", 2)
+    monkeypatch.setattr(parallel, "FEW", 2)
 
 
 def vectors(size: int) -> list[torch.Tensor]:
@@ -22,14 +22,14 @@ def vectors(size: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("size", [1, 1000, (1 << 17) + 13, 400_001])
 def test_the_mean_has_the_same_bits_on_one_core_a_few_and_many(three_cores, monkeypatch, size):
-    few = weighted_mean_of_vectors(vectors(size), FRACTIONS)
-    with threads.on_one_core():
-        within = weighted_mean_of_vectors(vectors(size), FRACTIONS)
-        monkeypatch.setattr(threads, "FEW", 2)
-        many = weighted_mean_of_vectors(vectors(size), FRACTIONS)
+    few = weighted_sum(vectors(size), FRACTIONS)
+    with parallel.on_one_core():
+        within = weighted_sum(vectors(size), FRACTIONS)
+        monkeypatch.setattr(parallel, "FEW", 2)
+        many = weighted_sum(vectors(size), FRACTIONS)
     monkeypatch.undo()
     torch.set_num_threads(1)
-    one = weighted_mean_of_vectors(vectors(size), FRACTIONS)
+    one = weighted_sum(vectors(size), FRACTIONS)
     assert torch.equal(few, one)
     assert torch.equal(within, one)
     assert torch.equal(many, one)
@@ -38,14 +38,14 @@ def test_the_mean_has_the_same_bits_on_one_core_a_few_and_many(three_cores, monk
 def test_the_mean_on_many_cores_reads_views_of_messages(three_cores, many):
     whole = torch.stack(vectors(400_000))
     rows = [row[3:-5] for row in whole]
-    expected = weighted_mean_of_vectors([row.clone() for row in rows], FRACTIONS)
-    assert torch.equal(weighted_mean_of_vectors(rows, FRACTIONS), expected)
+    expected = weighted_sum([row.clone() for row in rows], FRACTIONS)
+    assert torch.equal(weighted_sum(rows, FRACTIONS), expected)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_sum_is_not_finite_if_a_value_is_not(three_cores, many, bad):
     values = torch.ones(400_000)
-    assert long_sum(values) == 400_000
+    assert sum_of_values(values) == 400_000
     values[-1] = bad
-    assert not abs(long_sum(values)) < float("inf")
-    assert not abs(long_sum(values.view(2, -1).T)) < float("inf")
+    assert not abs(sum_of_values(values)) < float("inf")
+    assert not abs(sum_of_values(values.view(2, -1).T)) < float("inf")

@@ -5,27 +5,27 @@ import threading
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, each, half_the_cores, on_one_core, start
+from thinwire.core.parallel import PARALLEL_BYTES, each, half_the_cores, on_one_core, start
 
 
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
-    assert each(lambda x: x * x, range(20), LEAST) == [x * x for x in range(20)]
+    assert each(lambda x: x * x, range(20), PARALLEL_BYTES) == [x * x for x in range(20)]
     with pytest.raises(ZeroDivisionError):
-        each(lambda x: 1 / x, [2, 1, 0], LEAST)
+        each(lambda x: 1 / x, [2, 1, 0], PARALLEL_BYTES)
 
 
 def test_nested_calls_do_not_deadlock(three_cores):
     def outer(x: int) -> int:
-        return sum(each(lambda y: x * y, range(10), LEAST))
+        return sum(each(lambda y: x * y, range(10), PARALLEL_BYTES))
 
-    assert each(outer, range(8), LEAST) == [45 * x for x in range(8)]
+    assert each(outer, range(8), PARALLEL_BYTES) == [45 * x for x in range(8)]
 
 
 def test_on_one_core_restricts_torch_but_not_each(three_cores):
     with on_one_core(), on_one_core():
         assert torch.get_num_threads() == 1
         together = threading.Barrier(3, timeout=600)  # passed only if three calls run at the same time
-        assert len({*each(lambda _: (together.wait(), threading.get_ident())[1], range(3), LEAST)}) == 3
+        assert len({*each(lambda _: (together.wait(), threading.get_ident())[1], range(3), PARALLEL_BYTES)}) == 3
     assert torch.get_num_threads() == 3
     with pytest.raises(ZeroDivisionError), on_one_core():
         raise ZeroDivisionError

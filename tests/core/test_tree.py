@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
-from thinwire.core import long_vectors, tree as t
-from thinwire.core.rows import as_rows
-from thinwire.core.tree import all_finite, cut, same, stack, unstack, weighted_mean
+from thinwire.core import parallel, tree as t
+from thinwire.core.tree import all_finite, same, stack, unstack, weighted_mean
+from thinwire.core.vector import Vector
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
@@ -102,7 +102,7 @@ def test_to_device_returns_tensors_on_the_device_unchanged():
 
 def test_a_flat_tree_is_a_view_of_its_vector_and_immutable():
     whole = torch.arange(8.0)
-    tree = cut(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
+    tree = Vector(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
     assert same(tree, {"a": whole[:2], "b": whole[2:].view(2, 3)})
     assert tree["a"].data_ptr() == whole.data_ptr()
     for change in (
@@ -122,40 +122,40 @@ def test_a_flat_tree_is_a_view_of_its_vector_and_immutable():
 def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
     torch.manual_seed(0)
     like = [torch.zeros(2), torch.zeros(2, 3)]
-    a, b = (cut(torch.randn(8), ["a", "b"], like) for _ in range(2))
+    a, b = (Vector(torch.randn(8), ["a", "b"], like) for _ in range(2))
     for result, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
-        assert isinstance(result, t.FlatTree)
+        assert isinstance(result, Vector)
         assert same(result, blocks)
     assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
-    assert t.flatten(a) is a.vector
-    other = cut(torch.randn(8), ["b", "a"], like[::-1])
+    assert t.flatten(a) is a.data
+    other = Vector(torch.randn(8), ["b", "a"], like[::-1])
     assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by position
 
 
 def test_rows_split_into_the_trees_of_clients():
     torch.manual_seed(0)
     tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
-    matrix = as_rows(tree).values
+    matrix = Vector.rows(tree).data
     for i in range(3):
         one = unstack(tree, i)
-        row = cut(matrix[i], list(one), list(one.values()))
+        row = Vector(matrix[i], list(one), list(one.values()))
         assert same(row, one)
-        assert torch.equal(row.vector, matrix[i])
-    assert as_rows({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
-    assert as_rows({}) is None
+        assert torch.equal(row.data, matrix[i])
+    for other in ({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}, {}):
+        assert Vector.rows(other) is other
 
 
 def test_the_mean_of_flat_trees_has_the_same_bits():
     torch.manual_seed(0)
     plain = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    matrix = as_rows(stack(plain)).values
-    flat = [cut(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
+    matrix = Vector.rows(stack(plain)).data
+    flat = [Vector(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
     assert same(weighted_mean(flat, [1.0, 2.0, 3.0, 0.5]), weighted_mean(plain, [1.0, 2.0, 3.0, 0.5]))
 
 
 def test_a_non_finite_value_is_found_in_a_flat_tree():
     whole = torch.zeros(6)
-    tree = cut(whole, ["a", "b"], [whole[:2], whole[2:]])
+    tree = Vector(whole, ["a", "b"], [whole[:2], whole[2:]])
     assert all_finite(tree)
     whole[4] = torch.inf
     assert not all_finite(tree)
@@ -166,9 +166,9 @@ def test_a_non_finite_value_is_found_in_a_flat_tree():
 
 def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
     vectors = [torch.randn(1000) for _ in range(5)]
-    trees = [cut(vector, ["a", "b"], [torch.zeros(990), torch.zeros(10)]) for vector in vectors]
+    trees = [Vector(vector, ["a", "b"], [torch.zeros(990), torch.zeros(10)]) for vector in vectors]
     whole = weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0])
-    monkeypatch.setattr(long_vectors, "_SLICE", 64)
+    monkeypatch.setattr(parallel, "SLICE", 64)
     assert same(weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0]), whole)
 
 
@@ -182,7 +182,7 @@ def test_the_grand_total_is_finite_only_if_all_values_are():
 
 def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
     def fresh():
-        return cut(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
+        return Vector(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
 
     calls = []
     unflatten = t._unflatten_dense_tensors
@@ -194,7 +194,7 @@ def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
     assert "a" in tree
     assert "c" not in tree
     assert all_finite(tree)
-    assert weighted_mean([tree, fresh()], [1.0, 1.0]).vector.tolist() == tree.vector.tolist()
+    assert weighted_mean([tree, fresh()], [1.0, 1.0]).data.tolist() == tree.data.tolist()
     assert not calls, "no block was accessed"
     plain = {"a": torch.arange(4.0).reshape(2, 2), "b": torch.tensor([4.0, 5.0])}
     ways = {
@@ -221,6 +221,6 @@ def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
         fresh()["c"]
     with pytest.raises(TypeError, match="hash"):
         hash(fresh())
-    one = cut(torch.zeros(1), ["a"], [torch.zeros(1)])
+    one = Vector(torch.zeros(1), ["a"], [torch.zeros(1)])
     assert one == dict(one)
     assert one != {}

@@ -91,7 +91,7 @@ def test_packs_hold_every_record_once_and_only_records_of_one_client_and_group(u
     generator = np.random.default_rng(0)
     sizes = generator.integers(2, 12, 60)
     rows = TokenRows.of([([i % 30] * size, [False] + [True] * (size - 1)) for i, size in enumerate(sizes.tolist())])
-    owners = np.arange(60) % 3 if users else None
+    owners = [i % 3 for i in range(60)] if users else None
     packs, first = rows.packed(16, owners)
     assert int(packs.sizes.max()) <= 16
     assert len(packs) < 0.75 * len(rows)
@@ -179,7 +179,7 @@ def test_records_in_bad_form_are_one_line_with_file_and_row(tmp_path, checkpoint
         ({"group": "home"}, "has one value only"),
         ({"length": 4096}, "has 1024 positions"),
         ({"length": 2}, "task.length must be from 8"),
-        ({"prompt": "prompt"}, "task.response is missing"),
+        ({"prompt": "prompt"}, "task.prompt is stated, but a record has one form"),
         ({"prompt": "prompt", "response": "response", "text": "text"}, "a record has one form"),
         ({"template": "jinja"}, "task.template must be one of"),
         ({"checkpoint": "nowhere.gguf"}, "no GGUF file there"),
@@ -201,7 +201,7 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
     strange = "{% if add_generation_prompt %}first {% endif %}{{ messages[-1]['content'] }}"
     tokenizer = transformers.AutoTokenizer.from_pretrained(write_language_model(tmp_path, template=strange))
     with pytest.raises(ValueError, match="rewrites earlier messages"):
-        chat(tokenizer)([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
 
 
 def test_sets_of_questions_have_options_and_groups(tmp_path, checkpoint):
@@ -255,7 +255,7 @@ def test_a_site_reads_the_same_rows_as_the_task(tmp_path, checkpoint):
     task = own.task(tmp_path, clients=2)
     rows = read_records(tmp_path / "one" / "records.jsonl")
     form = RecordForm("prompt", "response")
-    alone = data.encoder.rows(rows, data.encoder.conversations(rows, form), form).rows
+    alone = TokenRows.of(data.encoder(form).encode(rows).rows)
     for i in range(len(PAIRS)):
         assert learned(task.train, i) == learned(alone, i) == learned(task.train, i + len(PAIRS))
     assert own.without_examples(2).train.gather(torch.tensor([0]))[1].tolist() == [[0]]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thinwire.data.checks import AT_ONCE, Part, check_task
+from thinwire.data.checks import CHUNK_VALUES, Part, check_task
 from thinwire.data.examples import Arrays, Images
 from thinwire.data.losses import bce, mse
 from thinwire.data.partition import Assignment
@@ -44,7 +44,7 @@ def test_examples_of_no_client_are_not_checked():
 
 
 def test_large_data_is_read_in_chunks():
-    rows = AT_ONCE // 1000 + 100  # more than one chunk
+    rows = CHUNK_VALUES // 1000 + 100  # more than one chunk
     inputs = torch.zeros(rows, 1000)
     inputs[-1, 5] = float("inf")
     part = Part(Arrays(inputs, torch.zeros(rows)), Assignment(np.arange(rows), np.array([0, rows])))

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.federation import records_of
 from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, TextWindows
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
@@ -55,7 +56,7 @@ def test_training_draws_variants_from_the_seed() -> None:
         seen.clear()
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
         task = Task(model, RecordIndices(images()), Assignment(np.arange(6), np.array([0, 3, 6])))
-        list(LocalEngine(backend="loop").run(Job(task, tw.Method(), rounds=2, cohort=2, seed=seed)))
+        records_of(LocalEngine(backend="loop"), Job(task, tw.Method(), rounds=2, cohort=2, seed=seed))
         return list(seen[1:])  # the first is the check with one example
 
     seen: list[torch.Tensor] = []

@@ -57,16 +57,24 @@ def test_the_folder_in_the_environment_variable_is_the_default(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("train-images-idx3-ubyte", b"\0\0\0\1" + idx3(PIXELS)[4:], "begins with 1, expected the IDX number 2051"),
-        ("train-images-idx3-ubyte", idx3(PIXELS)[:-1], "5487 bytes follow the header, expected 5488 for 7"),
-        ("train-images-idx3-ubyte", idx3(PIXELS) + b"x", "5489 bytes follow the header, expected 5488"),
-        ("train-images-idx3-ubyte", b"\0\0", "2 bytes, expected an IDX header of 16"),
-        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 0, 28, 28), "0 examples"),
-        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 2**32 - 1, 28, 28), "expected 3367254359"),
-        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 7, 2**31, 2**31), "expected (28, 28)"),
+        (
+            "train-images-idx3-ubyte",
+            b"\0\0\0\1" + idx3(PIXELS)[4:],
+            "5504 bytes that are no IDX file; expected the header 2051, count, 28, 28",
+        ),
+        ("train-images-idx3-ubyte", idx3(PIXELS)[:-1], "5503 bytes that are no IDX file"),
+        ("train-images-idx3-ubyte", idx3(PIXELS) + b"x", "5505 bytes that are no IDX file"),
+        ("train-images-idx3-ubyte", b"\0\0", "2 bytes that are no IDX file"),
+        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 0, 28, 28), "no IDX file"),
+        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 2**32 - 1, 28, 28), "no IDX file"),
+        ("train-images-idx3-ubyte", struct.pack(">4I", 2051, 7, 2**31, 2**31), "no IDX file"),
         ("train-labels-idx1-ubyte", idx1(LABELS + 4), "example 6 has label 10, expected 0 to 9"),
         ("train-labels-idx1-ubyte", idx1(LABELS[:5]), "5 labels, expected 7"),
-        ("train-labels-idx1-ubyte", idx3(PIXELS), "begins with 2051, expected the IDX number 2049"),
+        (
+            "train-labels-idx1-ubyte",
+            idx3(PIXELS),
+            "no IDX file; expected the header 2049, count, nothing more, then 1 bytes",
+        ),
     ],
 )
 def test_an_invalid_file_is_an_error_of_one_line_that_names_it(tmp_path, name, data, message) -> None:

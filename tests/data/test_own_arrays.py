@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thinwire as tw
-from thinwire.data.describe_partition import describe_partition
-from thinwire.data.partition import IID
+from thinwire.data.partition import IID, describe_partition
 from thinwire.data.task import pool_clients
 from thinwire.reports.figures import partition_figure, save
 

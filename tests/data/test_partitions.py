@@ -244,7 +244,7 @@ def test_dirichlet_gives_no_more_to_clients_that_have_the_mean_size() -> None:
 
 
 def test_dirichlet_names_the_minimum_that_works_if_all_draws_fail(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.data.partition._TRIES", 50)
+    monkeypatch.setattr("thinwire.data.partition._MAX_DRAWS", 50)
     labels = np.arange(400) % 10
     with pytest.raises(ConfigError, match=r"none of 50 draws .* write min_size=\d+$") as caught:
         Dirichlet(alpha=0.3, min_size=20).assign(labels, 20, Key(0))
@@ -253,7 +253,7 @@ def test_dirichlet_names_the_minimum_that_works_if_all_draws_fail(monkeypatch) -
 
 
 def test_dirichlet_is_an_error_if_every_draw_leaves_a_client_empty(monkeypatch) -> None:
-    monkeypatch.setattr("thinwire.data.partition._TRIES", 50)
+    monkeypatch.setattr("thinwire.data.partition._MAX_DRAWS", 50)
     with pytest.raises(ConfigError, match="larger alpha or fewer clients"):
         Dirichlet(alpha=1e-3, min_size=1).assign(np.zeros(1000, int), 100, Key(0))
 

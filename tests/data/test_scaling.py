@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-import thinwire as tw
 from thinwire.core.key import Key
-from thinwire.data.examples import Arrays, AugmentedImages, Images, Source
-from thinwire.data.scaling import mean_and_std, standardized
+from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, mean_and_std, standardized
 from thinwire.errors import ConfigError
+from thinwire.federation.settings import TaskSettings
 from thinwire.runs.build import build_task, prepared
 from thinwire.runs.config import resolve
 
@@ -73,7 +72,7 @@ def test_a_dataset_without_constants_is_refused_with_what_to_write():
 @pytest.mark.parametrize("task", ["mnist", "fashion-mnist", "cifar10", "cifar100", "femnist", "digits"])
 def test_tasks_of_images_are_standardized_by_default_and_values_of_files_stay(task):
     assert resolve("fedavg", task).task.scale == "standard"
-    assert tw.experiments.experiment.TaskSettings.__dataclass_fields__["scale"].default == "unit"
+    assert TaskSettings.__dataclass_fields__["scale"].default == "unit"
 
 
 def test_digits_are_standardized_by_their_constants():

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -49,30 +48,6 @@ def test_texts_are_tokenized_once(folders, monkeypatch):
     monkeypatch.setattr(text, "tokenize", lambda *_: pytest.fail("tokenized again"))
     again = text_classification(folders[0], "rte", folders[1])
     assert all(torch.equal(again.train.inputs[name], block) for name, block in first.train.inputs.items())
-
-
-def test_token_ids_in_a_folder_next_to_the_datasets_need_no_texts(folders, tmp_path, monkeypatch):
-    first = text_classification(folders[0], "rte", folders[1])
-    (tmp_path / "other" / "tokens").mkdir(parents=True)
-    (file,) = (tmp_path / "cache").iterdir()
-    with np.load(file) as arrays:
-        name = text.file_name("rte", find_checkpoint(folders[1]), 128)
-        np.savez_compressed(tmp_path / "other" / "tokens" / name, **arrays)
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "none"))
-    again = text_classification(tmp_path / "other", "rte", folders[1])
-    assert all(torch.equal(again.test.inputs[name], block) for name, block in first.test.inputs.items())
-
-
-@pytest.mark.parametrize("wrong", ["ids", "lengths"])
-def test_invalid_token_ids_in_the_cache_are_replaced(folders, tmp_path, wrong):
-    right = text_classification(folders[0], "sst2", folders[1]).train
-    (file,) = (tmp_path / "cache").iterdir()
-    with np.load(file) as arrays:
-        changed = dict(arrays)
-    changed[f"train_{wrong}"] = changed[f"train_{wrong}"].astype(np.int64) + 1000
-    np.savez(file, **changed)
-    again = text_classification(folders[0], "sst2", folders[1]).train
-    assert torch.equal(again.inputs["input_ids"], right.inputs["input_ids"])
 
 
 def test_checkpoints_are_found_by_folder_and_by_name_next_to_the_datasets(folders, tmp_path):

@@ -108,8 +108,8 @@ class Twice(Timed):
 def test_a_response_that_arrives_twice_counts_once():
     server, transport, lines = federation()
     twice = Twice(transport.client, transport.seconds)
-    server.transport = server.collector.transport = twice
-    server.collector.clock = twice.clock
+    server.clients.transport = server.clients.collector.transport = twice
+    server.clients.collector.clock = twice.clock
     ours = play(server, 6)[0]
     theirs = play(federation()[0], 6)[0]
     assert same_public(ours.server.public, theirs.server.public)
@@ -128,7 +128,7 @@ def test_uploads_that_are_too_stale_are_refused_and_their_clients_go_back():
 def test_a_client_that_lost_its_state_while_it_trained_is_sent_the_newest():
     server, transport, _ = federation()
     state, _, _ = play(server, 3)
-    late = sorted(server.collector.training)
+    late = sorted(server.clients.collector.training)
     assert late
     for client in late:
         store = (
@@ -146,7 +146,7 @@ def test_a_resumed_server_asks_again_and_clients_return_to_their_last_accepted_s
     server, transport, _ = federation("fedbuff+ef+topk+int4", rounds=12)
     state, _, _ = play(server, 4)
     again = FlowerServer(
-        server.federation.engine, server.job, lambda *_: transport, server.policy, clock=transport.clock
+        server.federation.engine, server.job, lambda *_: transport, server.clients.policy, clock=transport.clock
     )
     transport.pending.clear()  # requests from before the restart get no response
     state, records, _ = play(again, 6, state)
@@ -174,7 +174,7 @@ def test_versions_that_are_made_again_forget_who_was_asked_before():
     server, _, lines = federation()
     state, _, _ = play(server, 2)
     play(server, 2, state)
-    assert server.collector.training
+    assert server.clients.collector.training
     after, records, _ = play(server, 3, state)  # the run went back to round 2
     assert after.round == 5
     assert all(one.clients == 3 for one in records)

@@ -71,7 +71,7 @@ def test_forty_rounds_with_most_sites_offline_and_one_slow():
     assert 0 < asked < 12, "a client that still works is not asked again"
     assert sum("responded to a round that is closed" in line for line in lines) >= asked - 1
     assert late > asked
-    assert all(len(one.accepted) >= 2 for one in server.collector.record.rounds.values())
+    assert all(len(one.accepted) >= 2 for one in server.clients.collector.record.rounds.values())
 
 
 def test_everyone_there_gives_the_cohorts_of_the_simulation():
@@ -101,7 +101,7 @@ def test_over_selection_closes_at_the_size_of_the_cohort():
     _, record = server.round(server.start())
     assert len(transport.asked[0]) == 6
     assert (record.clients, record.late, record.absent) == (4, 2, 0)
-    (one,) = server.collector.record.rounds.values()
+    (one,) = server.clients.collector.record.rounds.values()
     assert set(one.accepted) == set(sorted(one.cohort)[:4])
     assert transport.ended == sorted(one.cohort)[3] + 1
 
@@ -112,9 +112,9 @@ def test_others_take_the_places_of_clients_that_do_not_respond():
     )
     state, record = server.round(server.start())
     assert len(transport.asked) > 1
-    assert sorted(server.collector.record.rounds[1].accepted) == [6, 7, 8, 9]
+    assert sorted(server.clients.collector.record.rounds[1].accepted) == [6, 7, 8, 9]
     assert any("take part in place of clients that did not respond" in line for line in lines)
-    assert record.absent + record.late == len(server.collector.record.rounds[1].cohort) - 4
+    assert record.absent + record.late == len(server.clients.collector.record.rounds[1].cohort) - 4
     assert state.round == 1
 
 

@@ -12,8 +12,7 @@ from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
-from thinwire.protocol.round import Request
-from thinwire.protocol.server import open_round
+from thinwire.protocol.round import Request, Round
 from thinwire.runs.build import build_job
 
 ALL = {"cohort.size": 4}
@@ -107,8 +106,8 @@ def test_a_client_that_does_not_respond_is_left_out_and_takes_part_later(fault):
 
 def _before(server: FlowerServer, rounds: int):
     """The public state after some rounds of the same script."""
-    fresh = Faulty(server.transport.client, server.transport.script)
-    again = FlowerServer(server.federation.engine, server.job, lambda *_: fresh, server.policy)
+    fresh = Faulty(server.clients.transport.client, server.clients.transport.script)
+    again = FlowerServer(server.federation.engine, server.job, lambda *_: fresh, server.clients.policy)
     return play(again, rounds)[0].server.public
 
 
@@ -190,7 +189,7 @@ def test_a_client_responds_to_another_method_with_an_error_and_does_not_change()
     play(server, 1)
     other, _, _ = federation("mapo", {})
     state = other.start()
-    request = Request(open_round(other.contract, state.server, {0: 0})[0])
+    request = Request(Round.open(other.contract, state.server).downloads({0: 0})[0])
     before = transport.stored[0]
     response = transport.respond(0, request)
     assert "another method or model" in response.error

@@ -21,15 +21,15 @@ from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, RoundPolicy
-from thinwire.protocol.fields import raw, unraw
 from thinwire.protocol.method import Method
 from thinwire.protocol.round import Response
+from thinwire.protocol.upload import raw, unraw
 from thinwire.runs.config import join, named_methods, update
 from thinwire.runs.parts import build
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
 from thinwire.wire import message as wire
-from thinwire.wire.weight import encode as encode_weight
+from thinwire.wire.message import pack_weight
 
 MALICIOUS, CLIENTS = 3, 5
 LARGEST = torch.finfo(torch.float32).max
@@ -117,7 +117,7 @@ class Malicious(InMemory):
     def payload(self, version: int, body: wire.Body) -> tuple[int, bytes]:
         """The field that is replaced, and its bytes; empty if the method does not have it."""
         if self.attack in WEIGHTS:
-            return wire.WEIGHT, encode_weight(WEIGHTS[self.attack])
+            return wire.WEIGHT, pack_weight(WEIGHTS[self.attack])
         field, change = FIELDS[self.attack]
         if field not in body.fields:
             return field, b""

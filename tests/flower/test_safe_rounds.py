@@ -167,9 +167,7 @@ def test_a_server_killed_around_a_rollback_resumes_with_the_same_bits(rolled_bac
     assert (tmp_path / "model.safetensors").read_bytes() == (path / "model.safetensors").read_bytes()
     ours, theirs = ([one._replace(seconds=None) for one in read_sites(where)] for where in (tmp_path, path))
     assert ours == theirs
-    ours, theirs = (
-        [one._replace(seconds=0.0, records=[]) for one in read_retries(where)] for where in (tmp_path, path)
-    )
+    ours, theirs = ([one._replace(records=[]) for one in read_retries(where)] for where in (tmp_path, path))
     assert ours == theirs
 
 
@@ -198,7 +196,7 @@ def test_going_back_by_hand(rolled_back, tmp_path):
     before = read_run(path)
     found = roll_back(path, 3, [1])
     lost = sum(one["bytes_up"] + one["bytes_down"] + one["bytes_catchup"] for one in before.records[3:])
-    assert found == (3, 6, lost, (1,))
+    assert (found.from_round, len(found.records), found.bytes_abandoned, found.left_out) == (3, 6, lost, [1])
     assert rounds_in(path / "checkpoints") == [1, 2, 3]
     assert [one["round"] for one in read_run(path).records] == [1, 2, 3]
     summary, _, transport = run(path, {}, resume=True, **BACK)

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
-from thinwire.federation.client_evaluations import with_client_evaluations
+from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Cohort
 from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
@@ -25,7 +25,7 @@ from thinwire.flower.server import FlowerServer
 from thinwire.flower.site_check import check_site
 from thinwire.flower.site_evaluation import checked, in_record
 from thinwire.flower.transport import RoundPolicy
-from thinwire.protocol.round import EVALUATE, Request, Response
+from thinwire.protocol.round import EVALUATE, Request, Response, Round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.training.evaluation import Evaluation
@@ -123,9 +123,8 @@ def test_a_site_that_is_away_is_left_out_and_returns(tmp_path):
 
 
 def server_download(server, state, client: int):
-    from thinwire.protocol.server import open_round
 
-    return [open_round(server.contract, state.server, {client: state.clients[client].version})[client]]
+    return [Round.open(server.contract, state.server).downloads({client: state.clients[client].version})[client]]
 
 
 def test_an_evaluation_changes_nothing_that_a_client_stores(tmp_path):

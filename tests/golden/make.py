@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.federation import closed
 from thinwire.codecs import (
     Binary,
     ByBlock,
@@ -38,23 +39,20 @@ from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.entries import read_snapshot, read_step
-from thinwire.protocol.fields import raw
+from thinwire.protocol.download import read_snapshot, read_step, read_sum
+from thinwire.protocol.method import Budget, Tier
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import Terms, close_round, full_state_message, open_round
+from thinwire.protocol.round import Round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.sums import read_sum
-from thinwire.protocol.upload import decode_upload, decode_uploads
+from thinwire.protocol.upload import decode_upload, planned_names, raw
 from thinwire.runs.parts import describe
 from thinwire.schedules.base import AllBlocks, Plan
-from thinwire.secure.masks import sum_masked
 from thinwire.spaces import MAPO, LoRAStack
 from thinwire.wire import indices, message as wire, regions, row_bits, row_signs, symbols
 from thinwire.wire.bits import pack
-from thinwire.wire.weight import encode as encode_weight
+from thinwire.wire.message import pack_weight
 
 HERE = Path(__file__).parent
 KEY, EVERYONE = Key(20), Key(27)
@@ -262,7 +260,7 @@ def upload(contract: Contract, plan: Plan, version: int, weight: float) -> bytes
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = contract.up(0)
     payload, _ = up.encode(eighths(code, key), up.init(code), contract.peer(version, 0))
-    fields = {wire.COORDS: payload, wire.WEIGHT: encode_weight(weight)}
+    fields = {wire.COORDS: payload, wire.WEIGHT: pack_weight(weight)}
     if contract.buffers.blocks:
         fields[wire.BUFFERS] = raw(eighths(contract.buffers, key))
     if contract.shared.blocks:
@@ -280,8 +278,7 @@ def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], li
     for version in range(rounds):
         plan = plan_round(contract, servers[-1])
         uploads.append(upload(contract, plan, version, WEIGHTS.get(name, 1.0)))
-        decoded = decode_uploads(contract, servers[-1].public, plan, {0: uploads[-1]})
-        servers.append(close_round(contract, servers[-1], plan, decoded, Terms(1, sum_masked=sum_masked)).server)
+        servers.append(closed(contract, servers[-1], plan, {0: uploads[-1]}, 1).server)
     return contract, servers, uploads
 
 
@@ -314,7 +311,7 @@ def messages() -> Iterator[tuple[str, dict]]:
         }
         yield f"message-up-{name}", about | {"bytes": uploads[1].hex()} | up
         for version in (3, 2, 0):
-            data = open_round(contract, servers[3], {0: version})[0]
+            data = Round.open(contract, servers[3]).downloads({0: version})[0]
             yield (
                 f"message-{wire.KINDS[wire.kind_of(data)]}-{name}-from-{version}",
                 about | received(contract, servers, data),
@@ -323,7 +320,7 @@ def messages() -> Iterator[tuple[str, dict]]:
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
         if method.download == "incremental":
-            data = full_state_message(contract, servers[3], lost, 0)
+            data = Round.open(contract, servers[3]).full_state(lost, 0)
             yield f"message-state-{name}-from-1", about | received(contract, servers, data)
 
 
@@ -341,17 +338,17 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
             body = wire.unpack_body(one, contract.schema)
             kind, stack = "entry", None
             if wire.SUM in body.fields:
-                names, values, _ = read_sum(contract, body, torch.device("cpu"))
+                values = read_sum(contract, body, torch.device("cpu")).code
                 kind, until = "sum", message.version
             elif wire.VALUES in body.fields:
                 kind = "snapshot"
                 end = contract.window_end(at)
                 until = min(message.version, end or message.version)
-                names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
+                values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
-                names, values, stack = read_step(contract, body, at, torch.device("cpu"))
+                _, values, stack = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
+            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, planned_names(contract, body))}
             step |= {"values": as_hex(values)}
             step |= {"stacked": stack.adapters, "stack": as_hex(stack.blocks)} if stack else {}
             out["steps"].append(step)

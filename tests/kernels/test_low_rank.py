@@ -8,7 +8,8 @@ from torch.func import grad, vmap
 
 import thinwire as tw
 from thinwire.core.tree import Tree, stack, unstack
-from thinwire.spaces.lora import LoRA, Unmerged
+from thinwire.spaces.base import Unmerged
+from thinwire.spaces.lora import LoRA
 from thinwire.spaces.route import Route
 from thinwire.training.functional import Functional
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import SIZES, Federation, digits_task
+from tests.federation import SIZES, Federation, digits_task, records_of
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.job import Job
@@ -194,8 +194,8 @@ def test_only_tiers_that_are_sampled_participate():
     tiers = (tw.Tier(sampled=False), tw.Tier())
     budget = tw.Budget(tiers, clients=tuple(i % 2 for i in ALL_CLIENTS))
     participants = set()
-    for _ in LocalEngine().run(Job(digits_task(), tw.Method(budget=budget), 3, 2), lambda *a: participants.add(a[2])):
-        pass
+    job = Job(digits_task(), tw.Method(budget=budget), 3, 2)
+    records_of(LocalEngine(), job, lambda *message: participants.add(message[2]))
     assert participants == {1, 3, 5}
     with pytest.raises(ConfigError, match="no tier of the budget is sampled"):
         tw.Budget(tiers[:1])
@@ -220,7 +220,7 @@ def test_adapters_of_all_tiers_have_one_scale(task):
 def test_presets_train_and_are_unchanged_after_writing_and_reading(name):
     experiment = resolve(name, "digits")
     assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
-    records = list(LocalEngine().run(Job(digits_task(), experiment.method, 3, 3, Local(1, batch=8))))
+    records = records_of(LocalEngine(), Job(digits_task(), experiment.method, 3, 3, Local(1, batch=8)))
     assert records[-1].loss < 2.5
 
 
@@ -290,12 +290,12 @@ def test_invalid_settings_are_refused():
     for make in (lambda: tw.masks.TopKMask(0.0), lambda: tw.masks.PruneMask(1.5), lambda: tw.masks.PruneMask(keep=0.0)):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
             make()
-    with pytest.raises(ConfigError, match="every must be 1 or more rounds"):
+    with pytest.raises(ConfigError, match="every must be 1 or more"):
         tw.masks.PruneMask(every=0)
     for make in (lambda: tw.masks.TopKMask(by="layer"), lambda: tw.masks.PruneMask(by="layer")):
         with pytest.raises(ConfigError, match="by must be one of tree, block, not 'layer'"):
             make()
-    with pytest.raises(ConfigError, match="at must be 0 or more rounds, not -1"):
+    with pytest.raises(ConfigError, match="at must be 0 or more, not -1"):
         tw.masks.TopKMask(at=-1)
 
 

@@ -9,7 +9,7 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload
 from thinwire.testing import check_correction
 from thinwire.training import Local

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, digits_task
+from tests.federation import Federation, digits_task, records_of
 from thinwire.core.registry import entries
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError, IncompatibleParts
@@ -115,7 +115,7 @@ def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
     losses = []
     for backend in ("vmap", "loop"):
         job = Job(digits_task(), method, rounds=3, cohort=3, local=Local(batch=8))
-        records = list(LocalEngine(backend=backend).run(job))
+        records = records_of(LocalEngine(backend=backend), job)
         losses.append([record.loss for record in records])
         assert [record.lr for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -258,7 +258,7 @@ def test_a_run_has_the_learning_rates_of_its_own_number_of_rounds():
         lr_schedule=tw.optimizers.WarmupLR(fraction=0.5, inner=tw.optimizers.CosineLR()),
     )
     for rounds, expected in ((4, (0.25, 0.427, 0.25, 0.073)), (2, (0.5, 0.25))):
-        records = LocalEngine().run(Job(digits_task(), method, rounds=rounds, cohort=3))
+        records = records_of(LocalEngine(), Job(digits_task(), method, rounds=rounds, cohort=3))
         assert [record.lr for record in records] == pytest.approx(expected, abs=1e-3)
 
 
@@ -285,7 +285,7 @@ def test_the_second_stage_goes_on_with_the_schedule_of_the_run():
         download="full",
         next_stage=tw.Stage(2, client_opt=tw.optimizers.SGD(0.8)),
     )
-    records = LocalEngine().run(Job(digits_task(), method, rounds=4, cohort=3))
+    records = records_of(LocalEngine(), Job(digits_task(), method, rounds=4, cohort=3))
     assert [r.lr for r in records] == pytest.approx([0.4, 0.3414, 0.4, 0.1172], abs=1e-4)
 
 

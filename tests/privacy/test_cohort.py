@@ -14,8 +14,8 @@ from thinwire.core.key import NORMAL_SCALE, Key
 from thinwire.core.tree import Tree, flatten, scale, weighted_mean
 from thinwire.privacy.accountant import epsilon
 from thinwire.privacy.lattice import onto_lattice
-from thinwire.protocol.entries import read_step
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.download import read_step
+from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload
 from thinwire.wire import message as wire
 

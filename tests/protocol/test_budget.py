@@ -14,7 +14,7 @@ from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.client import initial_client_state
 from thinwire.protocol.receive import receive
-from thinwire.protocol.server import open_round
+from thinwire.protocol.round import Round
 from thinwire.runs.check import check
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.runs.toml import dumps, loads
@@ -113,7 +113,7 @@ def test_the_simulation_trains_clients_from_the_download_of_their_tier(chunk, ba
     assert sizes["up", 1] < 0.3 * sizes["up", 0]
     assert record.bytes_up == sum(len(d) for r, direction, _, d in seen if r == 3 and direction == "up")
     # the same bytes as from `open_round`
-    down = open_round(simulation.contract, before.server, {i: before.clients[i].version for i in ALL_CLIENTS})
+    down = Round.open(simulation.contract, before.server).downloads({i: before.clients[i].version for i in ALL_CLIENTS})
     assert {client: data for r, direction, client, data in seen if r == 3 and direction == "down"} == down
 
 
@@ -122,9 +122,9 @@ def test_one_round_opens_for_clients_of_all_versions_and_tiers():
     for cohort in ([0, 1], [0, 2, 3]):
         federation.round(cohort)
     versions = {client: federation.public[client].version for client in ALL_CLIENTS}
-    made = open_round(federation.contract, federation.server, versions)
+    made = federation.opened.downloads(versions)
     for client in ALL_CLIENTS:
-        alone = open_round(federation.contract, federation.server, {client: versions[client]})
+        alone = federation.opened.downloads({client: versions[client]})
         assert made[client] == alone[client]
         received = receive(federation.contract, federation.public[client], made[client], client)
         assert received.public.version == 2

@@ -13,7 +13,7 @@ from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.drift_check import TOLERANCE, _signs, project
 from thinwire.protocol.receive import receive, request_full_state
-from thinwire.protocol.server import full_state_message, open_round, split_download
+from thinwire.protocol.round import Round
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks
@@ -84,7 +84,7 @@ def test_the_merge_codec_shortens_missed_windows():
         one = federation(MAPO(k=64, redraw_every=5), Quantize(4), merge_codec=merge_codec)
         for _ in range(10):
             one.round((0,))
-        sizes[merge_codec] = len(open_round(one.contract, one.server, {3: 0})[3])
+        sizes[merge_codec] = len(one.opened.downloads({3: 0})[3])
     assert sizes[Quantize(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and headers
     assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than raw snapshots, far longer than encoded ones
 
@@ -96,7 +96,7 @@ def test_sums_on_a_lattice_are_short_and_exact(redraw_every):
     one = federation(space, ErrorFeedback(Lattice(2.0)), up=Lattice(1.0, stochastic=True), merge_codec=LatticeSum())
     for r in range(11):
         one.round((0, 1) if r in (3, 6) else (0,))
-    sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
+    sizes = {v: len(m) for v, m in one.opened.downloads({v: v for v in range(12)}).items()}
     for client in (0, 1, 2):
         one.download(client)
         assert same_public(one.public[client], one.server.public)
@@ -118,12 +118,12 @@ def test_a_missed_window_is_sent_as_one_snapshot():
     one = federation(MAPO(k=8, redraw_every=4))
     for _ in range(11):
         one.round((0,))
-    sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
+    sizes = {v: len(m) for v, m in one.opened.downloads({v: v for v in range(12)}).items()}
     vector = 4 * 8 + 2  # eight values, and the header of a body
     up_to_date = sizes[11]
     assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
     assert all((size - up_to_date) % vector == 0 for size in sizes.values())
-    ordinary, catch_up = split_download(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
+    ordinary, catch_up = one.opened.split({0: b"." * sizes[10], 1: b"." * sizes[0]})
     assert (ordinary, catch_up) == (2 * sizes[10], sizes[0] - sizes[10])
 
 
@@ -132,7 +132,7 @@ def test_a_window_is_sent_as_entries_or_as_its_snapshot_whichever_is_shorter():
     one = federation(MAPO(k=8, redraw_every=12), Quantize(2))
     for _ in range(13):
         one.round((0,))
-    messages = open_round(one.contract, one.server, {v: v for v in range(14)})
+    messages = one.opened.downloads({v: v for v in range(14)})
     fields_of = {v: [body.fields for body in bodies_of(one, message)] for v, message in messages.items()}
     assert [set(fields) for fields in fields_of[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
     assert [set(fields) for fields in fields_of[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
@@ -162,7 +162,7 @@ def test_clients_far_behind_are_sent_the_state():
     kinds = []
     for _ in range(16):
         one.round((0,))
-        data = open_round(one.contract, one.server, {3: 0})[3]
+        data = one.opened.downloads({3: 0})[3]
         kinds.append(wire.unpack(data, one.contract.schema).kind)
         assert len(data) <= one.contract.weights.nbytes + one.contract.coords.nbytes + 64
         assert same_public(receive(one.contract, one.first, data).public, one.server.public)
@@ -180,7 +180,7 @@ def test_the_number_of_bodies_is_limited(space, down, kind, monkeypatch):
     kinds = []
     for _ in range(12):
         one.round((0,))
-        message = wire.unpack(open_round(one.contract, one.server, {1: 0})[1], one.contract.schema)
+        message = wire.unpack(one.opened.downloads({1: 0})[1], one.contract.schema)
         kinds.append((message.kind, len(message.bodies)))
         one.public[1] = one.first
         one.download(1)
@@ -204,13 +204,13 @@ def test_messages_above_the_largest_size_are_refused():
     one = federation()
     plan, contract = plan_round(one.contract, one.server), one.contract
     one.download(0)
-    up, down = one.upload(0), open_round(contract, one.server, {1: 0})[1]
+    up, down = one.upload(0), Round.open(contract, one.server).downloads({1: 0})[1]
     with pytest.raises(WireError, match="bytes, expected at most"):
         decode_upload(contract, plan, 0, 0, up + bytes(contract.longest_up))
     with pytest.raises(WireError, match="bytes, expected at most"):
         receive(contract, one.first, down + bytes(contract.longest_down))
     with pytest.raises(WireError, match="bytes, expected at most"):
-        full_state_message(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
+        Round.open(contract, one.server).full_state(request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
     with pytest.raises(WireError, match="of kind 'steps' came from a client"):
         decode_upload(contract, plan, 0, 0, down)
 
@@ -310,10 +310,10 @@ def test_a_drifted_client_keeps_its_private_blocks():
 def test_the_full_state_is_read_from_version_zero():
     one = federation(MAPO(k=8))
     one.round((0,))
-    response = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
+    response = one.opened.full_state(request_full_state(one.contract, 1, 0), 0)
     assert len(request_full_state(one.contract, 1, 0)) == 7
     assert same_public(receive(one.contract, one.first._replace(version=1), response).public, one.server.public)
-    wrong = open_round(one.contract, one.server, {0: 1})[0]
+    wrong = one.opened.downloads({0: 1})[0]
     with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* request the whole state"):
         receive(one.contract, one.first._replace(version=1, base=perturbed(one.first.base, 0.1)), wrong)
 

@@ -6,10 +6,9 @@ from tests.federation import closed
 from tests.protocol.messages import bodies_of, forged, value_bytes
 from thinwire.errors import WireError
 from thinwire.protocol.receive import request_full_state
-from thinwire.protocol.server import full_state_message
 from thinwire.wire import message as wire
 from thinwire.wire.bits import varint
-from thinwire.wire.weight import encode as encode_weight
+from thinwire.wire.message import pack_weight
 
 
 @pytest.mark.parametrize(
@@ -27,11 +26,11 @@ from thinwire.wire.weight import encode as encode_weight
         ({"BASE": b"abcd"}, "fields .* expected"),
         ({"COORDS": b"abcd"}, "bytes of raw values"),
         ({"BUFFERS": b""}, "bytes of raw values"),
-        ({"WEIGHT": encode_weight(0.0)}, "sent weight 0.0; expected above 0"),
-        ({"WEIGHT": encode_weight(-3.0)}, "sent weight -3.0"),
-        ({"WEIGHT": encode_weight(float("nan"))}, "sent weight nan"),
-        ({"WEIGHT": encode_weight(float("inf"))}, "sent weight inf"),
-        ({"WEIGHT": encode_weight(2.0**41)}, "sent weight 2199023255552.0"),
+        ({"WEIGHT": pack_weight(0.0)}, "sent weight 0.0; expected above 0"),
+        ({"WEIGHT": pack_weight(-3.0)}, "sent weight -3.0"),
+        ({"WEIGHT": pack_weight(float("nan"))}, "sent weight nan"),
+        ({"WEIGHT": pack_weight(float("inf"))}, "sent weight inf"),
+        ({"WEIGHT": pack_weight(2.0**41)}, "sent weight 2199023255552.0"),
         ({"WEIGHT": varint((1 << 24) + 0x3F800000)}, "the weight 1 must be written as a count"),
         ({"WEIGHT": varint((1 << 24) + (1 << 32))}, "neither a count nor a float32"),
     ],
@@ -72,6 +71,6 @@ def test_a_round_without_uploads_is_refused(opened):
 def test_a_full_state_is_sent_on_request_only(opened):
     federation, _, data = opened
     with pytest.raises(WireError, match="kind 'up' requests no state"):
-        full_state_message(federation.contract, federation.server, data, 0)
+        federation.opened.full_state(data, 0)
     with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
-        full_state_message(federation.contract, federation.server, request_full_state(federation.contract, 9, 0), 0)
+        federation.opened.full_state(request_full_state(federation.contract, 9, 0), 0)

@@ -13,7 +13,6 @@ from thinwire.core.tree import same
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.receive import receive
-from thinwire.protocol.server import open_round, split_download
 from thinwire.protocol.setup import plan_round
 from thinwire.schedules import AllBlocks
 from thinwire.training import Local
@@ -140,7 +139,7 @@ def test_a_state_replaces_entries_once_they_are_longer():
     kinds = []
     for _ in range(8):
         federation.round((0,))
-        data = open_round(federation.contract, federation.server, {5: 0})[5]
+        data = federation.opened.downloads({5: 0})[5]
         kinds.append(wire.unpack(data, federation.contract.schema).kind)
         assert same_public(receive(federation.contract, federation.first, data)[0], federation.server.public)
     assert kinds[:2] == [wire.STEPS, wire.STEPS]
@@ -169,9 +168,9 @@ def test_bytes_of_missed_rounds_are_counted_separately():
     for _ in range(5):
         federation.round((0,))
     versions = {0: 4, 1: 0, 2: 3, 3: 5}
-    down = open_round(federation.contract, federation.server, versions)
+    down = federation.opened.downloads(versions)
     sizes = {i: len(data) for i, data in down.items()}
-    ordinary, catch_up = split_download(federation.contract, federation.server, down)
+    ordinary, catch_up = federation.opened.split(down)
     assert ordinary == 3 * sizes[0] + sizes[3]
     assert catch_up == (sizes[1] - sizes[0]) + (sizes[2] - sizes[0])
     assert sizes[3] < sizes[0] < sizes[2] < sizes[1]

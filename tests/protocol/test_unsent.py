@@ -13,7 +13,6 @@ from thinwire.core.tree import add, same
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.client import drop_stale
-from thinwire.protocol.server import open_round
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import ClientState
 from thinwire.schedules import AllBlocks
@@ -39,7 +38,7 @@ def test_private_blocks_are_trained_and_never_sent(download, correction):
         if before:
             assert not same(before, federation.states[cohort[0]].unsent), "training continues from the private blocks"
         for client in (0, 5):
-            for body in bodies_of(federation, open_round(federation.contract, federation.server, {client: 0})[client]):
+            for body in bodies_of(federation, federation.opened.downloads({client: 0})[client]):
                 assert not (body.plan or set(federation.contract.coords.names)) & set(private)
                 lengths |= {len(body.fields[field]) for field in (wire.COORDS, wire.SHARED) if field in body.fields}
     assert lengths == {4 * public_size}

@@ -9,7 +9,8 @@ import pytest
 
 import thinwire as tw
 from tests.browser import CHROMIUM, chromium, open_page, tables_fit
-from thinwire.cli.app import TOUR, app
+from thinwire.cli.app import app
+from thinwire.cli.search import TOUR
 
 pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (its path can be given in CHROMIUM)")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.reports.baseline import baseline_of, choose_targets
-from thinwire.reports.seed_groups import MeanInterval, group
+from thinwire.reports.seed_groups import MeanInterval, baseline_of, choose_targets, group
 from thinwire.runs.records import find_runs, read_run, totals
 
 
@@ -15,10 +14,11 @@ def test_runs_that_differ_only_in_seed_form_a_group(real_runs):
     assert baseline_of(groups).label == "fedavg"
     curve = groups[1].curve("accuracy")
     runs = groups[1].runs
-    assert [p.round for p in curve] == [1, 2, 3, 4, 5]
-    assert curve[-1].value == pytest.approx(sum(run.records[-1]["accuracy"] for run in runs) / 2)
-    assert curve[-1].bytes == pytest.approx(sum(totals(run.records)["bytes_total"] for run in runs) / 2)
-    assert curve[-1].low <= curve[-1].value <= curve[-1].high
+    assert [x for x, *_ in groups[1].curve("accuracy", by_bytes=False)] == [1, 2, 3, 4, 5]
+    sent, mean, low, high = curve[-1]
+    assert mean == pytest.approx(sum(run.records[-1]["accuracy"] for run in runs) / 2)
+    assert sent == pytest.approx(sum(totals(run.records)["bytes_total"] for run in runs) / 2)
+    assert low <= mean <= high
 
 
 def test_groups_of_one_name_are_labeled_by_their_settings(write_run):
@@ -36,14 +36,14 @@ def test_target_is_reached_in_the_first_round_at_or_above_it(write_run):
     (only,) = group([read_run(write_run("a", seed=seed, up=100, catchup=7, rounds=10)) for seed in (0, 1)])
     target = only.runs[0].records[3]["accuracy"]  # the fourth round of seed 0; seed 1 is a little lower
     cost = only.cost_to_reach(target, compute=0.0)
-    assert cost.seeds == 2
-    assert cost.rounds.mean == 4.5
-    assert cost.ideal == 4.5 * 200
+    assert list(cost.by_seed) == [0, 1]
+    assert cost.rounds == 4.5
+    assert sum(cost.by_direction[:2]) == 4.5 * 200
     assert cost.bytes.mean == 4.5 * 200 + 3.5 * 7
     assert cost.seconds == pytest.approx(8 * cost.bytes.mean / 10 / 2e6, abs=1e-3)
     assert only.cost_to_reach(0.95) is None
     some = only.cost_to_reach(only.runs[0].records[-1]["accuracy"])
-    assert some.seeds == 1
+    assert list(some.by_seed) == [0]
 
 
 def test_chosen_targets_are_reached_by_every_run_or_near_the_baseline(write_run):

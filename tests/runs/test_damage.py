@@ -88,19 +88,17 @@ def test_checksums_of_a_finished_run_match_in_the_format_of_sha256sum(copies):
 
 @pytest.mark.parametrize("how", ["swapped", "one bit", "truncated", "missing"])
 @pytest.mark.parametrize("name", COVERED)
-def test_every_reader_names_a_damaged_file_of_a_finished_run(copies, name, how):
+def test_a_damaged_file_of_a_finished_run_is_named(copies, name, how):
     path = copies / "0"
     damage(path / name, how, copies / "1" / name)
     readers = {
         "resume": lambda: execute(quick(), path, resume=True),
-        "verify": lambda: RunFolder.open(path).verify(),
-        "report": lambda: tw.report([path]),
-        "watch": lambda: standing(path),
+        "verify": lambda: verify(path),
+        "summary": lambda: RunFolder.open(path).summary(),
+        "load": lambda: tw.load_run(path),
     }
     if (name, how) == ("summary.json", "missing"):
         return  # a run without a summary is unfinished
-    if name == "model.safetensors":
-        readers = {key: readers[key] for key in ("resume", "verify")}  # the others do not read it
     for reader in readers.values():
         with pytest.raises(CheckpointError) as error:
             reader()
@@ -144,8 +142,8 @@ def test_a_diverged_run_has_totals_and_checksums(tmp_path, monkeypatch, probe):
 def test_damaged_checksums_are_refused(copies):
     for text in ("", "nonsense\n", "0" * 64 + "  summary.json\n", "\xff" * 9000):
         (copies / "0/SHA256SUMS").write_text(text)
-        with pytest.raises(CheckpointError, match=r"SHA256SUMS is damaged"):
-            read_run(copies / "0")
+        with pytest.raises(CheckpointError, match=r"its SHA-256 is not the one in .*SHA256SUMS"):
+            verify(copies / "0")
 
 
 def test_runs_without_checksums_are_read(copies):
@@ -181,9 +179,6 @@ def test_lost_metrics_are_restored_from_the_checkpoint_with_a_warning(tmp_path, 
         short = {"one line": lines[:1], "half a line": [*lines[:1], lines[1][:30]], "all": []}
         other = {"one bit": [broken, *lines[1:]], "other lines": [(two_runs / "1/metrics.jsonl").read_bytes()]}
         file.write_bytes(b"".join((short | other)[lost]))
-    for reader in (lambda: tw.report([path]), lambda: standing(path)):
-        with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged.*thinwire resume .* restores them"):
-            reader()
     with pytest.warns(UserWarning, match=r"metrics\.jsonl was damaged; its first 2 rounds were restored"):
         execute(quick(), path, resume=True)
     assert metrics(path) == metrics(two_runs / "0")
@@ -227,21 +222,12 @@ def a_gigabyte_more():
 
 
 FORGED = [
-    (lambda meta: meta["state"].update(round=10**9), "the round 1000000000, expected 0 to 4"),
     (lambda meta: meta["state"].update(round=-1), "it holds -1, expected int"),
     (lambda meta: meta["state"].update(round=True), "it holds True, expected int"),
     (lambda meta: meta["state"].update(round=10**30), "expected int"),
     (lambda meta: meta["state"].update(clock="soon"), "it holds 'soon', expected float"),
     (lambda meta: meta["state"].update(recent={"medians": {"loss": [float("nan")]}, "far": []}), "it holds nan"),
-    (lambda meta: meta["state"].update(recent={"medians": {}, "far": [20]}), "the client 20"),
-    (lambda meta: meta["state"]["server"]["public"].update(version=10**12), "the version 1000000000000"),
-    (lambda meta: meta["state"]["clients"].update({"1000000": client(1)}), "the client 1000000"),
-    (lambda meta: meta["state"]["clients"].update({"0": client(99)}), "the version of a client or an entry 99"),
-    (lambda meta: meta["state"].update(cohort=[0, 20]), "the client 20, expected 0 to 19"),
-    (lambda meta: meta["state"].update(chunk=10**9), "the number of clients trained together 1000000000"),
-    (lambda meta: meta["state"]["server"]["ledger"].update(opened=7), "the version of a client or an entry 7"),
     (lambda meta: meta["state"]["server"]["ledger"].update(entries=["nothing"]), "nothing"),
-    (lambda meta: meta["state"]["sync_counts"]["syncs"].update(x=10**9), "the number of synchronizations 1000000000"),
     (lambda meta: meta.update(bytes=10**14), "bytes, not 100,000,000,000,000"),
     (lambda meta: meta["state"].update(backend="magic"), "it holds 'magic', expected"),
     (lambda meta: meta["state"].update(server=[]), "cannot be read"),
@@ -255,7 +241,7 @@ def client(version):
 
 
 @pytest.mark.parametrize(("forge", "message"), FORGED, ids=[message for _, message in FORGED])
-def test_a_checkpoint_with_impossible_counts_is_refused_before_memory_is_allocated(copies, forge, message):
+def test_a_checkpoint_with_impossible_values_is_refused_before_memory_is_allocated(copies, forge, message):
     (copies / "0/summary.json").unlink()
     change(copies / "0", forge)
     with a_gigabyte_more(), pytest.raises(CheckpointError) as error:

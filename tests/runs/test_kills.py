@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.federation import Federation
+from thinwire.federation.simulated import SimulatedClients
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.records import rounds_in
@@ -84,7 +85,7 @@ def test_the_backend_is_written_before_the_first_round(tmp_path, monkeypatch):
     def no_round(*_):
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(Simulation, "round", no_round)
+    monkeypatch.setattr(Federation, "round", no_round)
     with pytest.raises(RuntimeError, match="killed"):
         execute(quick(), tmp_path / "run")
     kept = json.loads((tmp_path / "run/training.json").read_text())
@@ -101,19 +102,19 @@ def test_the_backend_is_written_before_the_first_round(tmp_path, monkeypatch):
 
 
 def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
-    train = Simulation._local_training
+    train = SimulatedClients.train
 
-    def little_memory(self, task, *rest, **more):
+    def little_memory(self, task, work):
         if len(task.group.clients) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(self, task, *rest, **more)
+        return train(self, task, work)
 
     def stop(record):
         if record.round == 2:
             raise RuntimeError("killed")
 
     wanted = quick(**{"checkpoint.every": 100})
-    monkeypatch.setattr(Simulation, "_local_training", little_memory)
+    monkeypatch.setattr(SimulatedClients, "train", little_memory)
     with pytest.raises(RuntimeError, match="killed"):
         execute(wanted, tmp_path / "run", on_round=stop)
     assert rounds_in(tmp_path / "run/checkpoints") == [1]

@@ -243,7 +243,7 @@ def test_the_best_model_of_an_abandoned_round_is_forgotten(tmp_path):
     best, records = BestModel(Objective()), []
     for number, accuracy in ((1, 0.5), (2, 0.4), (3, 0.9)):
         records.append(RoundRecord(number, 0.5, accuracy, 0.4, 10, 10, 0, 1, 0.1))
-        best.after(records, lambda value=accuracy: {"w": torch.tensor(value)}, points=(2,))
+        best.after(records[-1], lambda value=accuracy: {"w": torch.tensor(value)}, good=2)
     assert (best.lead.round, float(best.weights["w"])) == (3, pytest.approx(0.9))
     best.go_back(records[:2])
     assert (best.lead.round, float(best.weights["w"])) == (1, 0.5)

@@ -14,8 +14,7 @@ from thinwire.core.tree import same
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RunState
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, PublicState, ServerState
-from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.state import ClientState, PublicState, ServerState, SyncCounts
 from thinwire.runs.checkpoint import load_checkpoint, rounds_in, save_checkpoint
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute

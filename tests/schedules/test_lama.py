@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.federation import SIZES, Federation, digits, perceptron, same_public, workload
+from tests.federation import SIZES, Federation, digits, perceptron, records_of, same_public, workload
 from thinwire.aggregators import Uniform
 from thinwire.cli.show import show
 from thinwire.core.key import Key
@@ -15,7 +15,8 @@ from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.protocol.round import Group, plan_round
+from thinwire.protocol.client import Group
+from thinwire.protocol.setup import plan_round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
@@ -197,7 +198,7 @@ def test_vmap_and_loop_train_the_same():
             keys = [federation.key.fold("batches", version, i) for i in (0, 1, 2)]
             work = workload(federation.task, (0, 1, 2), keys, STEPS)
             group = Group(federation.server.public, plan, (0, 1, 2), states)
-            messages, after = federation.train(group, work, backend)
+            messages, after = zip(*federation.train(group, work, backend), strict=True)
             federation.states.update(zip((0, 1, 2), after, strict=True))
             federation.close(plan, dict(zip((0, 1, 2), messages, strict=True)))
     for name, block in federations[0].weights().items():
@@ -317,7 +318,7 @@ def test_fedlama_learns_digits_with_fewer_bytes_than_fedavg():
     for method in ("fedavg", "fedlama"):
         quick = {"rounds": 12, "local.steps": 6, "cohort.size": 5, "eval.every": 12}
         job = build_job(resolve(method, "digits", quick))
-        records = list(LocalEngine().run(job))
+        records = records_of(LocalEngine(), job)
         sent[method] = sum(r.bytes_up + r.bytes_down + r.bytes_catchup for r in records)
         accuracy[method] = records[-1].accuracy
     assert sent["fedlama"] < 0.8 * sent["fedavg"]

@@ -15,7 +15,8 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import Group, initial_client_state, plan_round
+from thinwire.protocol.client import Group, initial_client_state
+from thinwire.protocol.setup import plan_round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.schedules import FedLAMA

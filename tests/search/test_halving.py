@@ -5,8 +5,7 @@ import math
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.search.halving import Measured, Spent, flasc_s, halve_rates, halving, ladder, plan
-from thinwire.search.validation import confirm
+from thinwire.search.halving import BudgetSpent, Trial, confirm, flasc_s, halve_rates, halving, ladder, plan
 
 RATES = ladder(1.0, 8)  # 1/8 to 16
 
@@ -16,7 +15,7 @@ def counted(accuracy, status=lambda rate, rounds: "finished", loss=lambda rate: 
 
     def measure(rate, rounds):
         calls.append((rate, rounds))
-        return Measured(accuracy(rate), loss(rate), 10 * rounds, rounds, status(rate, rounds))
+        return Trial(rate, accuracy(rate), loss(rate), 10 * rounds, rounds, status(rate, rounds))
 
     return measure, calls
 
@@ -73,7 +72,7 @@ def test_ties_are_decided_by_loss_then_by_bytes():
     assert halve_rates(measure, RATES, 40).value == 0.5
     measure, _ = counted(lambda rate: 0.9, loss=lambda rate: 3.0 if rate == 2.0 else math.nan)
     assert halve_rates(measure, RATES, 40).value == 2.0
-    found = halve_rates(lambda rate, rounds: Measured(0.9, 1.0, int(abs(rate - 8) * 9), rounds), RATES, 40)
+    found = halve_rates(lambda rate, rounds: Trial(rate, 0.9, 1.0, int(abs(rate - 8) * 9), rounds), RATES, 40)
     assert found.value == 8.0
     measure, _ = counted(  # accuracies at chance are noise
         lambda rate: 0.11 if rate == 1.0 else 0.1,
@@ -81,7 +80,7 @@ def test_ties_are_decided_by_loss_then_by_bytes():
         lambda rate: abs(rate - 4),
     )
     assert halve_rates(measure, RATES, 40).value == 4.0
-    assert halve_rates(lambda rate, rounds: Measured(None, abs(rate - 4), 1, rounds), RATES, 40).value == 4.0
+    assert halve_rates(lambda rate, rounds: Trial(rate, None, abs(rate - 4), 1, rounds), RATES, 40).value == 4.0
 
 
 def test_a_spent_budget_returns_the_best_so_far():
@@ -91,9 +90,9 @@ def test_a_spent_budget_returns_the_best_so_far():
         def measure(rate, rounds):
             nonlocal spent
             if spent + 10 * rounds > limit:
-                raise Spent(limit - spent + 1, 2)
+                raise BudgetSpent(limit - spent + 1, 2)
             spent += 10 * rounds
-            return Measured(closeness(2.0)(rate), 0.0, 10 * rounds, rounds)
+            return Trial(rate, closeness(2.0)(rate), 0.0, 10 * rounds, rounds)
 
         return halve_rates(measure, RATES, 40)
 
@@ -122,7 +121,7 @@ def test_halving_takes_candidates_of_any_kind():
 
     def measure(point, rounds):
         status = "diverged" if point[0] == 1.0 else "finished"
-        return Measured(None, abs(point[0] - 0.3) + 1 / point[1], 10, rounds, status, "loss")
+        return Trial(point, None, abs(point[0] - 0.3) + 1 / point[1], 10, rounds, status, "loss")
 
     found = halving(measure, points, 16, key=points.index)
     assert found.value == (0.3, 128)
@@ -138,7 +137,7 @@ def pairs_of(accuracy, sizes, shares):
 
     def measure(pair, rounds):
         calls.append(pair)
-        return Measured(accuracy(*pair), 0.0, int(1000 * pair[0] * pair[1]), rounds)
+        return Trial(pair, accuracy(*pair), 0.0, int(1000 * pair[0] * pair[1]), rounds)
 
     return flasc_s(measure, sizes, shares, 40), calls
 
@@ -162,8 +161,8 @@ def test_flasc_s_stops_at_the_first_density_at_which_the_larger_rank_wins():
 def test_flasc_s_returns_the_best_so_far_if_the_budget_is_spent():
     def measure(pair, rounds):
         if pair[0] == 16:
-            raise Spent(7)
-        return Measured(pair[0] * pair[1] / 4, 0.0, 100, rounds)
+            raise BudgetSpent(7)
+        return Trial(pair, pair[0] * pair[1] / 4, 0.0, 100, rounds)
 
     found = flasc_s(measure, (1, 4, 16), (0.25, 1.0), 40)
     assert (found.value, found.bytes, found.stopped) == ((4, 1.0), 100 * len(found.trials) + 7, True)
@@ -195,8 +194,8 @@ def test_the_better_of_the_two_full_runs_is_recommended(found, start, value, wor
     def measure(name, rounds):
         assert rounds == 60
         if (given := {"a": found, "b": start}[name]) is None:
-            raise Spent(7)
-        return Measured(given[0], 0.5, 10, rounds, given[1])
+            raise BudgetSpent(7)
+        return Trial(name, given[0], 0.5, 10, rounds, given[1])
 
     result = confirm(measure, "a", "b", 60)
     assert result.value == value

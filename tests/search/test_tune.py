@@ -15,8 +15,8 @@ from thinwire.runs.config import resolve
 from thinwire.runs.records import read_run
 from thinwire.runs.search_record import SearchRecord, read_search, write_search
 from thinwire.search.candidates import rate_key
+from thinwire.search.halving import ValidationRuns, held_out, over, trial_of
 from thinwire.search.tune import NothingTrains
-from thinwire.search.validation import ValidationRuns, held_out, measured, over
 
 SMALL = {"rounds": 8, "clients": 10, "cohort": 2}
 QUICK = {"local.steps": 8, "eval.every": 8}
@@ -44,10 +44,10 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
     for rung in found.rungs:
         for trial in rung.trials:
             run = by_run[trial.value, rung.rounds]
-            assert trial.measured.bytes == run.summary["bytes_total_honest"] > 0
-            assert trial.measured.accuracy == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
-            assert trial.measured.loss == run.records[-1]["client_loss"] != run.records[-1]["test_loss"]
-    confirmed = {(found.value, 8), (0.01, 8)} - {(trial.value, trial.measured.rounds) for trial in found.trials}
+            assert trial.bytes == run.summary["bytes_total_honest"] > 0
+            assert trial.accuracy == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
+            assert trial.loss == run.records[-1]["client_loss"] != run.records[-1]["test_loss"]
+    confirmed = {(found.value, 8), (0.01, 8)} - {(trial.value, trial.rounds) for trial in found.trials}
     spent = sum(run.summary["bytes_total_honest"] for key, run in by_run.items() if key not in confirmed)
     assert tuned.bytes == spent
     assert tuned.record.rungs == tuple((len(rung.trials), rung.rounds) for rung in found.rungs)
@@ -56,7 +56,7 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
 
 def test_a_stopped_search_continues(tmp_path):
     whole = tune("fedavg", tmp_path / "whole", rates=2)
-    first = whole.rungs[0].trials[0].measured.bytes
+    first = whole.rungs[0].trials[0].bytes
     part = tune("fedavg", tmp_path / "part", rates=2, budget=first + 10)
     assert part.found.stopped
     assert part.confirmation.text == "not confirmed over 8 rounds: the budget was spent before"
@@ -75,9 +75,9 @@ def test_several_settings(tmp_path):
     tuned = tune("fedavg", tmp_path, over=over, on_search=hooks, **more)
     assert tuned.method.client_opt.lr == tuned.settings["method.client_opt.lr"]
     assert [(len(rung.trials), rung.rounds) for rung in tuned.rungs] == [(4, 1), (2, 2), (1, 4)]
-    assert trials[-1].measured == tuned.confirmation.start, "the start setting is no candidate: it is run last"
+    assert trials[-1] == tuned.confirmation.start, "the start setting is no candidate: it is run last"
     assert len(trials) == 8
-    assert tuned.bytes == sum(trial.measured.bytes for trial in trials[:7])
+    assert tuned.bytes == sum(trial.bytes for trial in trials[:7])
     lines = repr(tuned).splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("Tuned fedavg on digits: lr ")
@@ -93,7 +93,7 @@ def test_flasc_s_on_real_runs(tmp_path):
     assert {trial.value[0] for trial in rung.trials} == {1, 2, 4}
     assert len(rung.trials) < 6, "fewer runs than a grid has"
     assert rung.trials[0].value == (1, 1.0)
-    assert tuned.found.value == max(rung.trials, key=lambda trial: trial.measured.accuracy).value
+    assert tuned.found.value == max(rung.trials, key=lambda trial: trial.accuracy).value
     two = tune("mapo+int8", tmp_path, over={"k": [64, 128], "method.up.bits": [2, 4, 8]}, flasc_s=True)
     assert [trial.value for trial in two.rungs[0].trials[:2]] == [(64, 4), (128, 2)]
     for wrong in ({"rank": [1, 4]}, {"rank": [4, 1], "density": [1]}, {"rank": [1], "density": [0.5, 1]}):
@@ -109,10 +109,10 @@ def test_the_best_method_for_some_bytes_or_for_an_accuracy(tmp_path):
     assert found.bytes <= 150_000
     assert within.settings == {"rounds": found.rounds}
     assert within.experiment.rounds == found.rounds
-    fedavg = [trial.measured for trial in within.found.trials if trial.value == "fedavg"]
+    fedavg = [trial for trial in within.found.trials if trial.value == "fedavg"]
     assert max(one.rounds for one in fedavg) < 8, "so many rounds fit"
     reached = tune(methods, tmp_path, accuracy=0.3)
-    enough = [one.measured.bytes for one in reached.found.trials if (one.measured.accuracy or 0) >= 0.3]
+    enough = [one.bytes for one in reached.found.trials if (one.accuracy or 0) >= 0.3]
     assert reached.confirmation.found.bytes == min(enough)
     one = tune("mapo", tmp_path, bytes=200_000)
     assert one.confirmation.value == "mapo"
@@ -172,14 +172,14 @@ def test_a_run_is_judged_by_validation_examples_alone(tmp_path):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return read_run(tmp_path)._replace(summary={"status": status, "rounds": len(values), "bytes_total_honest": 3})
 
-    assert measured(ran([0.2] * 5), chance).status == "at chance so far"
-    assert measured(ran([0.2] * 12), chance).status == "at chance"
-    assert measured(ran([0.2, 0.8, 0.2]), chance).status == "collapsed"
-    assert measured(ran([0.8] * 3, "diverged"), chance).status == "diverged"
-    assert measured(ran([0.8] * 3, "at chance"), chance).status == "finished", "that status is of the test set"
-    assert measured(ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance).accuracy == pytest.approx(0.7), "the last tenth"
+    assert trial_of(None, ran([0.2] * 5), chance).status == "at chance so far"
+    assert trial_of(None, ran([0.2] * 12), chance).status == "at chance"
+    assert trial_of(None, ran([0.2, 0.8, 0.2]), chance).status == "collapsed"
+    assert trial_of(None, ran([0.8] * 3, "diverged"), chance).status == "diverged"
+    assert trial_of(None, ran([0.8] * 3, "at chance"), chance).status == "finished", "that status is of the test set"
+    assert trial_of(None, ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance).accuracy == pytest.approx(0.7), "the last tenth"
     with pytest.raises(ConfigError, match="no accuracy and no loss on validation examples"):
-        measured(ran([]), chance)
+        trial_of(None, ran([]), chance)
 
 
 def test_counts_of_rounds_keep_their_fraction_of_the_run(tmp_path):
@@ -203,7 +203,7 @@ def test_a_search_record_that_is_damaged_is_ignored(tmp_path):
     assert read_search(tmp_path) == record
     assert record.at_end
     text = (tmp_path / "search.json").read_text()
-    for damaged in ("", "[]", text.replace("900", '"x"'), text.replace("[2, 4]", "[2]"), text.replace("0.25", "null")):
+    for damaged in ("", "[]", text.replace("900", '"x"'), text.replace("rungs", "steps"), text.replace("0.25", "null")):
         (tmp_path / "search.json").write_text(damaged)
         assert read_search(tmp_path) is None
     assert read_search(tmp_path / "absent") is None

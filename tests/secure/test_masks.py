@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.runs.check import check
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.secure.masks import fixed_point, hidden_size, hide, reveal
@@ -127,7 +127,7 @@ def test_the_engine_runs_secure_aggregation(chunk):
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 
 
-class Doubled(tw.optimizers.NoCorrection):
+class Doubled(tw.Correction):
     """A correction that scales without a report."""
 
     @property

@@ -13,8 +13,7 @@ from thinwire.errors import WireError
 from thinwire.flower.processes import make_key
 from thinwire.flower.sites import Roster
 from thinwire.flower.transport import RoundPolicy
-from thinwire.protocol.round import Request
-from thinwire.protocol.server import open_round
+from thinwire.protocol.round import Request, Round
 from thinwire.secure import frames
 from thinwire.secure.frames import Head
 from thinwire.secure.keys import SiteKeys, agree, read_public_key
@@ -206,7 +205,7 @@ def test_clients_that_received_other_lists_cannot_open_each_others_shares():
         answer = ask(setup, i, "shares", head.pack("shares") + frames.number(6) + entries)
         sealed[i] = frames.read_sealed(frames.read_head(answer.data, "shares", 8)[1])
     state = setup.server.start()
-    download = open_round(setup.server.contract, state.server, {0: 0, 1: 0})
+    download = Round.open(setup.server.contract, state.server).downloads({0: 0, 1: 0})
     for client, sender in ((0, 1), (1, 0)):
         shares = frames.pack_list({i: sealed[i][client] for i in range(7) if i != client})
         response = ask(setup, client, "", head.pack("") + shares + download[client])

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import digits_task, same_public
+from tests.federation import digits_task, records_of, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
 from thinwire.errors import ConfigError
 from thinwire.federation import Job
-from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip
+from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip, poisoned
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.poisoned import poisoned
 from thinwire.flower.apps import deployable
 from thinwire.runs.build import build_job
 from thinwire.runs.config import digest, from_table, resolve, to_table
@@ -42,7 +41,7 @@ def uploads(attack, method=None):
             sent[client] = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32)
 
     simulation.round(simulation.start(), keep)
-    return torch.stack([sent[i] for i in range(6)]), simulation.attackers.clients
+    return torch.stack([sent[i] for i in range(6)]), simulation.clients.attackers
 
 
 def test_every_registered_attack_is_tested_here():
@@ -129,7 +128,7 @@ def test_robust_rules_withstand_sign_flips_and_the_mean_does_not():
         {"kind": "nearest-mixing", "faulty": 0.2},
     ):
         experiment = resolve("fedavg", "digits", {**settings, "method.aggregator": rule, "engine.backend": "vmap"})
-        *_, last = experiment.engine.run(build_job(experiment))
+        *_, last = records_of(experiment.engine, build_job(experiment))
         found[rule["kind"]] = last.accuracy
     assert found["weighted"] < 0.5 < 0.7 < min(found["multi-krum"], found["nearest-mixing"]), found
 

@@ -14,7 +14,7 @@ from tests.simulation.test_pipeline import ROUNDS, play as play_ahead
 from thinwire.core.tree import same
 from thinwire.data.task import validation_fraction
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.federation.average import averaged
+from thinwire.federation.evaluation import averaged
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer

@@ -2,8 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from thinwire.federation.client_states import ClientStates
-from thinwire.protocol.state import ClientState
+from thinwire.protocol.state import ClientState, ClientStates
 
 changes = st.lists(st.dictionaries(st.integers(0, 2000), st.integers(0, 9), max_size=20), max_size=6)
 

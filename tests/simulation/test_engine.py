@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.federation import SIZES, digits_task, perceptron, same_public
+from tests.federation import SIZES, digits_task, perceptron, records_of, same_public
 from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.aggregators import Uniform
+from thinwire.core import parallel
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays, Examples
@@ -22,11 +23,10 @@ from thinwire.errors import ConfigError, Diverged
 from thinwire.federation import Job
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.optimizers import SGD, Scaffold
-from thinwire.protocol import Method, client as protocol_client
+from thinwire.protocol import Method
 from thinwire.protocol.receive import receive
 from thinwire.schedules import AllBlocks
 from thinwire.training import Local
-from thinwire.wire import message as wire
 
 LOCAL = Local(epochs=1, batch=16)
 METHODS = {
@@ -120,7 +120,7 @@ def test_same_seed_gives_same_bits(name, backend):
 def test_bytes_of_a_record_are_the_lengths_of_its_messages(name):
     seen = []
     run = job(METHODS[name], rounds=5)
-    records = list(LocalEngine().run(run, on_message=lambda *message: seen.append(message)))
+    records = records_of(LocalEngine(), run, on_message=lambda *message: seen.append(message))
     assert [record.round for record in records] == [1, 2, 3, 4, 5]
     for record in records:
         lengths = [(direction, len(data)) for number, direction, _, data in seen if number == record.round]
@@ -189,14 +189,16 @@ def test_a_schedule_can_keep_the_cohort():
 
 
 def test_evaluation_every_n_rounds_and_after_the_last():
-    records = list(LocalEngine().run(job(rounds=5, eval_every=2)))
+    records = records_of(LocalEngine(), job(rounds=5, eval_every=2))
     assert [record.accuracy is not None for record in records] == [False, True, False, True, True]
     assert all(0 <= record.accuracy <= 1 for record in records if record.accuracy is not None)
-    assert all(r.accuracy is None and r.test_loss is None for r in LocalEngine().run(job(task=digits_task(test=0))))
+    assert all(
+        r.accuracy is None and r.test_loss is None for r in records_of(LocalEngine(), job(task=digits_task(test=0)))
+    )
 
 
 def test_training_improves_accuracy():
-    records = list(LocalEngine().run(job(Method(client_opt=SGD(0.5)), rounds=8, cohort=6, local=Local(3, 8))))
+    records = records_of(LocalEngine(), job(Method(client_opt=SGD(0.5)), rounds=8, cohort=6, local=Local(3, 8)))
     assert records[-1].accuracy > records[0].accuracy + 0.2
     assert records[-1].loss < records[0].loss
 
@@ -381,7 +383,7 @@ def test_a_model_that_returns_no_tensor_is_an_error():
 @pytest.mark.parametrize("backend", ["vmap", "loop", "auto"])
 def test_diverged_training_names_the_round(backend):
     with pytest.raises(Diverged, match=r"^round \d+: .*smaller learning rate"):
-        list(LocalEngine(backend=backend).run(job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4))))
+        records_of(LocalEngine(backend=backend), job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4)))
 
 
 def test_a_loss_of_nan_names_the_round():
@@ -390,7 +392,7 @@ def test_a_loss_of_nan_names_the_round():
         return F.cross_entropy(outputs, targets, reduction="none") * factor
 
     with pytest.raises(Diverged, match=r"^round 1: "):
-        list(LocalEngine().run(job(task=digits_task(loss=nan_loss))))
+        records_of(LocalEngine(), job(task=digits_task(loss=nan_loss)))
 
 
 def test_clients_without_examples_are_an_error():
@@ -443,8 +445,8 @@ def test_pairs_of_tensors_are_examples():
     plain = digits_task()
     parts = [plain.train.gather(torch.from_numpy(plain.clients.client(i))) for i in range(len(SIZES))]
     pool, clients = pool_clients(parts)
-    records = list(LocalEngine().run(job(task=Task(plain.model, pool, clients, plain.test))))
-    assert bits(records) == bits(LocalEngine().run(job()))
+    records = records_of(LocalEngine(), job(task=Task(plain.model, pool, clients, plain.test)))
+    assert bits(records) == bits(records_of(LocalEngine(), job()))
 
 
 def test_cohorts_are_uniform():
@@ -455,16 +457,14 @@ def test_cohorts_are_uniform():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_long_messages_have_the_same_bytes_and_decode_to_the_same_values(name, monkeypatch):
+def test_messages_made_by_several_threads_have_the_same_bytes(name, three_cores, monkeypatch):
     runs = []
-    # messages are joined, joined with aligned values, or written in place by numpy
-    for long, least in ((wire._LONG, protocol_client.LEAST), (1, protocol_client.LEAST), (1, 1)):
-        monkeypatch.setattr(wire, "_LONG", long)
-        monkeypatch.setattr(protocol_client, "LEAST", least)
+    for least in (parallel.PARALLEL_BYTES, 1):
+        monkeypatch.setattr(parallel, "PARALLEL_BYTES", least)
         seen: list = []
-        records = list(
-            LocalEngine(backend="vmap").run(job(METHODS[name]), lambda *message, to=seen: to.append(message))
+        records = records_of(
+            LocalEngine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message)
         )
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]

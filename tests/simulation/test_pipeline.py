@@ -8,15 +8,18 @@ import torch
 from tests.federation import digits_task, same_public
 from tests.simulation.test_engine import METHODS, bits, job
 from thinwire.core.tree import Tree, same, tmap
-from thinwire.federation import federation as federation_module, simulation as simulation_module
+from thinwire.federation import federation as federation_module, pipeline as pipeline_module
+from thinwire.federation.federation import Federation
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.pipeline import Pipeline, Prediction, Trained, is_predictable, predict
+from thinwire.federation.pipeline import PipelinedClients, Trained, is_predictable, predict
+from thinwire.federation.simulated import GroupTask
 from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
-from thinwire.protocol.fields import raw
-from thinwire.protocol.round import plan_round
+from thinwire.protocol.round import Round
+from thinwire.protocol.setup import plan_round
+from thinwire.protocol.upload import raw
 from thinwire.spaces import MAPO
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.wire import message as wire
@@ -39,14 +42,19 @@ def trainings(monkeypatch):
     return count
 
 
+def prepare(run):
+    """A federation with the clients of a GPU."""
+    return Federation(LocalEngine(backend="graph"), run, PipelinedClients)
+
+
 def play(method, speculative, task=None, **settings):
-    simulation = LocalEngine(backend="graph").prepare(job(method, task or digits_task(), rounds=ROUNDS, **settings))
-    simulation.pipeline.on = speculative
+    simulation = prepare(job(method, task or digits_task(), rounds=ROUNDS, **settings))
+    simulation.clients.on = speculative
     state, records, ahead = simulation.start(), [], []
     for _ in range(ROUNDS):
         state, record = simulation.round(state)
         records.append(record)
-        ahead.append(simulation.pipeline.trained is not None)
+        ahead.append(simulation.clients._next is not None)
     return state, records, ahead
 
 
@@ -89,18 +97,17 @@ def test_batches_planned_for_several_rounds_are_those_of_each():
 
 
 def test_a_copy_of_the_public_state_stays_on_the_host():
-    simulation = LocalEngine(backend="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS))
-    simulation.pipeline.on = True
+    simulation = prepare(job(Method(), digits_task(), rounds=ROUNDS))
     state = simulation.start()
     for number in range(1, ROUNDS):
         before, (state, _) = state, simulation.round(state)
-        copy = simulation.pipeline.on_host(state.server)
+        copy = simulation.clients._on_host(state.server)
         assert (copy is not state.server) is (number > 1)  # the first round is not predicted
         assert same_public(copy.public, state.server.public)
         assert copy.ledger is state.server.ledger
-        assert simulation.pipeline.on_host(before.server) is before.server
-    simulation.pipeline.stop()
-    assert simulation.pipeline.on_host(state.server) is state.server
+        assert simulation.clients._on_host(before.server) is before.server
+    simulation.clients.stop()
+    assert simulation.clients._on_host(state.server) is state.server
 
 
 def test_a_version_that_is_predicted_is_evaluated_once(monkeypatch):
@@ -128,9 +135,9 @@ def test_a_wrong_prediction_is_discarded_and_speculation_stops(trainings, monkey
 
     def wrong(*args):
         step, coords = predict(*args)
-        return Prediction(step + 1, tmap(lambda block: block + 1, coords))
+        return step + 1, tmap(lambda block: block + 1, coords)
 
-    monkeypatch.setattr(simulation_module, "predict", wrong)
+    monkeypatch.setattr(pipeline_module, "predict", wrong)
     fast, again, ahead = play(Method(), True, eval_every=ROUNDS)
     assert len(trainings) == ROUNDS + 1
     assert not any(ahead)
@@ -139,20 +146,21 @@ def test_a_wrong_prediction_is_discarded_and_speculation_stops(trainings, monkey
 
 
 def test_a_step_is_confirmed_by_its_bits():
-    simulation = LocalEngine(backend="graph").prepare(job())
+    simulation = prepare(job())
     server, names = simulation.start().server, simulation.contract.coords.named
     predicted = server.public._replace(coords=dict(server.public.coords))
     group = Group(predicted, plan_round(simulation.contract, server), (), ())
+    trained = Trained(GroupTask(1, "graph", None, group, ()), None, None, None, torch.tensor([1.0, 0.0]), None)
 
     def confirmed(step: Tree) -> bool:
-        pipeline = Pipeline(torch.device("cpu"), True)
-        pipeline.trained = Trained(1, group, None, None, None)
-        pipeline.expect(Prediction(torch.tensor([1.0, 0.0]), predicted.coords))
+        clients = PipelinedClients(simulation)
+        clients._next = trained
         body = wire.pack_body(wire.Body(names, {wire.COORDS: raw(step)}), simulation.contract.schema)
-        after = pipeline.confirm(server._replace(ledger=server.ledger.append(body, names, limit=1000, longest=1000)))
+        ledger = server.ledger.append(body, names, limit=1000, longest=1000)
+        after = clients._confirmed(server._replace(ledger=ledger), trained)
         right = after.public.coords is predicted.coords
         assert right or after.public is server.public
-        assert (pipeline.on, pipeline.trained is not None) == (right, right)
+        assert (clients.on, clients._next is not None) == (right, right)
         return right
 
     assert confirmed({"a": torch.tensor([1.0]), "b": torch.tensor([0.0])})
@@ -161,11 +169,10 @@ def test_a_step_is_confirmed_by_its_bits():
 
 
 def test_training_in_advance_is_not_used_for_another_state(trainings):
-    simulation = LocalEngine(backend="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS, eval_every=ROUNDS))
-    simulation.pipeline.on = True
+    simulation = prepare(job(Method(), digits_task(), rounds=ROUNDS, eval_every=ROUNDS))
     first, _ = simulation.round(simulation.start())
     second, _ = simulation.round(first)
-    assert simulation.pipeline.trained is not None
+    assert simulation.clients._next is not None
     again, _ = simulation.round(first)  # as after a return to a checkpoint
     assert same_public(second.server.public, again.server.public)
     assert len(trainings) == 5  # one for each round, and two in advance
@@ -178,12 +185,12 @@ def test_only_weighted_means_of_exact_uploads_are_predictable(name):
     server = simulation.start().server
     contract = simulation.contract.at(0)
     expected = name == "fedavg"  # with a new basis in every round, no round is predictable
-    assert is_predictable(contract, server, plan_round(contract, server).names) is expected
+    assert is_predictable(contract, Round.open(simulation.contract, server)) is expected
     if expected:
         for change in ({"upload": "weights"}, {"download": "full"}, {"secure_aggregation": True}):
             other = LocalEngine(backend="graph").prepare(job(replace(method, **change)))
             state = other.start().server
-            assert not is_predictable(other.contract.at(0), state, plan_round(other.contract, state).names)
+            assert not is_predictable(other.contract.at(0), Round.open(other.contract, state))
 
 
 def test_without_memory_for_two_cohorts_one_is_trained_at_a_time(monkeypatch):

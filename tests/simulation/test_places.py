@@ -9,12 +9,11 @@ from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.places import hand_over, left_behind
 from thinwire.flower.apps import deployable
 from thinwire.optimizers import SGD
 from thinwire.protocol import Asynchronous, Method, Stage
 from thinwire.protocol.setup import make_contract
-from thinwire.protocol.state import ClientState
+from thinwire.protocol.state import ClientState, hand_over, left_behind
 from thinwire.runs.build import build_job
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.schedules import FedLAMA
@@ -102,10 +101,10 @@ def test_groups_of_clients_do_not_change_the_result():
 
 def test_a_place_that_was_empty_has_no_state():
     kept = {1: ClientState(1, opt={"momentum": {"w": torch.ones(1)}})}
-    after = hand_over("place", {1: kept[1], 2: ClientState()}, (2, 1), (1,), kept)
+    after = hand_over({1: kept[1], 2: ClientState()}, (2, 1), (1,), kept)
     assert after[2].opt == kept[1].opt
     assert after[1].opt == {}
-    assert dict(left_behind("place", (2,), (1,), kept))[1].opt == {}
+    assert dict(left_behind((2,), (1,), kept))[1].opt == {}
     assert kept[1].opt  # nothing was changed in place
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.tree import cut
-from thinwire.federation.groups import GroupResult
+from thinwire.core.vector import Vector
 from thinwire.federation.transfer import pack, unpack
+from thinwire.protocol.round import Reply
 from thinwire.protocol.state import ClientState
 
 TENSORS = {
@@ -58,19 +58,18 @@ def test_a_tensor_that_occurs_twice_is_sent_once():
     assert first is second["a"]
 
 
-def test_the_result_of_a_group():
+def test_the_replies_of_a_group():
     messages = [memoryview(b"ab"), memoryview(bytearray(b"cde"))[1:], memoryview(b"")]
-    states = [ClientState(3), ClientState(4, unsent={"w": torch.ones(2)})]
-    back = sent_and_back(GroupResult(messages, states, torch.tensor([0.5, 0.25])))
-    assert list(map(bytes, back.messages)) == [b"ab", b"de", b""]
-    assert all(type(one) is memoryview for one in back.messages)
-    assert [one.version for one in back.states] == [3, 4]
-    assert torch.equal(back.states[1].unsent["w"], torch.ones(2))
-    assert back.loss.tolist() == [0.5, 0.25]
+    state = ClientState(4, unsent={"w": torch.ones(2)})
+    back = sent_and_back([Reply(i, 4, one, 0.5, 7, state) for i, one in enumerate(messages)])
+    assert [bytes(one.message) for one in back] == [b"ab", b"de", b""]
+    assert all(type(one.message) is memoryview for one in back)
+    assert [one[:2] + one[3:5] for one in back] == [(i, 4, 0.5, 7) for i in range(3)]
+    assert torch.equal(back[1].state.unsent["w"], torch.ones(2))
 
 
 def test_a_flat_tree_and_numpy_arrays():
-    tree = cut(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
+    tree = Vector(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
     back, rows = sent_and_back((tree, np.arange(4)))
     assert {name: block.tolist() for name, block in back.items()} == {"a": [0.0, 1.0], "b": [2.0]}
     assert rows.tolist() == [0, 1, 2, 3]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import SIZES, Federation, digits, digits_task, schema_of
+from tests.federation import SIZES, Federation, digits, digits_task, records_of, schema_of
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays
@@ -21,7 +21,7 @@ from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
 from thinwire.runs.toml import dumps, loads
 from thinwire.wire import message as wire
-from thinwire.wire.weight import decode as decode_weight
+from thinwire.wire.message import unpack_weight
 
 PRESETS = (
     "fedpara",
@@ -86,7 +86,7 @@ def test_messages_have_four_bytes_for_each_value_plus_a_header(name, network):
     for client, data in federation.round([0, 1]).items():
         body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
         assert len(body.fields[wire.COORDS]) == 4 * SENT[name]
-        assert decode_weight(body.fields[wire.WEIGHT]) == SIZES[client]
+        assert unpack_weight(body.fields[wire.WEIGHT]) == SIZES[client]
         assert len(data) - 4 * SENT[name] <= 20
     down = federation.download(2)
     assert len(down) - 4 * SENT[name] <= 20
@@ -168,7 +168,7 @@ def test_client_models_are_tested_after_pruning(network):
     for prune in (0.0, 1e6):
         method = replace(named("factorized-fl-u"), space=tw.spaces.FactorizedFL(prune=prune))
         job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
-        *_, last = LocalEngine().run(job)
+        *_, last = records_of(LocalEngine(), job)
         assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)
         accuracies.append(last.client_accuracy)
     assert accuracies[0] > 0.6

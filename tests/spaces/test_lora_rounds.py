@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, digits_task, perceptron, same_public
+from tests.federation import Federation, digits_task, perceptron, records_of, same_public
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same, sub
 from thinwire.errors import IncompatibleParts
@@ -122,7 +122,7 @@ def test_vmap_and_loop_train_the_same():
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_reduce_the_loss_on_digits(name):
     job = build_job(resolve(name, on="digits", overrides={"rounds": 5, "eval.every": 5}))
-    losses = [record.loss for record in LocalEngine().run(job)]
+    losses = [record.loss for record in records_of(LocalEngine(), job)]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < 0.95 * losses[0]
 

@@ -171,11 +171,11 @@ def test_factorized_evaluation_weights_are_pruned_and_training_weights_are_not()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tw.spaces.LowRank(rank=-2), "rank must be an integer"),
-        (lambda: tw.spaces.LowRank(like_gamma=2.0), "like_gamma must be a number from 0 to 1"),
+        (lambda: tw.spaces.LowRank(rank=-2), "rank must be 0 or more"),
+        (lambda: tw.spaces.LowRank(like_gamma=2.0), "like_gamma must be from 0 to 1"),
         (lambda: tw.spaces.Pufferfish(ratio=0.0), "ratio must be above 0"),
-        (lambda: tw.spaces.Pufferfish(ratio=1.5), "ratio must be a number from 0 to 1"),
-        (lambda: tw.spaces.Pufferfish(first_dense=-1), "first_dense must be an integer"),
+        (lambda: tw.spaces.Pufferfish(ratio=1.5), "ratio must be above 0 and at most 1"),
+        (lambda: tw.spaces.Pufferfish(first_dense=-1), "first_dense must be 0 or more"),
         (lambda: tw.spaces.FactorizedFL(prune=-0.1), "prune must be 0 or more"),
         (lambda: tw.spaces.FactorizedFL(prune=float("nan")), "prune must be 0 or more"),
     ],

@@ -7,14 +7,13 @@ import torch
 from torch.func import grad
 
 import thinwire as tw
-from tests.federation import Federation, same_public, workload
+from tests.federation import Federation, decoded, same_public, workload
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import flatten, restrict, same
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optimizers import BetaPosterior
 from thinwire.protocol.client import Group, training_inputs
-from thinwire.protocol.upload import decode_uploads
 from thinwire.spaces import FedMRN, FedPM, Full, Route
 from thinwire.testing import check_optimizer, check_space
 from thinwire.training.backends import VmapTrainer
@@ -126,10 +125,10 @@ def test_with_a_uniform_prior_and_resets_in_every_round_the_posterior_is_the_mea
 def test_uploads_are_bits_at_their_entropy_and_clients_follow_the_server(name):
     federation = Federation(getattr(tw.methods, name)())
     for cohort in ((0, 1, 2), (1, 3), (0, 1)):
-        public = federation.server.public
+        server, public = federation.server, federation.server.public
         plan = federation.contract.method.schedule.plan({}, federation.contract.coords, public.version)
         messages = federation.round(cohort)
-        for client, upload in decode_uploads(federation.contract, public, plan, messages).items():
+        for client, upload in decoded(federation.contract, server, plan, messages).items():
             levels, given = federation.method.up.levels, flatten(restrict(public.coords, upload.code))
             up = flatten(upload.code) == levels[1]
             assert set(flatten(upload.code).unique().tolist()) <= set(levels)
@@ -185,7 +184,7 @@ def test_presets_learn_the_digits(name, least):
     ("make", "message"),
     [
         (lambda: FedPM(weights="random"), "signed, base"),
-        (lambda: FedPM(start=0.0), "start must be a probability"),
+        (lambda: FedPM(start=0.0), "start must be from 0.01 to 0.99"),
         (lambda: FedPM(gain=0.0), "gain"),
         (lambda: FedPM(test="mode"), "mean, sample, round"),
         (lambda: FedMRN(noise=0.0), "noise"),

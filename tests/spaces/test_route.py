@@ -133,7 +133,7 @@ def test_a_client_that_missed_merges_of_a_route_gets_the_public_state_of_the_ser
     ("make", "message"),
     [
         (lambda: Route(()), "at least one rule"),
-        (lambda: Route((("*",),)), "a pair of selectors and a space"),
+        (lambda: Route((("*",),)), "pairs of selectors and a value"),
         (lambda: Route((((), Full()),)), "selects nothing"),
         (lambda: Route((("a", LoRA(redraw_every=1)), ("b", LoRA(redraw_every=2)))), "same redraw_every"),
         (lambda: Route((("a", LoRA(redraw_every=1)), ("b", LoRA()))), "never; all spaces of a Route"),

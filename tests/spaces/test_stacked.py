@@ -6,14 +6,12 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, same_public
+from tests.federation import Federation, decoded, same_public
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
 from thinwire.protocol.receive import receive
-from thinwire.protocol.server import open_round
 from thinwire.protocol.setup import plan_round
-from thinwire.protocol.upload import decode_uploads
 from thinwire.spaces import LoRAResidual, LoRAStack
 from thinwire.testing import check_space
 from thinwire.wire import message as wire
@@ -69,15 +67,15 @@ def test_rounds_are_exact_and_every_client_replays_them(preset, upload):
             fed.download(client)
             assert same_public(fed.public[client], before)
         up = {client: fed.upload(client) for client in cohort}
-        decoded = list(decode_uploads(contract, before, plan, up).values())
-        trees = [one.code for one in decoded]
+        received = list(decoded(contract, fed.server, plan, up).values())
+        trees = [one.code for one in received]
         if upload == "delta":
             trees = [{name: before.coords[name] + block for name, block in tree.items()} for tree in trees]
-        total = sum(one.weight for one in decoded)
+        total = sum(one.weight for one in received)
         made = [space.expand(before.base, {}, tree) for tree in trees]
         fed.close(plan, up)
         for name, got in fed.weights().items():
-            wanted = sum(o.weight / total * m[name].double() for o, m in zip(decoded, made, strict=True))
+            wanted = sum(o.weight / total * m[name].double() for o, m in zip(received, made, strict=True))
             torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
     assert not same(fed.server.public.base, fed.first.base)
     fed.download(2)  # missed three rounds
@@ -92,7 +90,7 @@ def test_the_download_has_the_stack_and_nothing_else(preset):
     residual = preset is tw.methods.fedex_lora
     for clients in (1, 2, 6):
         fed.round(range(clients))
-        data = open_round(fed.contract, fed.server, {0: fed.server.public.version - 1})[0]
+        data = fed.opened.downloads({0: fed.server.public.version - 1})[0]
         values = (len(data) - 14) // 4
         stacked = min((clients - residual) * sides, 12 * 64)
         assert values - (head + residual * sides + stacked) in (0, 1, 2), (clients, values)
@@ -119,7 +117,7 @@ def test_codecs_of_both_directions_and_the_whole_state(preset):
 def test_forged_stacks_are_refused():
     fed = Federation(tw.methods.flora_stack(rank=1, lr=0.1))
     fed.round((0, 1))
-    data = open_round(fed.contract, fed.server, {5: 0})[5]
+    data = fed.opened.downloads({5: 0})[5]
     schema = fed.contract.schema
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)

@@ -7,7 +7,8 @@ from torch.func import vmap
 
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import bits, job, play
-from thinwire.core.tree import cut, flatten, same
+from thinwire.core.tree import flatten, same
+from thinwire.core.vector import Vector
 from thinwire.data.losses import mse
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError
@@ -57,7 +58,7 @@ NETWORKS = {
 def both(model, x, y, mask=None):
     """Gradient and loss by autograd and by the chain, the second time from a flat tree."""
     weights = {name: block.requires_grad_() for name, block in model.weights().items()}
-    flat = cut(flatten(weights).detach(), list(weights), list(weights.values()))
+    flat = Vector(flatten(weights).detach(), list(weights), list(weights.values()))
     chain = Chain(model)
     return [part.gradient(w, {}, x, y, mask) for part, w in ((model, weights), (chain, weights), (chain, flat))]
 

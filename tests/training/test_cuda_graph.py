@@ -75,20 +75,20 @@ def test_graphs_give_the_same_bits_again_and_in_a_resumed_run():
     for _ in range(2):
         state, _ = other.round(state)
     assert same_public(state.server.public, first[-1].server.public)
-    assert len(simulation.backends.trainers["graph"]._kept) == 1
+    assert len(simulation.clients.backends.trainers["graph"]._kept) == 1
 
 
 def test_each_chunk_size_has_its_own_recording_and_the_oldest_are_dropped():
     simulation, states, _ = play(job(cohort=5), LocalEngine(DEVICE, "graph", chunk=2))
     whole = play(job(cohort=5), LocalEngine(DEVICE, "vmap"))[1]
-    assert len(simulation.backends.trainers["graph"]._kept) == 2
+    assert len(simulation.clients.backends.trainers["graph"]._kept) == 2
     for name, block in states[-1].server.public.coords.items():
         assert float((block - whole[-1].server.public.coords[name]).abs().max()) < 1e-5
     full_batch = job(
         local=Local(batch=0), cohort=1, rounds=30
     )  # the width of a batch is the number of examples of the client
     simulation = play(full_batch, LocalEngine(DEVICE, "graph"))[0]
-    assert 1 < len(simulation.backends.trainers["graph"]._kept) <= KEPT
+    assert 1 < len(simulation.clients.backends.trainers["graph"]._kept) <= KEPT
 
 
 def test_running_statistics_are_those_of_vmap():

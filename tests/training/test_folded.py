@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.federation import records_of
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
 from thinwire.federation.job import Job
 from thinwire.federation.local_engine import LocalEngine
@@ -32,7 +33,7 @@ def trained(space, backend, local):
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = Job(questions, method, rounds=2, cohort=CLIENTS, local=local)
-    return [one.loss for one in LocalEngine("cpu", backend).run(job)]
+    return [one.loss for one in records_of(LocalEngine("cpu", backend), job)]
 
 
 @pytest.mark.parametrize(("name", "batch"), [("lora", 3), *((name, 4) for name in FOLDED)])  # 4: the last is short

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire as tw
+from tests.federation import records_of
 from tests.training.test_transformers_trainer import CLIENTS, task
 from thinwire.data.token_rows import TokenRows
 from thinwire.federation.job import Job
@@ -61,9 +62,9 @@ def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = Job(questions, method, rounds=2, cohort=CLIENTS, local=tw.Local(batch=3))
-    records = list(LocalEngine("cpu", "graph", precision=precision).run(job))
+    records = records_of(LocalEngine("cpu", "graph", precision=precision), job)
     assert shapes
     assert not seen.names & set(NOT_RECORDED)
-    plain = list(LocalEngine("cpu", "vmap").run(job))
+    plain = records_of(LocalEngine("cpu", "vmap"), job)
     near = 1e-5 if precision == "float32" else 0.05
     assert [one.loss for one in records] == pytest.approx([one.loss for one in plain], abs=near)

@@ -44,7 +44,7 @@ def test_bits_do_not_depend_on_timing_or_the_number_of_threads(method, three_cor
     runs = [play(run, LocalEngine(backend="threads")) for _ in range(2)]
     torch.set_num_threads(1)
     simulation, states, records = play(run, LocalEngine(backend="threads"))
-    assert simulation.backends.threads._pool is None
+    assert simulation.clients.backends.threads._pool is None
     for _, others, again in runs:
         assert bits(again) == bits(records)
         assert same_public(others[-1].server.public, states[-1].server.public)
@@ -64,7 +64,7 @@ def test_each_thread_uses_one_core_and_the_main_thread_keeps_its_setting(three_c
     assert {name.split("_")[0] for name, _ in seen} == {"thinwire"}
     assert {count for _, count in seen} == {1}
     assert torch.get_num_threads() == 3
-    assert simulation.backends.threads.workers == 3
+    assert simulation.clients.backends.threads.workers == 3
 
 
 def test_each_client_has_its_own_running_statistics(three_cores):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.federation import records_of
 from thinwire.data.partition import Assignment
 from thinwire.data.token_rows import TokenRows
 from thinwire.federation.job import Job
@@ -79,7 +80,7 @@ METHODS = {
 def test_a_trainer_of_transformers_trains_a_language_model_beneath_our_methods(name, tmp_path):
     own = tw.Local(trainer=make_fit(tmp_path))
     job = Job(task(), METHODS[name], rounds=3, cohort=CLIENTS, local=own)
-    records = list(LocalEngine().run(job))
+    records = records_of(LocalEngine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -112,7 +113,7 @@ def test_sft_trainer_of_trl_trains_a_language_model_beneath_our_methods(tmp_path
         return model, {"loss": done.training_loss}
 
     job = Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
-    records = list(LocalEngine().run(job))
+    records = records_of(LocalEngine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -127,5 +128,5 @@ def test_the_loss_of_transformers_on_records_is_ours():
         x, y = records._work.gather(records._index[:3])
         seen["ours"] = torch.nn.functional.cross_entropy(model(**x).flatten(0, 1), y.flatten()).item()
 
-    list(LocalEngine().run(Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look))))
+    records_of(LocalEngine(), Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look)))
     assert seen["theirs"] == pytest.approx(seen["ours"], abs=1e-5)

@@ -66,16 +66,3 @@ def test_invalid_varints_are_refused(data):
 def test_varints_beyond_five_bytes_are_refused(value):
     with pytest.raises(WireError):
         bits.varint(value)
-
-
-@pytest.mark.parametrize("size", [0, 3, 5000, (9 << 20) + 5])
-def test_the_end_of_long_data_is_compared_exactly(size, three_cores):
-    end = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    data = b"some header" + end.tobytes()
-    for whole in (data, memoryview(bytearray(data))):
-        assert bits.ends_with(whole, end.data)
-        for place in {0, size // 2, size - 1} if size else ():
-            end[place] ^= 1
-            assert not bits.ends_with(whole, end.data)
-            end[place] ^= 1
-    assert not bits.ends_with(b"", np.zeros(1, np.uint8).data)

@@ -25,10 +25,8 @@ from thinwire.wire.message import (
     WEIGHT,
     Body,
     Schema,
-    join_pieces,
     pack,
     pack_body,
-    pack_pieces,
     unpack,
     unpack_body,
 )
@@ -239,7 +237,7 @@ def test_a_wrong_number_of_bodies_is_refused(kind, behind, count):
 
 @pytest.mark.parametrize(("behind", "most"), [(3, "4"), (1 << 20, "513")])
 def test_too_many_bodies_are_refused_in_little_memory(behind, most):
-    data = pack(STEPS, 1 << 20, [pack_body(Body(), SCHEMA)] * 50_000, SCHEMA, behind)
+    data = pack(STEPS, 1 << 20, [pack_body(Body(), SCHEMA)] * 200_000, SCHEMA, behind)
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match=f"has 2 to {most} bodies, this one has {int(most) + 1} or more"):
@@ -332,46 +330,7 @@ def test_a_model_without_blocks_has_one_encoding_of_its_plan():
         unpack_body(b"\x01", empty)
 
 
-@pytest.mark.parametrize("first", [1, 5000])
-def test_values_of_a_long_message_are_aligned_and_not_copied(first):
-    payload = np.arange(10_000, dtype="<f4")
-    body = Body(None, {COORDS: payload.tobytes(), WEIGHT: varint(600), BUFFERS: b"x" * first})
-    pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
-    assert len(pieces) < 5, "short pieces are joined"
-    joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8))
-    assert bytes(joined) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
-    parts = (b"short", memoryview(payload).cast("B"), b"end")
-    for allocate in (lambda size: np.empty(size, np.uint8), None):
-        joined = join_pieces(parts, allocate)
-        assert bytes(joined) == b"".join(parts)
-        values = np.frombuffer(joined, np.uint8)[5:]
-        assert values.ctypes.data % 8 == 0
-        assert values.flags.writeable, "torch needs writable memory"
-    field = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).fields[COORDS]
-    assert isinstance(field, memoryview), "fields are views, not copies"
-
-
-def test_a_message_is_written_around_its_values_where_there_is_room():
-    room = np.zeros(64 + 4000 + 64, np.uint8)
-    room[64:-64] = np.arange(4000) % 251
-    parts = (b"head", room[64:-64].data, b"end")
-    joined = join_pieces(parts, room=room)
-    assert bytes(joined) == b"".join(parts)
-    assert np.shares_memory(np.frombuffer(joined, np.uint8), room), "the values are not copied"
-    elsewhere = (b"head", bytes(room[64:-64]), b"end")
-    for pieces in ((b"h" * 65, *parts[1:]), (*parts[:2], b"e" * 65), elsewhere):  # too little room, or other values
-        joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8), room)
-        assert bytes(joined) == b"".join(pieces)
-        assert not np.shares_memory(np.frombuffer(joined, np.uint8), room)
-
-
 def test_the_checksum_is_that_of_zlib():
     for size in (0, 7, 3 << 20):
         data = np.random.default_rng(size).bytes(size)
         assert message.crc32(memoryview(data)[1:], 7) == zlib.crc32(data[1:], 7)
-
-
-def test_long_pieces_are_copied_by_several_cores(three_cores, monkeypatch):
-    monkeypatch.setattr(message, "_PART", 1 << 20)
-    parts = (b"head", np.random.default_rng(0).bytes(3 * (1 << 20) + 5))
-    assert bytes(join_pieces(parts, lambda size: np.empty(size, np.uint8))) == b"".join(parts)

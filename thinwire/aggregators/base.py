@@ -12,32 +12,30 @@ Upper bounds on the norm of updates and on client weights, in front of another a
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, weighted_mean
 from thinwire.errors import ConfigError
 
 
-class Aggregator(Protocol):
+class Aggregator(ABC):
     """Combines the trees of the clients of a round into one.
 
     `admit` runs once a round, on the updates; `of` runs on the trees and weights that `admit` returned, and with the
     same weights on other trees of the upload, such as buffers and reports.
     """
 
-    @property
-    def clips(self) -> bool:
-        """Whether `admit` clips updates; then it must receive updates, not weights of the model."""
-        return False
+    clips = False
+    """Whether `admit` clips updates; then it must receive updates, not weights of the model."""
 
-    is_weighted_mean: ClassVar[bool] = False
+    is_weighted_mean = False
     """Whether this is the plain weighted mean: only that is computed under secure aggregation and privacy."""
 
-    of_values: ClassVar[bool] = False
+    of_values = False
     """Whether `of` needs the coordinates of clients and not their changes, which are added to the public ones first."""
 
     def check(self, clients: int) -> None:
@@ -51,13 +49,31 @@ class Aggregator(Protocol):
     @abstractmethod
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the aggregate of one tree of every client."""
-        ...
 
 
-def refuse_of_values(inner: Aggregator) -> None:
-    """Raise a ConfigError if the aggregator behind one that changes updates needs coordinates."""
-    if inner.of_values:
-        raise ConfigError(f"{inner!r} aggregates coordinates, not updates; write inner = 'weighted', or use it alone")
+class UpdateFilter(Aggregator):
+    """An aggregator whose `admit` changes updates before an inner one aggregates them."""
+
+    inner: Aggregator
+
+    def __post_init__(self) -> None:
+        if self.inner.of_values:
+            raise ConfigError(
+                f"{self.inner!r} aggregates coordinates, not updates; write inner = 'weighted', or use it alone"
+            )
+
+    @property
+    def clips(self) -> bool:  # type: ignore[override]
+        """Whether the inner aggregator clips updates."""
+        return self.inner.clips
+
+    def check(self, clients: int) -> None:
+        """Check the inner aggregator."""
+        self.inner.check(clients)
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """Return the aggregate of the inner aggregator."""
+        return self.inner.of(trees, weights)
 
 
 @register("aggregator", "weighted", paper="McMahan et al., AISTATS 2017")
@@ -79,16 +95,15 @@ class WeightedMean(Aggregator):
         return weighted_mean(trees, weights)
 
 
-class ClientWeight(Protocol):
+class ClientWeight(ABC):
     """Weight of a client in the weighted mean:  p_i = weight_i / sum_j weight_j."""
 
-    sent: ClassVar[bool] = False
+    sent = False
     """Whether the weight is a field of the upload (two bytes for 128 to 16,383), as only the client can compute it."""
 
     @abstractmethod
     def weight(self, samples: int) -> float:
         """Return the weight of a client with that many examples."""
-        ...
 
 
 @register("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
@@ -123,7 +138,7 @@ class Uniform(ClientWeight):
 
 @register("aggregator", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
 @dataclass(frozen=True)
-class ByNorm(Aggregator):
+class ByNorm(WeightedMean):
     """Weight clients by the norm of their adapters:  p_i ~ weight_i |B_i A_i|,  over all matrices together.
 
     For clients that upload weights (`upload = "weights"`): a client that trains fewer ranks has a smaller product, so
@@ -139,16 +154,14 @@ class ByNorm(Aggregator):
     Not robust: a client with large adapters gets a large weight. Not `Bounded`, which limits norms.
     """
 
+    is_weighted_mean = False
+
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Return the trees unchanged and the weights times the norms."""
         norms = [_adapter_norm(code) for code in codes]
         if not any(norms):
             return list(codes), list(weights)
         return list(codes), [weight * norm for weight, norm in zip(weights, norms, strict=True)]
-
-    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        """Return the weighted mean."""
-        return weighted_mean(trees, weights)
 
 
 def _adapter_norm(code: Tree) -> float:
@@ -163,7 +176,7 @@ def _adapter_norm(code: Tree) -> float:
 
 @register("aggregator", "bounded")
 @dataclass(frozen=True)
-class Bounded(Aggregator):
+class Bounded(UpdateFilter):
     """Clip the norm of each update and the weight of each client, then aggregate.
 
         x_i <- x_i * min(1, norm / |x_i|),     weight_i <- min(weight_i, weight)
@@ -187,29 +200,19 @@ class Bounded(Aggregator):
     inner: Aggregator = WeightedMean()
 
     def __post_init__(self) -> None:
-        for name, value in (("norm", self.norm), ("weight", self.weight)):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be 0 (no bound) or more, not {value}")
-        refuse_of_values(self.inner)
+        check_settings(self, norm="[0, inf)", weight="[0, inf)")
+        super().__post_init__()
 
     @property
-    def clips(self) -> bool:
+    def clips(self) -> bool:  # type: ignore[override]
         """Whether this aggregator or the inner one clips updates."""
         return self.norm > 0 or self.inner.clips
-
-    def check(self, clients: int) -> None:
-        """Check the inner aggregator."""
-        self.inner.check(clients)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Clip updates and weights, then apply `admit` of the inner aggregator."""
         codes = [self._clip(code) for code in codes] if self.norm else codes
         weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
         return self.inner.admit(codes, weights)
-
-    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        """Return the aggregate of the inner aggregator."""
-        return self.inner.of(trees, weights)
 
     def _clip(self, code: Tree) -> Tree:
         length = math.sqrt(sum(float(block.double().square().sum()) for block in code.values()))

@@ -1,11 +1,9 @@
 """Robust aggregators that compare whole updates by their distances: geometric median, centered clipping, multi-Krum.
 
-`coordinatewise.py` has those that treat each coordinate separately. A Byzantine update that differs in every coordinate
-is far from the others, even if each of its values alone is plausible.
+A Byzantine update that differs in every coordinate is far from the others, even if each of its values alone is
+plausible.
 
 Robust aggregators that treat each coordinate separately: trimmed mean and median.
-
-`robust.py` has those that compare whole updates.
 
 Distances between client updates, from the inner products of all pairs.
 
@@ -31,10 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.aggregators.base import Aggregator, refuse_of_values
+from thinwire.aggregators.base import Aggregator, UpdateFilter, WeightedMean
+from thinwire.core.parallel import each
 from thinwire.core.registry import register
-from thinwire.core.threads import each
-from thinwire.core.tree import FlatTree, Tree, weighted_mean
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, weighted_mean
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError
 
 _TINY = 1e-150  # a distance whose inverse is still finite
@@ -71,9 +71,7 @@ class GeometricMedian(Aggregator):
     smooth: float = 1e-6
 
     def __post_init__(self) -> None:
-        _check_iterations(self.iterations)
-        if not 0 < self.smooth < 1:
-            raise ConfigError(f"smooth must be above 0 and below 1, not {self.smooth}")
+        check_settings(self, iterations="[1, inf)", smooth="(0, 1)")
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the geometric median; of fewer than three clients, the weighted mean."""
@@ -122,9 +120,7 @@ class CenteredClipping(Aggregator):
     iterations: int = 10
 
     def __post_init__(self) -> None:
-        _check_iterations(self.iterations)
-        if not 0 < self.tau < math.inf:
-            raise ConfigError(f"tau must be above 0, not {self.tau}")
+        check_settings(self, iterations="[1, inf)", tau="(0, inf)")
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the center after all iterations."""
@@ -149,7 +145,7 @@ class CenteredClipping(Aggregator):
 
 @register("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
 @dataclass(frozen=True)
-class MultiKrum(Aggregator):
+class MultiKrum(WeightedMean):
     """The mean of the updates that are closest to their neighbors.
 
         score_i = sum of |x_i - x_j|^2 over the clients - faulty - 2 closest j;    the mean of the lowest scores
@@ -169,13 +165,13 @@ class MultiKrum(Aggregator):
     [1.0, 1.0, 1.0, 1.0, 0.0]
     """
 
+    is_weighted_mean = False
     faulty: float = 0.3
     keep: int = 0
 
     def __post_init__(self) -> None:
+        check_settings(self, keep="[0, inf)")
         check_faulty(self.faulty)
-        if self.keep < 0:
-            raise ConfigError(f"keep must be 0 (all except the faulty clients) or more, not {self.keep}")
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError for fewer than 2 faulty + 3 clients."""
@@ -197,10 +193,6 @@ class MultiKrum(Aggregator):
         kept = set(near.sum(1).sort(stable=True).indices[:keep].tolist())
         return list(codes), [float(i in kept) for i in range(clients)]
 
-    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        """Return the weighted mean."""
-        return weighted_mean(trees, weights)
-
 
 def check_faulty(faulty: float) -> None:
     """Raise a ConfigError unless this is a share below 0.5 or a number of clients."""
@@ -215,11 +207,6 @@ def count_faulty(faulty: float, clients: int) -> int:
     (3, 4)
     """
     return int(faulty) if faulty >= 1 else math.floor(round(faulty * clients, 6))
-
-
-def _check_iterations(iterations: int) -> None:
-    if iterations < 1:
-        raise ConfigError(f"iterations must be 1 or more, not {iterations}")
 
 
 def _normalized(weights: Tensor) -> Tensor:
@@ -258,8 +245,7 @@ class TrimmedMean(Aggregator):
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise ConfigError(f"share must be from 0 to below 0.5, not {self.share}")
+        check_settings(self, share="[0, 0.5)")
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the trimmed mean of each coordinate."""
@@ -321,8 +307,8 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
 
 def _blocks(trees: Sequence[Tree]) -> list[list[Tensor]]:
     """Return for each block the vectors of all clients; a single block if every tree is one vector."""
-    if all(isinstance(tree, FlatTree) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
-        return [[tree.vector for tree in trees]]  # type: ignore[attr-defined]
+    if all(isinstance(tree, Vector) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
+        return [[tree.data for tree in trees]]  # type: ignore[attr-defined]
     return [[tree[name].reshape(-1) for tree in trees] for name in trees[0]]
 
 
@@ -348,7 +334,7 @@ def squares_from(products: Tensor, shares: Tensor) -> Tensor:
 
 @register("aggregator", "nearest-mixing", paper="Allouah et al., AISTATS 2023")
 @dataclass(frozen=True)
-class NearestMixing(Aggregator):
+class NearestMixing(UpdateFilter):
     """Replace each update by the mean of the updates nearest to it, then aggregate.
 
         x_i <- mean of the clients - faulty updates nearest to x_i, itself included
@@ -374,12 +360,7 @@ class NearestMixing(Aggregator):
 
     def __post_init__(self) -> None:
         check_faulty(self.faulty)
-        refuse_of_values(self.inner)
-
-    @property
-    def clips(self) -> bool:
-        """Whether the inner aggregator clips updates."""
-        return self.inner.clips
+        super().__post_init__()
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if half of the clients or more are faulty, or if the inner aggregator cannot be used."""
@@ -389,7 +370,7 @@ class NearestMixing(Aggregator):
                 f"nearest-mixing with {faulty} faulty clients needs more than {2 * faulty} clients in a round, not "
                 f"{clients}; write a smaller method.aggregator.faulty or a larger cohort.size"
             )
-        self.inner.check(clients)
+        super().check(clients)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Mix the updates, then apply `admit` of the inner aggregator, with equal weights."""
@@ -400,7 +381,3 @@ class NearestMixing(Aggregator):
         order = squares_between(inner_products(codes)).sort(dim=1, stable=True).indices[:, :near].tolist()
         mixed = [weighted_mean([codes[j] for j in sorted(nearest)], [1.0] * near) for nearest in order]
         return self.inner.admit(mixed, [1.0] * clients)
-
-    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        """Return the aggregate of the inner aggregator."""
-        return self.inner.of(trees, weights)

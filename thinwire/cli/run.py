@@ -120,9 +120,9 @@ def _roll_back(run: Path, number: int | None, leave_out: list[int]) -> None:
     if number is None:
         raise ConfigError("--leave-out goes back to a round; write --from ROUND")
     found = roll_back(run, number, leave_out)
-    where = f"round {found.round}" if found.round else "the start"
+    where = f"round {number}" if number else "the start"
     without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
-    given_up = f"{found.abandoned} rounds and {human_bytes(found.bytes)} given up"
+    given_up = f"{len(found.records)} rounds and {human_bytes(found.bytes_abandoned)} given up"
     print(visible(f"{run} is back at {where}{without}: {given_up}"), file=sys.stderr)
 
 

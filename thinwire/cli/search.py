@@ -18,10 +18,9 @@ from thinwire.core.text import human_bytes, percent, visible
 if TYPE_CHECKING:
     from thinwire.federation.settings import Settings
     from thinwire.search.candidates import Knobs
-    from thinwire.search.halving import OnRung, Rung, Trial
+    from thinwire.search.halving import OnRung, OnTrial, Rung, Trial
     from thinwire.search.table import Table
     from thinwire.search.tune import OnSearch, Tuned
-    from thinwire.search.validation import OnTrial
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 RUNS = Path("runs")
@@ -73,7 +72,7 @@ def compare(
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
     from thinwire.reports.report import check_page
-    from thinwire.search.compare import compare as run
+    from thinwire.search.table import compare as run
     from thinwire.search.tune import NothingTrains
 
     check_page([html] if html else [], ())
@@ -111,7 +110,7 @@ def sweep(
     """
     from thinwire.reports.report import check_page
     from thinwire.search.candidates import parse_over
-    from thinwire.search.compare import sweep as run
+    from thinwire.search.table import sweep as run
 
     check_page([html] if html else [], ())
     table = run(what, parse_over(over or ()), on, seeds=seeds, progress=not quiet, **options)
@@ -210,6 +209,9 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
     def plain(value: Any) -> dict[str, Any]:
         return dict(zip((knob.label for knob in tuned.knobs), as_point(value), strict=True))
 
+    def run_facts(trial: Trial) -> dict[str, Any]:
+        return {key: value for key, value in trial._asdict().items() if key != "value"}
+
     facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
     facts |= {**plain(full.value), "best_of_the_search": point_text(tuned.knobs, as_point(found.value))}
     facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(found.tried)}
@@ -220,12 +222,12 @@ def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
         rungs = [
             {
                 "rounds": rung.rounds,
-                "trials": [{"settings": plain(one.value), **one.measured._asdict()} for one in rung.trials],
+                "trials": [{"settings": plain(one.value), **run_facts(one)} for one in rung.trials],
                 "kept": [plain(value) for value in rung.kept],
             }
             for rung in found.rungs
         ]
-        runs = {name: one and one._asdict() for name, one in (("result", full.found), ("start", full.start))}
+        runs = {name: one and run_facts(one) for name, one in (("result", full.found), ("start", full.start))}
         facts |= {"at_an_end": at_end, "stopped": found.stopped, "settings": tuned.settings, "command": command}
         facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}, "rungs": rungs}
         print_json(facts)
@@ -330,7 +332,6 @@ def printers(quiet: bool, show_rungs: bool) -> OnSearch:
 
 def _trial_cells(trial: Trial) -> tuple[str, ...]:
     """Accuracy, loss, rounds, bytes and status of a trial."""
-    found = trial.measured
-    loss = "-" if found.loss is None else f"{found.loss:.4g}"
-    status = "" if found.status == "finished" else found.status
-    return percent(found.accuracy), loss, f"{found.rounds:,}", human_bytes(found.bytes), status
+    loss = "-" if trial.loss is None else f"{trial.loss:.4g}"
+    status = "" if trial.status == "finished" else trial.status
+    return percent(trial.accuracy), loss, f"{trial.rounds:,}", human_bytes(trial.bytes), status

@@ -22,7 +22,7 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
-    from thinwire.data.describe_partition import PartitionDescription
+    from thinwire.data.partition import PartitionDescription
     from thinwire.federation.settings import Settings
 
 SHOWN = 20  # clients in the table; the JSON has all
@@ -80,9 +80,8 @@ def _check_run(path: Path, replayed: bool, data_dir: Path | None, as_json: bool)
     from thinwire.runs.run_directory import RunFolder
 
     folder = RunFolder.open(path)
-    if folder.summary() is None:
+    if folder.summary() is None:  # which compares the checksums
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    folder.verify()
     if not replayed:
         print_json({"checksums": "match"}) if as_json else print(visible(f"{path}: all checksums match"))
         return
@@ -150,7 +149,6 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     summary = run.summary()
     if summary is None:
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    run.verify()
     layers = summary.get("layers", [])  # not in runs of earlier versions
     if plot and not layers:
         raise CheckpointError(
@@ -171,7 +169,7 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
 def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """Print the examples and classes of each client, and how unequal clients are."""
     from thinwire.core.key import Key
-    from thinwire.data.describe_partition import describe_partition
+    from thinwire.data.partition import describe_partition
     from thinwire.reports.figures import partition_figure, save
     from thinwire.runs.build import build_task
 

@@ -7,9 +7,9 @@ result before it reads the first byte.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import FlatTree, Tree, cut
+from thinwire.core.tree import Tree, as_one_block, common_type
+from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
@@ -75,7 +76,7 @@ class DerivedPeer(Peer):
         return self._root.fold("peers", self._version)
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Encodes a tree of tensors as bytes and decodes it again.
 
     A codec subclasses this contract and implements `encode` and `decode`. Everything else has a default, which declares
@@ -93,52 +94,38 @@ class Codec(Protocol):
     [1.0, 2.0]
     """
 
-    @property
-    def exact(self) -> bool:
-        """Whether `decode(encode(x))` is x, bit for bit."""
-        return False
+    exact = False
+    """Whether `decode(encode(x))` is x, bit for bit."""
 
-    @property
-    def summable(self) -> bool:
-        """Whether payloads can be summed element by element, as secure aggregation does.
+    summable = False
+    """Whether payloads can be summed element by element, as secure aggregation does.
 
-        The payload must be float32 values, at the same positions for all clients of a round.
-        """
-        return False
+    The payload must be float32 values, at the same positions for all clients of a round.
+    """
 
-    @property
-    def keeps_zeros(self) -> bool:
-        """Whether zeros decode to zeros and all other values are decoded exactly, so that pruned weights stay zero."""
-        return False
+    keeps_zeros = False
+    """Whether zeros decode to zeros and all other values are decoded exactly, so that pruned weights stay zero."""
 
-    @property
-    def encodes_sums(self) -> bool:
-        """Whether sums of many messages are short in this codec: as `merge_codec`, it encodes what a client missed.
+    encodes_sums = False
+    """Whether sums of many messages are short in this codec: as `merge_codec`, it encodes what a client missed.
 
-        Such a codec is exact.
-        """
-        return False
+    Such a codec is exact.
+    """
 
-    @property
-    def predicts(self) -> bool:
-        """Whether values are coded given `peer.known`, where it is not empty."""
-        return False
+    predicts = False
+    """Whether values are coded given `peer.known`, where it is not empty."""
 
-    @property
-    def codes_signs(self) -> bool:
-        """Whether a sign takes about a bit: magnitudes alone are so much shorter, and decode to the same magnitudes.
+    codes_signs = False
+    """Whether a sign takes about a bit: magnitudes alone are so much shorter, and decode to the same magnitudes.
 
-        `TopK` then sends signs apart, where they can be guessed.
-        """
-        return False
+    `TopK` then sends signs apart, where they can be guessed.
+    """
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether decoded values are scaled up so that their expectation is x.
+    unbiased = False
+    """Whether decoded values are scaled up so that their expectation is x.
 
-        The error of such a codec can be larger than x, so `ErrorFeedback` refuses it.
-        """
-        return False
+    The error of such a codec can be larger than x, so `ErrorFeedback` refuses it.
+    """
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError, before training starts, if these blocks cannot be sent.
@@ -151,6 +138,7 @@ class Codec(Protocol):
         """The initial state of the sender, kept between its messages (error feedback); empty by default."""
         return {}
 
+    @abstractmethod
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Encode a tree.
 
@@ -162,14 +150,13 @@ class Codec(Protocol):
         Returns:
             The payload, which may be a view of the tree, and the next state of the sender.
         """
-        ...
 
+    @abstractmethod
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """Decode a tree to the CPU. Bytes that `encode` cannot return raise a WireError.
 
         The payload may be a view of a message, and the tree a view of the payload.
         """
-        ...
 
     def size(self, spec: Spec) -> int | None:
         """The number of bytes that `encode` returns, or None if it depends on the values."""
@@ -180,6 +167,25 @@ class Codec(Protocol):
         return None
 
 
+class FloatCodec(Codec):
+    """A codec of floating-point blocks, without state."""
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; raises a ConfigError for blocks that are not floating point."""
+        common_type(spec)
+        return {}
+
+
+class SelectingCodec(FloatCodec):
+    """A codec that selects some of the values and encodes these with an inner codec, as one block named `values`."""
+
+    inner: Codec
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner codec, which receives one block named `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
+
+
 def check_fits(codec: Codec, spec: Spec) -> None:
     """Raise a ConfigError, before training starts, if a codec cannot send these blocks.
 
@@ -187,6 +193,16 @@ def check_fits(codec: Codec, spec: Spec) -> None:
     """
     codec.check(spec)
     codec.init(spec)
+
+
+def cut_finite(x: np.ndarray, spec: Spec) -> Tree:
+    """Split a vector, which is overwritten, into blocks; values are clamped to the range of the type of their block."""
+    out: Tree = {}
+    vector = torch.from_numpy(x)
+    for block, piece in zip(spec, torch.split(vector, [block.numel for block in spec]), strict=True):
+        limit = min(torch.finfo(block.dtype).max, torch.finfo(vector.dtype).max)
+        out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
+    return out
 
 
 def refuse_stateful(outer: object, inner: Codec) -> None:
@@ -211,25 +227,12 @@ class Raw(Codec):
     ('0000803f000000c0', [1.0, -2.0])
     """
 
-    @property
-    def exact(self) -> bool:
-        """True: the payload holds the bits of all values."""
-        return True
-
-    @property
-    def summable(self) -> bool:
-        """True: each value has a fixed position."""
-        return True
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """True, as for every exact codec."""
-        return True
+    exact = summable = keeps_zeros = True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """Join all blocks; a `FlatTree` is one vector already and is not copied."""
-        if isinstance(tree, FlatTree):
-            return _as_bytes(tree.vector), state
+        """Join all blocks; a `Vector` is one vector already and is not copied."""
+        if isinstance(tree, Vector):
+            return _as_bytes(tree.data), state
         return b"".join([_as_bytes(block) for block in tree.values()]), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -238,7 +241,7 @@ class Raw(Codec):
             raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
         whole, dtype = _bytes_of(data), spec.dtype
         if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
-            return cut(whole.view(dtype), spec.names, spec.like)
+            return Vector(whole.view(dtype), spec.names, spec.like)
         out: Tree = {}
         position = 0
         for block in spec:
@@ -281,7 +284,7 @@ def _from_bytes(raw: Tensor, block: Block) -> Tensor:
         return torch.zeros(block.shape, dtype=block.dtype)
     if block.dtype is torch.bool and bool((raw > 1).any()):
         raise WireError(f"block {block.name!r} holds a byte that is neither true nor false")
-    width = block.nbytes // max(1, block.numel)
+    width = block.nbytes // block.numel
     if sys.byteorder == "big":  # pragma: no cover
         raw = raw.view(-1, width).flip(1).reshape(-1)
     if raw.storage_offset() % width:  # misaligned, after a block of a shorter type

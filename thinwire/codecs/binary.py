@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import FloatCodec, Peer
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
+from thinwire.core.tree import Tree, common_type
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import biased_bits
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -28,7 +27,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @register("codec", "binary", paper="Suresh et al., ICML 2017; Isik et al., ICLR 2023")
 @dataclass(frozen=True)
-class Binary(Codec):
+class Binary(FloatCodec):
     """Round each value up or down to one of two levels, at random and without bias, and send the bits.
 
         x ~ high with probability (x - low) / (high - low), else low
@@ -54,6 +53,7 @@ class Binary(Codec):
     Not `Quantize(scheme="sign")`, which does not round at random.
     """
 
+    unbiased = True
     levels: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,17 +62,7 @@ class Binary(Codec):
             raise ConfigError(f"levels must be two finite values, the smaller one first, not {given}; write (0.0, 1.0)")
 
     @property
-    def unbiased(self) -> bool:
-        """True: a value is rounded up with the probability that makes its expectation the value."""
-        return True
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
-
-    @property
-    def predicts(self) -> bool:
+    def predicts(self) -> bool:  # type: ignore[override]
         """Whether the levels are known, so that classes of known values are those of probabilities."""
         return bool(self.levels)
 
@@ -104,14 +94,12 @@ class Binary(Codec):
         groups = biased_bits.decode(memoryview(data)[position:], counts)
         for at, bits in zip(_groups(spec, classes), groups, strict=True):
             up[at] = bits
-        out, position = dict[str, torch.Tensor](), 0
-        for block, (low, high) in zip(spec, levels, strict=True):
-            mask = torch.from_numpy(up[position : position + block.numel])
+        out: Tree = {}
+        masks = torch.split(torch.from_numpy(up), [block.numel for block in spec])
+        for block, mask, (low, high) in zip(spec, masks, levels, strict=True):
             limit = torch.finfo(block.dtype).max
             low, high = (max(-limit, min(limit, level)) for level in (low, high))
-            values = torch.full((block.numel,), low, dtype=block.dtype).masked_fill_(mask, high)
-            out[block.name] = values.reshape(block.shape)
-            position += block.numel
+            out[block.name] = torch.full(block.shape, low, dtype=block.dtype).masked_fill_(mask.view(block.shape), high)
         return out
 
     def _classes(self, spec: Spec, peer: Peer) -> np.ndarray | None:

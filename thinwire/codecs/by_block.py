@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec, matches, select
+from thinwire.core.spec import Spec, as_rules, matches, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -53,22 +53,14 @@ class ByBlock(Codec):
     rules: tuple[CodecRule | Pair, ...] = (CodecRule(("*",), Raw()),)
 
     def __post_init__(self) -> None:
-        rules = []
-        for rule in self.rules:
-            if not isinstance(rule, CodecRule):
-                if not isinstance(rule, tuple) or len(rule) != 2:
-                    raise ConfigError(f"a rule of ByBlock must be a pair of selectors and a codec, not {rule!r}")
-                rule = CodecRule((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])
-            if not rule.on:
-                raise ConfigError(f"a rule for {rule.codec!r} selects nothing; write for example on = ['*']")
-            rules.append(rule)
+        rules = as_rules(CodecRule, self.rules, "rules of ByBlock")
         if not rules or rules[-1].on != ("*",):
             raise ConfigError("the last rule of ByBlock must match all remaining blocks; end with ('*', Raw())")
-        object.__setattr__(self, "rules", tuple(rules))  # normalized, so that equal codecs compare equal
+        object.__setattr__(self, "rules", rules)  # normalized, so that equal codecs compare equal
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a selector matches none of the blocks that can be sent."""
-        for rule in self._rules():
+        for rule in cast("tuple[CodecRule, ...]", self.rules):
             if rule.on != ("*",):
                 select(spec.names, rule.on, what="rule")
         for _, codec, names in self._groups(spec.names):
@@ -111,21 +103,14 @@ class ByBlock(Codec):
 
     def size(self, spec: Spec) -> int | None:
         """The sum of the sizes of all rules, or None if one of them varies."""
-        sizes = []
-        for _, codec, names in self._groups(spec.names):
-            size = codec.size(spec.restrict(names))
-            if size is None:
-                return None
-            sizes.append(size)
-        return sum(sizes) + sum(len(varint(size)) for size in sizes[:-1])
-
-    def _rules(self) -> list[CodecRule]:
-        return [rule for rule in self.rules if isinstance(rule, CodecRule)]  # __post_init__ has converted all pairs
+        sizes = [codec.size(spec.restrict(names)) for _, codec, names in self._groups(spec.names)]
+        known = [size for size in sizes if size is not None]
+        return None if len(known) < len(sizes) else sum(known) + sum(len(varint(size)) for size in known[:-1])
 
     def _groups(self, names: tuple[str, ...]) -> list[tuple[int, Codec, tuple[str, ...]]]:
         """Index, codec and block names of each rule that has blocks."""
         groups: dict[int, list[str]] = {}
-        rules = self._rules()
+        rules = cast("tuple[CodecRule, ...]", self.rules)  # __post_init__ has converted all pairs
         for name in names:
             first = next(i for i, rule in enumerate(rules) if matches(name, rule.on))
             groups.setdefault(first, []).append(name)

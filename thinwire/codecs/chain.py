@@ -10,18 +10,18 @@ Send the values under the mask of the round, without their positions.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, check_fits, refuse_stateful
 from thinwire.codecs.topk import scatter
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, as_one_block, common_type, join
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -80,17 +80,17 @@ class Chain(Codec):
         return out
 
     @property
-    def exact(self) -> bool:
+    def exact(self) -> bool:  # type: ignore[override]
         """As the nested codec."""
         return self.codec.exact
 
     @property
-    def summable(self) -> bool:
+    def summable(self) -> bool:  # type: ignore[override]
         """As the nested codec."""
         return self.codec.summable
 
     @property
-    def keeps_zeros(self) -> bool:
+    def keeps_zeros(self) -> bool:  # type: ignore[override]
         """As the nested codec."""
         return self.codec.keeps_zeros
 
@@ -150,12 +150,11 @@ class ErrorFeedback(Codec):
     """
 
     inner: Codec = Raw()
-    decay: float = field(default=1.0, metadata={"rare": True})
+    decay: float = rare(1.0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"decay must be above 0 and at most 1, not {self.decay}; write 1.0 to lose nothing")
+        check_settings(self, decay="(0, 1]")
         refuse_stateful(self, self.inner)
         if self.inner.unbiased:
             raise ConfigError(
@@ -164,7 +163,7 @@ class ErrorFeedback(Codec):
             )
 
     @property
-    def summable(self) -> bool:
+    def summable(self) -> bool:  # type: ignore[override]
         """As the inner codec: earlier errors are part of the values."""
         return self.inner.summable
 
@@ -198,7 +197,7 @@ class ErrorFeedback(Codec):
 
 @register("codec", "masked")
 @dataclass(frozen=True)
-class Masked(Codec):
+class Masked(SelectingCodec):
     """Send the values under the mask of the round; server and client both know the positions.
 
         x_i if i is under the mask, else 0
@@ -223,15 +222,6 @@ class Masked(Codec):
 
     def __post_init__(self) -> None:
         refuse_stateful(self, self.inner)
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec, which receives one block named `values`."""
-        check_fits(self.inner, as_one_block(spec, spec.size))
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values under the mask."""

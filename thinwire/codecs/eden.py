@@ -25,16 +25,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import FloatCodec, Peer, cut_finite
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type, cut, join
-from thinwire.errors import ConfigError, WireError
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, join
+from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes
 
-MOST_BITS = 8
+MAX_BITS = 8
 _LARGEST = float(np.finfo(np.float32).max)
 _CHUNK = 4096  # levels that are looked up at a time: a decoder needs little more memory than its result
 _GRID = 1 << 20  # centroids are multiples of 1 / _GRID, so that they are the same on all platforms
@@ -42,13 +42,13 @@ _GRID = 1 << 20  # centroids are multiples of 1 / _GRID, so that they are the sa
 
 @register("codec", "eden", paper="Vargaftik et al., ICML 2022")
 @dataclass(frozen=True)
-class Eden(Codec):
+class Eden(FloatCodec):
     """Rotate at random, round each value to one of 2^bits levels, and send the levels and one scale a piece.
 
         y = H D x,    c = the level nearest to y / |x|,    x ~ s D H c
         s = |x|^2 / <c, y>  (unbiased)   or   <c, y> / (n |c|^2)  (least error)
 
-    Short pieces are rotated twice (`rotation.py`).
+    Short pieces are rotated twice (`rotate`).
 
     The levels are those of the Lloyd-Max quantizer of N(0, 1), the distribution of rotated values.
 
@@ -64,8 +64,8 @@ class Eden(Codec):
     >>> len(data), round(float(error.square().sum() / x.square().sum()), 2)     # two bits a value, and a scale
     (260, 0.14)
 
-    With one bit this is DRIVE. The payload has a constant size, without entropy coding. The rotation is that of
-    `rotation.py`; server and client draw it from the key of the client.
+    With one bit this is DRIVE. The payload has a constant size, without entropy coding. Server and client draw the
+    rotation from the key of the client.
 
     Not `Quantize`, whose levels are equally spaced and whose scale is that of neighboring values.
     """
@@ -74,13 +74,7 @@ class Eden(Codec):
     unbiased: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.bits <= MOST_BITS:
-            raise ConfigError(f"bits must be above 0 and at most {MOST_BITS}, not {self.bits}; write for example 2")
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
+        check_settings(self, bits=f"(0, {MAX_BITS}]")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """For each piece its scale and its levels."""
@@ -106,7 +100,7 @@ class Eden(Codec):
         """The levels times their scale, rotated back."""
         if len(data) != self.size(spec):
             raise WireError(f"expected {self.size(spec)} bytes of {self.bits:g} bits a value, got {len(data)}")
-        x, position, bound = np.empty(spec.size, np.float32), 0, 0.0
+        x, position = np.empty(spec.size, np.float32), 0
         for piece in pieces(spec.size):
             scale = np.frombuffer(data[position : position + 4], "<f4")[0]
             if not 0 <= scale < math.inf:
@@ -114,10 +108,9 @@ class Eden(Codec):
             own, position = x[piece.start : piece.start + piece.values], position + 4
             c = own if piece.values == piece.length else np.empty(piece.length, np.float32)
             position += self._levels(data[position:], piece, peer.key, c)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore"):  # clamped below
                 np.multiply(rotate_back(c, peer.key, piece), scale, out=own)
-            bound = max(bound, float(scale) * piece.length * MOST_BITS)  # no level is above MOST_BITS
-        return _within_range(cut(torch.from_numpy(x), spec), bound)
+        return cut_finite(x, spec)
 
     def _levels(self, data: Bytes, piece: Piece, key: Key, out: np.ndarray) -> int:
         """Write the levels of a piece, 0 where none was sent; returns the bytes that were read."""
@@ -167,7 +160,7 @@ class Eden(Codec):
         return [(order[end - n : end], bits) for end, (n, bits) in zip(ends, counts, strict=True)]
 
 
-@lru_cache(MOST_BITS)
+@lru_cache(MAX_BITS)
 def codebook(bits: int) -> np.ndarray:
     """The 2^bits levels of the quantizer of N(0, 1) with the least mean squared error, ascending, as float32.
 
@@ -199,15 +192,6 @@ def codebook(bits: int) -> np.ndarray:
     levels: np.ndarray = np.concatenate((-level[::-1], level)).astype(np.float32)
     levels.flags.writeable = False
     return levels
-
-
-def _within_range(tree: Tree, bound: float) -> Tree:
-    """The tree with its values clamped to the finite range of their types; none of them is above `bound`."""
-    limits = {name: torch.finfo(block.dtype).max for name, block in tree.items()}
-    return {
-        name: block.clamp(-limits[name], limits[name]) if bound > limits[name] else block
-        for name, block in tree.items()
-    }
 
 
 def _unit(x: np.ndarray) -> float:
@@ -336,8 +320,7 @@ def rotate_back(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:
 
 def _signs(key: Key, piece: Piece) -> np.ndarray:
     """The random signs D of a piece of a vector, as float32."""
-    drawn: np.ndarray = key.fold("rotation").signs(piece.values, start=piece.start).numpy()
-    return drawn
+    return key.fold("rotation").signs(piece.values, start=piece.start).numpy()
 
 
 def _second_signs(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:

@@ -9,20 +9,19 @@ Any codec with its values rounded to multiples of a power of two, so that messag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.core.key import Key
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
-from thinwire.errors import ConfigError, WireError
+from thinwire.errors import WireError
 from thinwire.wire import indices, integers
 from thinwire.wire.bits import Bytes, read_varint, varint
 
@@ -34,7 +33,7 @@ _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or over
 
 @register("codec", "lattice")
 @dataclass(frozen=True)
-class Lattice(Codec):
+class Lattice(FloatCodec):
     """Round each value to a multiple of a power of two; sums of such values are exact.
 
         x ~ s q,    s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
@@ -44,6 +43,7 @@ class Lattice(Codec):
         stochastic: round up or down at random, without bias; otherwise to the nearest level.
 
     >>> import torch
+    >>> from thinwire.core.key import Key
     >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
     >>> data, _ = Lattice(0.5).encode(tree, {}, peer)
     >>> len(data), Lattice(0.5).decode(data, Spec.of(tree), peer)["w"][:3].tolist()
@@ -58,30 +58,20 @@ class Lattice(Codec):
     stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < math.inf:
-            raise ConfigError(f"step must be above 0, a multiple of the root mean square, not {self.step}; write 1.0")
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
+        check_settings(self, step="(0, inf)")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
         blocks = [_numbers(block) for block in tree.values()]
         exponents = [exponent_of(x, self.step) for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
-        levels = self._round(np.concatenate(scaled) if scaled else np.zeros(0), peer.key)
-        return _pack(exponents, levels), state
+        x = np.concatenate([np.zeros(0), *scaled])
+        up = peer.key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
+        return _pack(exponents, (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels times their steps."""
         return _unpack(data, spec)
-
-    def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
-        up = key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
-        levels: np.ndarray = (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
-        return levels
 
 
 @register("codec", "lattice-sum")
@@ -92,6 +82,7 @@ class LatticeSum(Codec):
         x = s q,    s = the largest power of two of which all values of a block are multiples,    q an integer
 
     >>> import torch
+    >>> from thinwire.core.key import Key
     >>> tree, peer = {"w": torch.tensor([0.75, -1.5, 0.0] * 50)}, Peer(Key(0))
     >>> data, _ = LatticeSum().encode(tree, {}, peer)
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
@@ -102,25 +93,14 @@ class LatticeSum(Codec):
     Values that are not on a lattice are sent raw.
     """
 
-    @property
-    def exact(self) -> bool:
-        """True: sums of lattice values are multiples of the finest step."""
-        return True
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """True, as for every exact codec."""
-        return True
-
-    @property
-    def encodes_sums(self) -> bool:
-        """True: sums of multiples of powers of two are such multiples."""
-        return True
+    exact = keeps_zeros = True
+    encodes_sums = True  # sums of multiples of powers of two are such multiples
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """A byte for the form: 0 and raw values, 1 with exponents and levels, or 2 with the levels that are not 0."""
         raw = Raw().encode(tree, {}, peer)[0]
-        found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
+        short = all(block.dtype is torch.float32 for block in tree.values())  # others are sent raw
+        found = [_divisor(_numbers(block)) for block in tree.values()] if short else [None]
         known = [one for one in found if one is not None]
         if len(known) == len(found):
             exponents, levels = [one[0] for one in known], [np.zeros(0, np.int64), *(one[1] for one in known)]
@@ -160,14 +140,8 @@ def read_exponents(data: Bytes, spec: Spec) -> list[int]:
     return exponents
 
 
-def _are_short(blocks: Iterable[Tensor]) -> bool:
-    """Whether all values are float32: others are sent raw."""
-    return all(block.dtype is torch.float32 for block in blocks)
-
-
 def _numbers(block: Tensor) -> np.ndarray:
-    x: np.ndarray = block.detach().cpu().double().numpy().reshape(-1)
-    return x
+    return block.detach().cpu().double().numpy().reshape(-1)
 
 
 def _divisor(x: np.ndarray) -> tuple[int, np.ndarray] | None:
@@ -249,7 +223,7 @@ def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = 
 
 @register("codec", "on-lattice")
 @dataclass(frozen=True)
-class OnLattice(Codec):
+class OnLattice(FloatCodec):
     """Round the values that another codec decodes to multiples of a power of two; sums of such values are exact.
 
         x ~ s round(C(x) / s),    s = 2^round(log2(step * rms)) of each block, rms that of the non-zero values of C(x)
@@ -276,12 +250,11 @@ class OnLattice(Codec):
     step: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < math.inf:
-            raise ConfigError(f"step must be above 0, a multiple of the root mean square, not {self.step}; write 0.5")
+        check_settings(self, step="(0, inf)")
         refuse_stateful(self, self.inner)
 
     @property
-    def unbiased(self) -> bool:
+    def unbiased(self) -> bool:  # type: ignore[override]
         """As the inner codec."""
         return self.inner.unbiased
 
@@ -289,16 +262,11 @@ class OnLattice(Codec):
         """Check the inner codec."""
         check_fits(self.inner, spec)
 
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
-
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The exponents of the decoded values, then the payload of the inner codec."""
         payload, _ = self.inner.encode(tree, {}, peer)
         decoded = self.inner.decode(payload, Spec.of(tree), peer)
-        exponents = [exponent_of(_non_zero(block), self.step) for block in decoded.values()]
+        exponents = [exponent_of(_numbers(block[block != 0]), self.step) for block in decoded.values()]
         return np.array(exponents, np.int8).tobytes() + bytes(payload), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -312,11 +280,6 @@ class OnLattice(Codec):
         """One byte a block more than the inner codec."""
         size = self.inner.size(spec)
         return None if size is None else size + len(spec.blocks)
-
-
-def _non_zero(block: Tensor) -> np.ndarray:
-    x: np.ndarray = block[block != 0].double().numpy()
-    return x
 
 
 def _rounded(block: Tensor, step: float) -> Tensor:

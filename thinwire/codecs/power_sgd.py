@@ -10,18 +10,19 @@ Paper: HetLoRA (Cho et al., EMNLP 2024).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec, matches, select
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -30,7 +31,7 @@ _LEFT, _RIGHT = "/power-p", "/power-q"
 
 @register("codec", "power-sgd", paper="Vogels et al., NeurIPS 2019")
 @dataclass(frozen=True)
-class PowerSGD(Codec):
+class PowerSGD(FloatCodec):
     """Send two thin factors of each matrix, found by power iteration; all other blocks are sent whole.
 
         Q random,  then `iterations` times:  P = orthogonal(M Q),  Q = M^T P;      M ~ P Q^T
@@ -59,28 +60,22 @@ class PowerSGD(Codec):
     inner: Codec = Raw()
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.iterations < 1:
-            raise ConfigError(f"rank and iterations must be 1 or more, not {self.rank} and {self.iterations}")
+        check_settings(self, rank="[1, inf)", iterations="[1, inf)")
         refuse_stateful(self, self.inner)
 
     def check(self, spec: Spec) -> None:
         """Check the inner codec."""
         check_fits(self.inner, self._sent(spec))
 
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
-
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The factors of matrices, and all other blocks."""
         sent: Tree = {}
         for number, block in enumerate(Spec.of(tree)):
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                p, q = self._factors(tree[block.name], peer.key.fold("power-sgd", number))
+                sent |= {block.name + _LEFT: p.to(block.dtype), block.name + _RIGHT: q.to(block.dtype)}
+            else:
                 sent[block.name] = tree[block.name]
-                continue
-            p, q = self._factors(tree[block.name], peer.key.fold("power-sgd", number))
-            sent |= {block.name + _LEFT: p.to(block.dtype), block.name + _RIGHT: q.to(block.dtype)}
         return self.inner.encode(sent, {}, peer)[0], state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -88,12 +83,12 @@ class PowerSGD(Codec):
         got = self.inner.decode(data, self._sent(spec), peer)
         out: Tree = {}
         for block in spec:
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                product = _product(got[block.name + _LEFT], got[block.name + _RIGHT])
+                limit = torch.finfo(block.dtype).max
+                out[block.name] = product.nan_to_num(0.0).clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+            else:
                 out[block.name] = got[block.name]
-                continue
-            product = _product(got[block.name + _LEFT], got[block.name + _RIGHT])
-            limit = torch.finfo(block.dtype).max
-            out[block.name] = product.nan_to_num(0.0).clamp(-limit, limit).to(block.dtype).reshape(block.shape)
         return out
 
     def size(self, spec: Spec) -> int | None:
@@ -121,12 +116,11 @@ class PowerSGD(Codec):
         """The spec of what is sent."""
         blocks = []
         for block in spec:
-            if not self._is_factored(block):
+            if self._is_factored(block):
+                sides = {_LEFT: block.shape[0], _RIGHT: block.numel // block.shape[0]}
+                blocks += [Block(block.name + at, (side, self.rank), block.dtype) for at, side in sides.items()]
+            else:
                 blocks.append(block)
-                continue
-            rows = block.shape[0]
-            blocks.append(Block(block.name + _LEFT, (rows, self.rank), block.dtype))
-            blocks.append(Block(block.name + _RIGHT, (block.numel // rows, self.rank), block.dtype))
         return Spec(tuple(blocks))
 
 
@@ -172,12 +166,11 @@ class RankSlice(Codec):
     inner: Codec = Raw()
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"rank must be 1 or more, not {self.rank}")
+        check_settings(self, rank="[1, inf)")
         refuse_stateful(self, self.inner)
 
     @property
-    def summable(self) -> bool:
+    def summable(self) -> bool:  # type: ignore[override]
         """As the inner codec: all clients send the same ranks."""
         return self.inner.summable
 
@@ -197,14 +190,14 @@ class RankSlice(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The leading ranks."""
         wanted = self._sliced(Spec.of(tree))
-        return self.inner.encode({b.name: tree[b.name][_corner(b)] for b in wanted}, state, peer)
+        return self.inner.encode({b.name: tree[b.name][_corner(b.shape)] for b in wanted}, state, peer)
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The leading ranks, and zeros for all others."""
         decoded = self.inner.decode(data, self._sliced(spec), peer)
         out = spec.zeros()
         for name, block in decoded.items():
-            out[name][tuple(slice(0, n) for n in block.shape)] = block
+            out[name][_corner(block.shape)] = block
         return out
 
     def size(self, spec: Spec) -> int | None:
@@ -224,5 +217,5 @@ class RankSlice(Codec):
         return Spec(tuple(blocks))
 
 
-def _corner(block: Block) -> tuple[slice, ...]:
-    return tuple(slice(0, n) for n in block.shape)
+def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in shape)

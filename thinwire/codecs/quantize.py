@@ -26,17 +26,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import FloatCodec, Peer, cut_finite
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import common_type, cut, join
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, common_type, join, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, symbols
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -51,7 +51,7 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @register("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
 @dataclass(frozen=True)
-class Quantize(Codec):
+class Quantize(FloatCodec):
     """Round each value to one of a few levels and send the levels.
 
         block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` values
@@ -90,28 +90,16 @@ class Quantize(Codec):
     per: Per = "block"
 
     def __post_init__(self) -> None:
-        if self.scheme not in get_args(Scheme):
-            raise ConfigError(f"scheme must be one of {', '.join(get_args(Scheme))}, not {self.scheme!r}")
-        if self.per not in get_args(Per):
-            raise ConfigError(f"per must be one of {', '.join(get_args(Per))}, not {self.per!r}")
-        if not 1 <= self.bits <= 32:
-            raise ConfigError(f"bits must be from 1 to 32, not {self.bits}; write for example bits = 8")
-        if self.block < 1:
-            raise ConfigError(f"block must be 1 or more, not {self.block}")
+        check_settings(self, bits="[1, 32]", block="[1, inf)")
         if self.scheme in ("block", "qsgd") and self.bits < 2:
             raise ConfigError(f"one bit has no level besides zero with scheme {self.scheme!r}; write scheme = 'sign'")
         if self.stochastic and self.scheme in ("fp16", "bf16", "sign", "sign-magnitude"):
             raise ConfigError(f"scheme {self.scheme!r} has no stochastic rounding; write stochastic = false")
 
     @property
-    def codes_signs(self) -> bool:
+    def codes_signs(self) -> bool:  # type: ignore[override]
         """Of `block`: levels are symmetric, and rounding does not depend on the sign."""
         return self.scheme == "block" and not self.stochastic
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Scales, then levels."""
@@ -140,15 +128,15 @@ class Quantize(Codec):
         if n == 0:
             if data:
                 raise WireError(f"no values take no bytes, got {len(data)}")
-            return cut(torch.zeros(0, dtype=dtype), spec)
+            return split(torch.zeros(0, dtype=dtype), spec)
         if self.scheme in _HALF:
-            return _finite_split(decode_half(data, n, _HALF[self.scheme]), spec)
+            return cut_finite(decode_half(data, n, _HALF[self.scheme]), spec)
         if self.scheme == "uniform":
-            return _finite_split(self._decode_uniform(data, n), spec)
+            return cut_finite(self._decode_uniform(data, n), spec)
         real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
         length = self._length(n)
         if self.scheme == "sign-magnitude":
-            return _finite_split(decode_magnitudes(memoryview(data), n, length, real), spec)
+            return cut_finite(decode_magnitudes(memoryview(data), n, length, real), spec)
         scales, rest = read_scales(data, -(-n // length))
         x = decode_signs(rest, n, real) if self.scheme == "sign" else self._decode_levels(rest, n, real)
         wide, end = widen(scales).astype(real), n // length * length
@@ -156,7 +144,7 @@ class Quantize(Codec):
             rows = x[:end].reshape(-1, length)
             np.multiply(rows, wide[: len(rows), None], out=rows)
             np.multiply(x[end:], wide[-1], out=x[end:])
-        return _finite_split(x, spec)
+        return cut_finite(x, spec)
 
     def _decode_levels(self, data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
         """The levels of `block` and `qsgd` as floating point; one array at a time, to save memory."""
@@ -173,10 +161,6 @@ class Quantize(Codec):
         np.subtract(x, highest, out=x)
         return x
 
-    @property
-    def _levels(self) -> int:
-        return _highest(self.bits)
-
     def _short(self, dtype: torch.dtype) -> bool:
         """Whether float32 arithmetic is exact enough."""
         return dtype is not torch.float64 and self.bits <= 12
@@ -186,7 +170,7 @@ class Quantize(Codec):
 
     def _quantized(self, x: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray]:
         """Scales and levels of `block` and `qsgd`, some rows at a time: they stay in the cache of a core."""
-        rows, top = as_rows(x, self._length(len(x))), self._levels
+        rows, top = as_rows(x, self._length(len(x))), _highest(self.bits)
         draw = key.fold("quantise").cpu_uniform_parts() if self.stochastic or self.scheme == "qsgd" else None
         step = max(1, _PART // rows.shape[1])
         step += step * rows.shape[1] % 2  # the generator draws two words at a time
@@ -195,39 +179,35 @@ class Quantize(Codec):
         for at in range(0, len(rows), step):
             part = rows[at : at + step]
             scales[at : at + step] = self._scales(part)
-            level = part / _divisor(scales[at : at + step], x.dtype)
+            wide = widen(scales[at : at + step]).astype(x.dtype)
+            level = part / np.where(wide == 0, 1, wide).astype(x.dtype)[:, None]
             if draw is None:
                 np.rint(level, out=level)
             else:
                 level += draw(level.size).reshape(level.shape)
                 np.floor(level, out=level)
             q[at : at + step] = np.clip(level, -top, top, out=level)
-        return scales, _flat(q, len(x))
+        return scales, q.reshape(-1)[: len(x)]
 
     def _scales(self, rows: np.ndarray) -> np.ndarray:
         """One scale per row, as the bits of a bfloat16."""
         if self.scheme == "block":
-            size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
+            size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / _highest(self.bits)
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
             share = rows.astype(np.float64)
             share /= np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
-            size = most * np.sqrt(np.square(share, out=share).sum(axis=1)) / self._levels
+            size = most * np.sqrt(np.square(share, out=share).sum(axis=1)) / _highest(self.bits)
         else:
             size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
-        return bfloat16_up(size)
-
-    def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
-        random = self.stochastic or self.scheme == "qsgd"
-        up = key.fold("quantise").cpu_uniform(len(x)) if random else None
-        q: np.ndarray = np.rint(x, out=x) if up is None else np.floor(x + up)
-        return q
+        return bfloat16(size, UP)
 
     def _encode_uniform(self, x: np.ndarray, key: Key) -> bytes:
         """In float64: max - min may exceed the range of float32."""
         ends = np.array([x.min(), x.max()]).clip(*FLOAT32).astype("<f4")
         low, step = self._grid(ends)
-        q = self._round((x - low) / (step or 1.0), key)
+        level = (x - low) / (step or 1.0)
+        q = np.floor(level + key.fold("quantise").cpu_uniform(len(x))) if self.stochastic else np.rint(level)
         return ends.tobytes() + symbols.encode(np.clip(q, 0, (1 << self.bits) - 1).astype(np.int64), self.bits)
 
     def _decode_uniform(self, data: Bytes, n: int) -> np.ndarray:
@@ -258,28 +238,6 @@ def _unsigned(q: np.ndarray, bits: int) -> np.ndarray:
     return shifted
 
 
-def _flat(rows: np.ndarray, n: int) -> np.ndarray:
-    return rows.reshape(-1)[:n]
-
-
-def _divisor(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    wide = widen(scales).astype(dtype)
-    return np.where(wide == 0, 1, wide).astype(dtype)[:, None]
-
-
-def _finite_split(x: np.ndarray, spec: Spec) -> Tree:
-    """Split a vector (which is overwritten) into blocks; values are clamped to the range of the block's dtype."""
-    vector = torch.from_numpy(x)
-    out: Tree = {}
-    position = 0
-    for block in spec:
-        piece = vector[position : position + block.numel]
-        limit = min(torch.finfo(block.dtype).max, torch.finfo(vector.dtype).max)
-        out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
-        position += block.numel
-    return out
-
-
 FLOAT32 = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 _MAX = 0x7F7F  # the bits of the largest bfloat16
 
@@ -294,24 +252,17 @@ def as_rows(x: np.ndarray, length: int) -> np.ndarray:
     return rows
 
 
-def bfloat16_up(size: np.ndarray) -> np.ndarray:
-    """The bits of the smallest bfloat16 that is not smaller, or of the largest finite one."""
-    return _bfloat16(size, 0xFFFF)
+UP, NEAREST = 0xFFFF, 0x8000  # what is added to the bits of a float32 before the lower half is dropped
 
 
-def bfloat16_nearest(size: np.ndarray) -> np.ndarray:
-    """The bits of the nearest finite bfloat16; of two, the larger one."""
-    return _bfloat16(size, 0x8000)
-
-
-def _bfloat16(size: np.ndarray, added: int) -> np.ndarray:
+def bfloat16(size: np.ndarray, rounding: int) -> np.ndarray:
+    """The bits of the smallest bfloat16 that is not smaller (UP), or of the nearest (NEAREST); all are finite."""
     single = size.clip(0, FLOAT32[1]).astype("<f4").view("<u4")
-    bits: np.ndarray = np.minimum((single.astype(np.int64) + added) >> 16, _MAX).astype("<u2")
-    return bits
+    return np.minimum((single.astype(np.int64) + rounding) >> 16, _MAX).astype("<u2")
 
 
 def read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
-    """So many scales, as the bits of bfloat16, and the bytes after them."""
+    """`count` scales, as the bits of bfloat16, and the bytes after them."""
     scales = np.frombuffer(data[: 2 * count], np.uint8)
     if len(scales) != 2 * count:
         raise WireError(f"expected {count} scales of two bytes, got {len(scales)} bytes")
@@ -323,8 +274,7 @@ def read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
 
 def widen(scales: np.ndarray) -> np.ndarray:
     """Scales as float32, from the bits of bfloat16."""
-    wide: np.ndarray = (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return wide
+    return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -417,7 +367,7 @@ def encode_magnitudes(x: np.ndarray, length: int) -> bytes:
             low = np.minimum(np.where(np.isnan(low), high, low), high)  # no value is below the limit: all are equal
             limit = (low + high) / 2
         levels = (values > 0) * np.uint8(2) + (size >= limit).reshape(-1)[: len(values)].astype(np.uint8)
-    scales = bfloat16_nearest(np.concatenate((low[:, 0], high[:, 0])))
+    scales = bfloat16(np.concatenate((low[:, 0], high[:, 0])), NEAREST)
     return _encode_zeros(x) + scales.tobytes() + symbols.encode(levels, 2)
 
 
@@ -443,8 +393,7 @@ def _means(size: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """The mean of the chosen values of each row; NaN where there are none."""
     count = chosen.sum(1, keepdims=True)
     total = np.where(chosen, size, 0.0).sum(1, keepdims=True)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _encode_zeros(x: np.ndarray) -> bytes:

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.codecs.topk import check_density, scatter
+from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, refuse_stateful
+from thinwire.codecs.topk import scatter
 from thinwire.core.registry import register
 from thinwire.core.selection import kept, random_subset
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, gather, parts
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, as_one_block, gather, parts
 from thinwire.wire.bits import Bytes
 
 
 @register("codec", "randomk", paper="Konecny et al., 2016")
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(SelectingCodec):
     """Send k values at random positions; server and client draw the same positions, so they are not sent.
 
         c x_i if i is drawn, else 0,    k = max(1, floor(density d)) without replacement,    c = 1 or d / k
@@ -52,22 +52,13 @@ class RandomK(Codec):
     shared: bool = False
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        check_settings(self, density="(0, 1]")
         refuse_stateful(self, self.inner)
 
     @property
-    def summable(self) -> bool:
+    def summable(self) -> bool:  # type: ignore[override]
         """Whether all clients send the same positions, by a summable codec."""
         return self.shared and self.inner.summable
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec, which receives one block named `values`."""
-        check_fits(self.inner, as_one_block(spec, spec.size))
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values at the drawn positions."""

@@ -18,21 +18,20 @@ signs (`wire/row_signs.py`), and the inner codec has the magnitudes:
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.core.registry import register, short_repr
+from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, refuse_stateful
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, cut, gather, join, parts
-from thinwire.errors import ConfigError, WireError
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, as_one_block, gather, join, parts, split
+from thinwire.errors import WireError
 from thinwire.wire import indices, row_signs
 from thinwire.wire.bits import Bytes, read_varint, varint
 
@@ -41,7 +40,7 @@ By = Literal["tree", "block", "chunk"]
 
 @register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
 @dataclass(frozen=True)
-class TopK(Codec):
+class TopK(SelectingCodec):
     """Send the k values of largest magnitude and their positions; all others decode to zero.
 
         x_i if |x_i| is among the k largest, else 0,    k = max(1, floor(density d))  or  ceil(density d)
@@ -72,27 +71,12 @@ class TopK(Codec):
     by: By = "tree"
     inner: Codec = Raw()
     rounding: Rounding = "down"
-    chunk: int = field(default=4096, metadata={"rare": True})
+    chunk: int = rare(4096)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_density(self.density)
-        if self.rounding not in get_args(Rounding):
-            raise ConfigError(f"rounding must be one of {', '.join(get_args(Rounding))}, not {self.rounding!r}")
-        if self.by not in get_args(By):
-            raise ConfigError(f"by must be one of {', '.join(get_args(By))}, not {self.by!r}")
-        if self.chunk < 1:
-            raise ConfigError(f"chunk must be 1 or more values, not {self.chunk}; write for example 4096")
+        check_settings(self, density="(0, 1]", chunk="[1, inf)")
         refuse_stateful(self, self.inner)
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec, which receives one block named `values`."""
-        check_fits(self.inner, as_one_block(spec, spec.size))
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Positions and values."""
@@ -122,7 +106,7 @@ class TopK(Codec):
 
 @register("codec", "threshold", paper="Strom, Interspeech 2015")
 @dataclass(frozen=True)
-class Threshold(Codec):
+class Threshold(SelectingCodec):
     """Send the values whose magnitude reaches a threshold, and their positions; all others decode to zero.
 
         x_i if |x_i| >= value, else 0
@@ -146,23 +130,13 @@ class Threshold(Codec):
     inner: Codec = Raw()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value < math.inf:
-            raise ConfigError(f"value must be 0 or more, not {self.value}")
+        check_settings(self, value="[0, inf)")
         refuse_stateful(self, self.inner)
 
     @property
-    def keeps_zeros(self) -> bool:
+    def keeps_zeros(self) -> bool:  # type: ignore[override]
         """Whether all values except zeros are sent, by an exact codec."""
         return self.value == 0 and self.inner.exact
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec, which receives one block named `values`."""
-        check_fits(self.inner, as_one_block(spec, spec.size))
-
-    def init(self, spec: Spec) -> Tree:
-        """No state; raises a ConfigError for blocks that are not floating point."""
-        common_type(spec)
-        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The number of values, positions and values."""
@@ -190,12 +164,6 @@ class Segment(NamedTuple):
     start: int
     size: int
     sent: int
-
-
-def check_density(density: float) -> None:
-    """Raise a ConfigError unless a density is above 0 and at most 1."""
-    if not 0 < density <= 1:
-        raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
 def pack_sparse(at: np.ndarray, values: Tensor, spec: Spec, inner: Codec, peer: Peer) -> bytes:
@@ -247,7 +215,7 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
         return scatter(chosen, values, spec)
     vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(torch.from_numpy(mask), values)
     del values, mask, chosen
-    return cut(vector, spec, copy=False)
+    return split(vector, spec, copy=False)
 
 
 def _split_signs(where: memoryview, k: int, inner: Codec) -> tuple[memoryview | None, memoryview]:
@@ -266,7 +234,7 @@ def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
     """A tree of these values at their positions in the joined vector, and zeros at all others."""
     vector = torch.zeros(spec.size, dtype=values.dtype)
     vector.scatter_(0, torch.from_numpy(at), values)  # three times as fast as vector[at] = values
-    return cut(vector, spec, copy=False)
+    return split(vector, spec, copy=False)
 
 
 def _matrices(spec: Spec) -> list[tuple[int, int]]:

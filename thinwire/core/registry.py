@@ -12,7 +12,7 @@ True
 
 Rarely set fields of a part are left out of its `repr` and of its table while they have their default: the schema
 of messages is a hash of `repr(method)`, and the digest of an experiment is a hash of its table, so a new field declared
-with `metadata={"rare": True}` changes neither of them where it is not used.
+with `rare(default)` changes neither of them where it is not used.
 """
 
 from __future__ import annotations
@@ -246,14 +246,19 @@ def _address(make: Callable[..., Any]) -> tuple[str, str]:
     return make.__module__, make.__qualname__
 
 
+def rare(default: Any) -> Any:
+    """A field of a part that is rarely set: it is left out of `repr` and of tables while it has its default."""
+    return field(default=default, metadata={"rare": True})
+
+
 def is_left_out(part_field: Field[Any], value: Any) -> bool:
     """Whether a field of a part is rarely set and has its default.
 
-    >>> from dataclasses import dataclass, field
+    >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Step:
     ...     size: float = 1.0
-    ...     limit: float = field(default=9.0, metadata={"rare": True})
+    ...     limit: float = rare(9.0)
     >>> [is_left_out(f, 9.0) for f in fields(Step)]
     [False, True]
     """

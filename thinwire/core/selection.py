@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.vectors import gather
+from thinwire.core.tree import gather
 
 Rounding = Literal["down", "up"]
 

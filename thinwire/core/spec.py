@@ -16,13 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Device
-from thinwire.core.tree import Tree
+from thinwire.core.vector import Tree
 from thinwire.errors import ConfigError
+
+R = TypeVar("R")
 
 # Each dtype that can be sent, with its code in the schema hash and its size in bytes.
 DTYPES: dict[torch.dtype, tuple[str, int]] = {
@@ -181,3 +184,23 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     """
     hits = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
     return bool(hits) and not hits[-1].startswith("!")
+
+
+def as_rules(kind: type[R], given: Sequence[Any], what: str) -> tuple[R, ...]:
+    """Rules, given as records of `kind` or as pairs `(selector or selectors, value)`, as records, which compare equal.
+
+    Args:
+        kind: the record; its first field is `on`, the selectors.
+        given: records or pairs.
+        what: the name of the setting, for error messages.
+    """
+    rules = []
+    for rule in given:
+        if not isinstance(rule, kind):
+            if not isinstance(rule, tuple) or len(rule) != 2:
+                raise ConfigError(f"{what} must be pairs of selectors and a value, not {rule!r}")
+            rule = kind((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])  # type: ignore[call-arg]
+        if not rule.on:  # type: ignore[attr-defined]
+            raise ConfigError(f"{what}: the rule {rule!r} selects nothing; write for example on = ['*']")
+        rules.append(rule)
+    return tuple(rules)

@@ -6,10 +6,13 @@ Untrusted text (names, paths, errors of clients) is put on one line, bounded and
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
+import sys
+from functools import lru_cache
 from html import escape
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from thinwire.errors import ConfigError
 
@@ -149,6 +152,60 @@ def check_numbers(part: Any) -> None:
             continue
         if not right:
             raise ConfigError(f"{field.name} must be {wanted}, not {_shown(field.name, value)}")
+
+
+def check_settings(part: Any, **ranges: str) -> None:
+    """Raise ConfigError for a field of a part with a value of the wrong type, or one that it cannot have.
+
+    Numbers are checked by `check_numbers`, a field annotated with a `Literal` must have one of its values.
+
+    Args:
+        part: the part, a dataclass.
+        ranges: by field, the interval of its values, as in mathematics: "(0, 1]" is above 0 and at most 1.
+
+    >>> @dataclasses.dataclass
+    ... class Sparse:
+    ...     density: float = 0.1
+    ...     def __post_init__(self):
+    ...         check_settings(self, density="(0, 1]")
+    >>> Sparse(0.0)
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: density must be above 0 and at most 1, not 0.0; write for example density = 0.1
+    """
+    check_numbers(part)
+    for name, choices in _choices(type(part)).items():  # type: ignore[arg-type]
+        if (value := getattr(part, name)) not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    defaults = {field.name: field.default for field in dataclasses.fields(part)}
+    for name, interval in ranges.items():
+        value = getattr(part, name)
+        low, high = map(float, interval[1:-1].split(","))
+        above = value > low if interval[0] == "(" else value >= low
+        if not (above and (value < high if interval[-1] == ")" else value <= high)):
+            wanted = _INTERVALS[interval[0] + (interval[-1] if high < float("inf") else "")].format(low, high)
+            known = defaults[name] is not dataclasses.MISSING
+            example = f"; write for example {name} = {defaults[name]}" if known else ""
+            raise ConfigError(f"{name} must be {wanted}, not {value}{example}")
+
+
+_INTERVALS = {
+    "(": "above {0:g}",
+    "[": "{0:g} or more",
+    "()": "above {0:g} and below {1:g}",
+    "(]": "above {0:g} and at most {1:g}",
+    "[)": "at least {0:g} and below {1:g}",
+    "[]": "from {0:g} to {1:g}",
+}
+
+
+@lru_cache
+def _choices(part: type) -> dict[str, tuple[str, ...]]:
+    """The values that fields annotated with the name of a `Literal` can have."""
+    found: dict[str, Any] = {}
+    for kind in reversed(part.__mro__):  # names are looked up where the field is declared
+        names = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+        found |= {field: names.get(name) for field, name in inspect.get_annotations(kind).items()}
+    return {field: get_args(kind) for field, kind in found.items() if get_origin(kind) is Literal}
 
 
 def _shown(name: str, value: Any) -> str:

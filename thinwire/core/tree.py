@@ -12,18 +12,20 @@ the clients of a cohort.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 
-from thinwire.core.long_vectors import long_sum, weighted_mean_of_vectors
-from thinwire.core.threads import to_host
+from thinwire.core.parallel import sum_of_values, to_host, weighted_sum
+from thinwire.core.spec import Block, Spec
+from thinwire.core.vector import Tree as Tree, Vector
+from thinwire.errors import ConfigError
 
-Tree: TypeAlias = dict[str, Tensor]
-_ASIDE = 1 << 22  # bytes that are copied in parallel with later work of a GPU
+ASIDE_BYTES = 1 << 22  # that are copied in parallel with later work of a GPU
+LONG_BLOCK = 1 << 14  # values of a block; a loop over shorter blocks takes longer than a copy of all
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -47,12 +49,11 @@ def scale(tree: Tree, factor: float) -> Tree:
 
 
 def _elementwise(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
-    """`tmap` of an elementwise function; flat trees take one call on their vectors."""
-    flat = [tree for tree in trees if isinstance(tree, FlatTree)]
-    if len(flat) < len(trees) or any(list(tree) != list(flat[0]) for tree in flat[1:]):
+    """`tmap` of an elementwise function; vectors take one call on their data."""
+    vectors = [tree for tree in trees if isinstance(tree, Vector)]
+    if len(vectors) < len(trees) or any(list(tree) != list(vectors[0]) for tree in vectors[1:]):
         return tmap(fn, *trees)
-    largest = max(flat, key=lambda tree: tree.vector.dim())
-    return type(largest)(fn(*(tree.vector for tree in flat)), flat[0].names, flat[0].like)
+    return vectors[0].with_data(fn(*(tree.data for tree in vectors)))
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -89,7 +90,7 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
     for (_, source), blocks in remote.items():
         flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, asynchronously
-            aside = len(blocks) > 1 and flat.nbytes >= _ASIDE  # a new tensor, which nothing else writes to
+            aside = len(blocks) > 1 and flat.nbytes >= ASIDE_BYTES  # a new tensor, which nothing else writes to
             flat, event = to_host(flat, aside=aside)
             events.append(event)
         else:
@@ -108,15 +109,15 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
 
 def _replaced(tree: Tree, moved: Mapping[int, Tensor]) -> Tree:
     """A tree in which moved blocks, by the id of the original tensor, replace the originals."""
-    if isinstance(tree, FlatTree):
-        return type(tree)(moved.get(id(tree.vector), tree.vector), tree.names, tree.like)
+    if isinstance(tree, Vector):
+        return tree.with_data(moved.get(id(tree.data), tree.data))
     return {name: moved.get(id(block), block) for name, block in tree.items()}
 
 
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:
     """The named blocks, in the order of the tree."""
     wanted = set(names)
-    if isinstance(tree, FlatTree) and wanted.issuperset(tree.names):
+    if isinstance(tree, Vector) and wanted.issuperset(tree.names):
         return tree
     return {name: block for name, block in tree.items() if name in wanted}
 
@@ -133,6 +134,8 @@ def repeat(tree: Tree, clients: int) -> Tree:
 
 def unstack(tree: Tree, client: int) -> Tree:
     """The tree of one client of a stacked tree (views). The inverse is `stack`."""
+    if isinstance(tree, Vector):
+        return tree.row(client)
     return tmap(lambda x: x[client], tree)
 
 
@@ -141,8 +144,8 @@ def flatten(tree: Tree, dtype: torch.dtype | None = None, zeros: int = 0) -> Ten
 
     So many zeros follow.
     """
-    if isinstance(tree, FlatTree) and not zeros:
-        return tree.vector.to(dtype or tree.vector.dtype)
+    if isinstance(tree, Vector) and not zeros:
+        return tree.data.to(dtype or tree.data.dtype)
     blocks = [block.reshape(-1).to(dtype or block.dtype) for block in _tensors(tree)]
     if zeros and blocks:
         blocks.append(blocks[0].new_zeros(zeros))
@@ -160,90 +163,9 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     return out
 
 
-class FlatTree(dict[str, Tensor]):
-    """An immutable tree whose blocks are views of one vector, for operations on the vector as a whole.
-
-    The views are created on first access to a block, because many uses need the vector only.
-
-    >>> tree = cut(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
-    >>> tree["b"], tree.vector
-    (tensor([2.]), tensor([0., 1., 2.]))
-    """
-
-    def __init__(self, vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.vector, self.names, self.like = vector, names, like
-
-    def _whole(self) -> dict[str, Tensor]:
-        """The plain dictionary, with all views created."""
-        if not super().__len__() and self.names:
-            blocks = _unflatten_dense_tensors(self.vector, self.like)  # type: ignore[no-untyped-call]
-            super().update(zip(self.names, blocks, strict=True))
-        return super()  # type: ignore[return-value]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The block of that name, or the default."""
-        return self._whole().get(name, default)
-
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """Block names."""
-        return self._whole().keys()
-
-    def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
-        """Blocks, as views of the vector."""
-        return self._whole().values()
-
-    def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
-        """Pairs of name and block."""
-        return self._whole().items()
-
-    def copy(self) -> Tree:
-        """A plain dictionary of the same blocks."""
-        return dict(self.items())
-
-    def __or__(self, other: Any) -> Any:
-        return self.copy() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self.copy()
-
-    def __eq__(self, other: object) -> bool:
-        return self.copy() == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(self.copy())
-
-    def __setitem__(self, name: str, block: Tensor) -> None:
-        raise TypeError("a FlatTree cannot be changed: its vector would not change with it")
-
-    def __reduce__(self) -> tuple:
-        return dict, (self.copy(),)  # a pickled or deep copy is a plain dictionary
-
-    __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
-
-
-def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTree:
-    """Split a vector into blocks of these shapes (views) as a `FlatTree`. Not under vmap."""
-    return FlatTree(vector, names, like)
-
-
 def _tensors(tree: Tree) -> Iterable[Tensor]:
     """All values of a tree in as few tensors as possible."""
-    return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
+    return (tree.data,) if isinstance(tree, Vector) else tree.values()
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
@@ -251,18 +173,14 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
     The weights are normalized in float64; the fixed order of summation makes the result reproducible bit for bit.
     """
-    total, names = float(sum(weights)), list(trees[0])
+    total, names, first = float(sum(weights)), list(trees[0]), trees[0]
     if not names:
         return {}
-    flat = [tree for tree in trees if isinstance(tree, FlatTree) and list(tree) == names]
-    if len(names) > 1 and len(flat) == len(trees):
-        mean = weighted_mean([{"": tree.vector} for tree in flat], weights)[""]
-        return cut(mean, names, flat[0].like)
     fractions = [weight / total for weight in weights]
-    first = trees[0][names[0]]
-    if names == [""] and first.device.type == "cpu" and first.is_floating_point():
-        return {"": weighted_mean_of_vectors([tree[""] for tree in trees], fractions)}
-    acc = list(torch._foreach_mul([trees[0][name] for name in names], fractions[0]))
+    vectors = [tree.data for tree in trees if isinstance(tree, Vector) and list(tree) == names]
+    if isinstance(first, Vector) and len(names) > 1 and len(vectors) == len(trees):
+        return first.with_data(weighted_sum(vectors, fractions))
+    acc = list(torch._foreach_mul([first[name] for name in names], fractions[0]))
     for tree, fraction in zip(trees[1:], fractions[1:], strict=True):
         torch._foreach_add_(acc, [tree[name] for name in names], alpha=fraction)
     return dict(zip(names, acc, strict=True))
@@ -275,7 +193,7 @@ def all_finite(tree: Tree) -> bool:
         return True
     # a finite sum implies finite terms; an infinite sum may be an overflow, so check each value then
     if blocks[0].device.type == "cpu":
-        total = sum(long_sum(block) for block in blocks)
+        total = sum(sum_of_values(block) for block in blocks)
     else:  # one synchronization with the GPU
         total = grand_total(tree).item()
     return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
@@ -308,6 +226,23 @@ def grand_total(*trees: Tree) -> Tensor:
     return torch.stack([one.to(sums[0].device) for one in sums]).sum()
 
 
+def number_of_values(tree: Tree) -> int:
+    """The number of values of all blocks."""
+    return sum(block.numel() for block in _tensors(tree))
+
+
+def data_of(tree: Tree) -> Tensor | None:
+    """The one tensor of a `Vector`; None for another tree."""
+    return tree.data if isinstance(tree, Vector) else None
+
+
+def is_vector_of(tree: Tree, spec: Spec) -> bool:
+    """Whether a tree is a `Vector` whose blocks have these names, shapes and types."""
+    if not isinstance(tree, Vector) or tree.data.dtype != spec.dtype or tuple(tree.names) != spec.names:
+        return False
+    return all(mine.shape == its.shape for mine, its in zip(tree.like, spec.like, strict=True))
+
+
 def same(a: Tree, b: Tree) -> bool:
     """Whether two trees are equal bit for bit, with the same names in order, shapes and dtypes: -0.0 is not 0.0."""
     return list(a) == list(b) and all(_same_bits(a[name], b[name]) for name in a)
@@ -321,3 +256,80 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     kind = _BITS.get(a.element_size(), torch.uint8)  # as integers, NaNs with equal bits are equal
     return torch.equal(*(one.reshape(-1).contiguous().view(kind) for one in (a, b)))
+
+
+# -- trees of floating-point values as one vector and back, for codecs that ignore the boundaries of blocks ------------
+
+
+def common_type(spec: Spec) -> torch.dtype:
+    """The smallest floating-point dtype that holds all blocks; raises a ConfigError for integers and booleans."""
+    for block in spec:
+        if not block.dtype.is_floating_point:
+            kind = str(block.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"block {block.name!r} is of type {kind}, but this codec takes floating point only; "
+                f"send it unchanged: ByBlock((({block.name!r}, Raw()), ('*', ...)))"
+            )
+    types = [block.dtype for block in spec]
+    return reduce(torch.promote_types, types) if types else torch.float32
+
+
+def join(tree: Tree) -> Tensor:
+    """Concatenate all blocks, row-major, on the CPU. Do not write to the result: a single block is not copied."""
+    blocks = _vectors(tree)
+    if len(blocks) == 1:
+        return blocks[0]
+    return torch.cat(blocks) if blocks else torch.zeros(0)
+
+
+def parts(tree: Tree) -> list[Tensor]:
+    """The vector of `join` in consecutive parts: long blocks as they are, which takes no copy, short ones joined.
+
+    >>> tree = {"a": torch.zeros(LONG_BLOCK), "b": torch.zeros(LONG_BLOCK, 2)}
+    >>> [len(part) // LONG_BLOCK for part in parts(tree)], len(parts({"a": torch.zeros(2), "b": torch.ones(3)}))
+    ([1, 2], 1)
+    """
+    blocks = _vectors(tree)
+    if sum(len(block) for block in blocks) >= LONG_BLOCK * len(blocks) > 0:
+        return blocks
+    return [torch.cat(blocks) if blocks else torch.zeros(0)]
+
+
+def gather(vector: Sequence[Tensor], at: np.ndarray) -> Tensor:
+    """The values at ascending positions of a vector that is given in parts.
+
+    >>> gather([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], np.array([0, 2, 3]))
+    tensor([1., 3., 4.])
+    """
+    starts = np.cumsum([0, *map(len, vector)]).tolist()
+    ends = np.searchsorted(at, starts).tolist()
+    short = vector[0].dtype is torch.bfloat16  # which numpy does not have
+    arrays = [(part.view(torch.int16) if short else part).numpy() for part in vector]
+    found = np.empty(len(at), arrays[0].dtype)
+    for part, first, start, end in zip(arrays, starts[:-1], ends[:-1], ends[1:], strict=True):
+        here = at[start:end] - first if first else at[start:end]
+        part.take(here, out=found[start:end], mode="clip")  # faster than a check of each position
+    return torch.from_numpy(found).view(vector[0].dtype)
+
+
+def _vectors(tree: Tree) -> list[Tensor]:
+    """Each block as a vector on the CPU, all of the common type; a flat tree is one vector."""
+    if isinstance(tree, Vector) and tree.data.dtype.is_floating_point:
+        return [tree.data.detach().cpu()]
+    dtype = common_type(Spec.of(tree))
+    return [block.detach().reshape(-1).to("cpu", dtype) for block in tree.values()]
+
+
+def split(vector: Tensor, spec: Spec, copy: bool = True) -> Tree:
+    """Split a vector into blocks, each of its own dtype; without `copy` they may be views. The inverse of `join`."""
+    out: Tree = {}
+    position = 0
+    for block in spec:
+        out[block.name] = vector[position : position + block.numel].to(block.dtype, copy=copy).reshape(block.shape)
+        position += block.numel
+    return out
+
+
+def as_one_block(spec: Spec, count: int) -> Spec:
+    """The spec of `count` values of these blocks, sent as one block named `values`."""
+    return Spec((Block("values", (count,), common_type(spec)),))

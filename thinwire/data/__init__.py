@@ -5,19 +5,18 @@ from thinwire.data import (
     causal_lm as causal_lm,
     huggingface as huggingface,
     images as images,
-    leaf as leaf,
     named_images as named_images,
     named_texts as named_texts,
     partition as partition,
     table as table,
 )
 from thinwire.data.arrays import from_arrays as from_arrays
-from thinwire.data.describe_partition import (
-    PartitionDescription as PartitionDescription,
-    describe_partition as describe_partition,
-)
 from thinwire.data.examples import Arrays as Arrays, Source as Source
 from thinwire.data.huggingface import from_datasets as from_datasets
 from thinwire.data.images import from_image_folder as from_image_folder
+from thinwire.data.partition import (
+    PartitionDescription as PartitionDescription,
+    describe_partition as describe_partition,
+)
 from thinwire.data.table import from_table as from_table
 from thinwire.data.task import as_examples as as_examples, make_task as make_task, pool_clients as pool_clients

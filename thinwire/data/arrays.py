@@ -16,16 +16,13 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.data.columns import Columns, listed
-from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source
+from thinwire.data.examples import Arrays, Examples, Images, Inputs, Source, image_values, mean_and_std, standardized
 from thinwire.data.files import one_line, own_path
 from thinwire.data.images import image_options
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import image_values, mean_and_std, standardized
-from thinwire.data.table import POOLED, TargetCode
+from thinwire.data.table import POOLED, Columns, TargetCode, listed
 from thinwire.errors import DataError
 
-LIMIT = 1 << 33  # bytes of one array of a file
 _NUMBERS = "biuf"
 
 
@@ -43,24 +40,19 @@ def arrays(
 ) -> Source:
     """Arrays x and y, perhaps client, x_test and y_test, in a file of `numpy.savez`; options as in `from_arrays`."""
     options = {key: value for key, value in locals().items() if key not in ("data_dir", "file")}
-    path = own_path(data_dir, file, "task.file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            sizes = {one.filename.removesuffix(".npy"): one.file_size for one in archive.infolist()}
-    except (zipfile.BadZipFile, OSError, ValueError) as fault:
-        raise DataError(f"{path}: cannot be read as .npz of numpy.savez ({one_line(fault)})") from None
-    found: dict[str, Any] = {}
-    tested = {"x_test", "y_test"} if {"x_test", "y_test"} & set(sizes) else set()
-    for name in ("x", "y", *sorted(tested), *({"client"} & set(sizes))):
-        if name not in sizes:
-            raise DataError(f"{path}: no array {name!r}; the file has {listed(list(sizes))}")
-        if sizes[name] > LIMIT:
-            raise DataError(f"{path}: array {name!r} has {sizes[name]:,} bytes, more than {LIMIT:,}")
-        try:
-            with np.load(path, allow_pickle=False) as archive:
+    path, found = own_path(data_dir, file, "task.file"), dict[str, Any]()
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: cannot be read as .npz of numpy.savez")
+    with np.load(path, allow_pickle=False) as archive:
+        names = archive.files
+        tested = {"x_test", "y_test"} if {"x_test", "y_test"} & set(names) else set()
+        for name in ("x", "y", *sorted(tested), *({"client"} & set(names))):
+            if name not in names:
+                raise DataError(f"{path}: no array {name!r}; the file has {listed(names)}")
+            try:
                 found[name] = archive[name]
-        except Exception as fault:  # of numpy, zipfile and zlib: Python objects, a damaged or a false header
-            raise DataError(f"{path}: array {name!r} cannot be read ({one_line(fault)})") from None
+            except Exception as fault:  # of numpy, zipfile and zlib: Python objects, a damaged or a false header
+                raise DataError(f"{path}: array {name!r} cannot be read ({one_line(fault)})") from None
     test = (found["x_test"], found["y_test"]) if tested else None
     return from_arrays(found["x"], found["y"], client=found.get("client"), test=test, where=str(path), **options)
 
@@ -107,8 +99,9 @@ def from_arrays(
     if test is None:
         labels = code.encode(rows).numpy() if code.kind == "classification" else None
         held = held_out_rows(len(rows), test_fraction, users, labels, split_seed)
-        index = [np.flatnonzero(~held), np.flatnonzero(held)]
-        parts = [(_take(inputs, one), rows.take(one)) for one in index]
+        index = [np.flatnonzero(held == part) for part in (False, True)]
+        every = Arrays(inputs, torch.arange(len(rows)))
+        parts = [(every.gather(torch.from_numpy(one))[0], rows.take(one)) for one in index]
         owners = [None if users is None else users[one] for one in index]
     else:
         other, _ = _targets(test[1], f"{where}: y of the test")
@@ -129,11 +122,11 @@ def source_of(
     standardize: bool = True,
 ) -> Source:
     """The dataset of examples in memory, with the client of each where there are clients."""
-    options = _model_options(train, test)
     words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
     mean, std = mean_and_std(train.pixels) if isinstance(train, Images) else ((), ())
     scaled = _standardized(train, test) if standardize else None
     words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
+    options = _model_options(_inputs(train), _inputs(test))
     return code.source(*(scaled or (train, test)), owners, note=words, model=options, mean=mean, std=std)
 
 
@@ -159,22 +152,21 @@ def _targets(values: Any, where: str) -> tuple[Columns, str]:
     Integers and texts suggest classification, floats regression; for several columns it is "".
     """
     found = _array(values, where)
-    if found.ndim == 2 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim > 2 or not len(found) or (found.ndim == 2 and not found.shape[1]):
+    if found.ndim > 2 or not found.size:
         raise DataError(
             f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example"
         )
-    cells: dict[str, Any] = {"y": found} if found.ndim == 1 else {f"y{i}": one for i, one in enumerate(found.T)}
-    if found.dtype.kind in "OUT":
-        if found.ndim > 1 or not all(isinstance(one, str) for one in found.tolist()):
-            kind = type(found.reshape(-1)[0]).__name__
-            raise DataError(f"{where} holds {kind}, expected numbers, or a text for each example")
-        cells = {"y": found.tolist()}
+    table = found.reshape(len(found), -1)
+    several, kind = table.shape[1] > 1, "regression" if found.dtype.kind == "f" else "classification"
+    if found.dtype.kind in _NUMBERS:
+        table = table.astype(np.float64)
+    elif several or not all(isinstance(one, str) for one in table[:, 0].tolist()):
+        holds = type(table[0].tolist()[0]).__name__
+        raise DataError(f"{where} holds {holds}, expected numbers, or a text for each example")
     else:
-        cells = {name: one.astype(np.float64) for name, one in cells.items()}
-    kind = "" if len(cells) > 1 else "regression" if found.dtype.kind == "f" else "classification"
-    return Columns(where, cells, row_numbers=np.arange(len(found)), word="example"), kind
+        table = table.astype(object)
+    cells = {f"y{i}" if several else "y": column for i, column in enumerate(table.T)}
+    return Columns(where, cells, row_numbers=np.arange(len(found)), word="example"), "" if several else kind
 
 
 def _clients(values: Any, rows: int, where: str) -> np.ndarray | None:
@@ -216,11 +208,6 @@ def inputs_of(values: Any, rows: int, where: str, tokens: bool) -> Inputs:
     return torch.from_numpy(np.ascontiguousarray(found, np.int64 if kept else np.float32))
 
 
-def _take(inputs: Inputs, index: np.ndarray) -> Inputs:
-    rows = torch.from_numpy(index)
-    return {name: one[rows] for name, one in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
-
-
 def examples_of(inputs: Inputs, targets: Tensor) -> Examples:
     """Images where inputs are bytes, otherwise arrays."""
     if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
@@ -228,13 +215,19 @@ def examples_of(inputs: Inputs, targets: Tensor) -> Examples:
     return Arrays(inputs, targets)
 
 
+def _inputs(examples: Examples) -> Tensor | None:
+    """The stored inputs; None for named ones."""
+    stored: Any = examples.pixels if isinstance(examples, Images) else getattr(examples, "inputs", None)
+    return stored if isinstance(stored, Tensor) else None
+
+
 def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] | None:
     """Both with mean 0 and standard deviation 1 over the training examples; None for inputs that are no numbers."""
     if (values := image_values(train)) is not None:
         scale = mean_and_std(values)
         return standardized(train, *scale), standardized(test, *scale)
-    first, second = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
-    if isinstance(first, dict) or isinstance(second, dict) or not first.is_floating_point():
+    first, second = _inputs(train), _inputs(test)
+    if first is None or second is None or not first.is_floating_point():
         return None
     wide = first.double()
     middle, spread = (wide.mean(0), wide.std(0, correction=0)) if first.dim() == 2 else (wide.mean(), wide.std())
@@ -243,14 +236,13 @@ def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] 
     return Arrays(scaled[0], train.targets), Arrays(scaled[1], test.targets)
 
 
-def _model_options(train: Examples, test: Examples) -> dict[str, int]:
+def _model_options(inputs: Tensor | None, others: Tensor | None) -> dict[str, int]:
     """What models need to know about the inputs."""
-    if isinstance(train, Images):
-        return image_options(train.pixels)
-    inputs, others = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
-    if isinstance(inputs, dict) or isinstance(others, dict):
+    if inputs is None or others is None:
         return {}
-    if not inputs.is_floating_point():
-        vocabulary = 1 + max(int(inputs.max()), int(others.max()))
-        return {"length": inputs.shape[1], "vocab": vocabulary} if inputs.dim() == 2 else {}
-    return image_options(inputs) if inputs.dim() == 4 else {"inputs": inputs[0].numel()}
+    if inputs.dim() == 4 and (inputs.dtype == torch.uint8 or inputs.is_floating_point()):
+        return image_options(inputs)
+    if inputs.is_floating_point():
+        return {"inputs": inputs[0].numel()}
+    vocabulary = 1 + max(int(inputs.max()), int(others.max()))
+    return {"length": inputs.shape[1], "vocab": vocabulary} if inputs.dim() == 2 else {}

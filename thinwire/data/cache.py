@@ -30,22 +30,16 @@ def folder() -> Path:
     return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
 
 
-def cached(
-    name: str,
-    files: Iterable[Path],
-    make: Callable[[], dict[str, np.ndarray]],
-    fits: Callable[[dict[str, np.ndarray]], bool],
-) -> dict[str, np.ndarray]:
+def cached(name: str, files: Iterable[Path], make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays that `make` returns, from the cache if they were made from the same files before.
 
     Args:
         name: name of the dataset, with a version that changes when `make` does.
         files: all files that `make` reads.
         make: decodes the files; its errors are passed on, and nothing is cached.
-        fits: whether cached arrays have the expected names and shapes; if not, they are made again.
     """
     path = folder() / f"{name}-{digest_of(files)}.npz"
-    if (found := load(path)) is not None and fits(found):
+    if (found := load(path)) is not None:
         return found
     made = make()
     with contextlib.suppress(OSError):

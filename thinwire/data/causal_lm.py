@@ -18,57 +18,29 @@ models are usually tested: few of them can tell which label stands for which ans
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 
 from thinwire.core.registry import register
-from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
+from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer, read_config
 from thinwire.data.conversations import Encoder, Learned, Record, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Source, numbered, positions
 from thinwire.data.files import find, no_data, own_path, pick
 from thinwire.data.huggingface import load_named, train_and_test
 from thinwire.data.partition import held_out_rows
+from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError, DataError, UnknownName
 
 QUESTION_SETS = ("boolq", "openbookqa", "arc-easy", "arc-challenge", "gsm8k")
 Answers = Literal["labels", "texts"]
 _FORMAT = re.compile(r"Answer format:\s*(\S+)\s*$")
 _LIST = re.compile(r"\s*Answer1:\s")  # where the list of answers begins
-
-
-@dataclass(frozen=True)
-class RowSettings:
-    """How records become rows, apart from the tokenizer.
-
-    Args:
-        packing: whether training rows hold as many records as fit, of one client and one group.
-        window: batches within which rows of similar length are put together; 1 for none.
-        test_fraction: the fraction of records that is held out for testing, where no test records are named.
-        test_rows: the most test records, the same share of each group; 0 for all.
-        new_tokens: the most tokens of a generated answer.
-        answer_after: what is compared of an answer begins after this text.
-        split_seed: of another choice of test records.
-    """
-
-    packing: bool = False
-    window: int = 8
-    test_fraction: float = 0.1
-    test_rows: int = 0
-    new_tokens: int = 32
-    answer_after: str = ""
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("test_rows", 0), ("new_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"task.{name} must be {least} or more, not {getattr(self, name)}")
 
 
 @register("dataset", "causal-lm", doc="Conversations or texts of your own for a causal language model: task.file.")
@@ -107,7 +79,7 @@ def causal_lm(
     client               the column that names the client of a record; "" for none
     group                the column by which partitions go and metrics are told apart, such as the kind of question
     prompt ... options   columns of `RecordForm`
-    template ... too_long, packing ... split_seed      settings of `Encoder` and of `RowSettings`
+    template ... too_long, packing ... split_seed      settings of `Encoder` and of `source_of`
     """
     given = locals()
     if bool(file) == bool(name):
@@ -117,16 +89,21 @@ def causal_lm(
         test = read_records(own_path(data_dir, test_file, "task.test_file")) if test_file else None
     else:
         *parts, names = train_and_test(load_named(name, config, data_dir))
-        found = [_hub_records(one, f"{name}, split {at}" if at else name) for one, at in zip(parts, names, strict=True)]
-        train, test = found[0], found[1] or None
+        train, test = (
+            [Record(dict(row), f"{name}{f', split {at}' * bool(at)}: row {i}") for i, row in enumerate(one or ())]
+            for one, at in zip(parts, names, strict=True)
+        )
+        if not train:
+            raise DataError(f"{name}: it has no rows")
+        test = test or None
     form = RecordForm.of(train[0], **_of(RecordForm, given))
-    encoder = _encoder(checkpoint, data_dir, **_of(Encoder, given))
-    return source_of(train, test, form, encoder, RowSettings(**_of(RowSettings, given)), client=client, group=group)
+    encoder = _encoder(checkpoint, data_dir, form=form, **_of(Encoder, given))
+    return source_of(train, test, encoder, **_of(source_of, given))
 
 
-def _of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that are fields of a dataclass."""
-    return {one.name: given[one.name] for one in fields(kind) if one.name in given}
+def _of(call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a function takes."""
+    return {name: given[name] for name in inspect.signature(call).parameters if name in given}
 
 
 @register(
@@ -164,72 +141,93 @@ def instructions(
         raise ConfigError(f"task.data names no set; write one or several of {', '.join(QUESTION_SETS)}")
     train, test = (question_records(names, split, data_dir, answers) for split in ("train", "test"))
     form = RecordForm("prompt", "response", options="options")
-    encoder = _encoder(checkpoint, data_dir, **_of(Encoder, given))
-    settings = RowSettings(**_of(RowSettings, given), answer_after="####")  # as GSM8K marks results
-    return source_of(train, test, form, encoder, settings, group="set" if len(names) > 1 else "")
+    encoder = _encoder(checkpoint, data_dir, form=form, **_of(Encoder, given))
+    group = "set" if len(names) > 1 else ""
+    marked = "####"  # as GSM8K marks results
+    return source_of(train, test, encoder, group=group, answer_after=marked, **_of(source_of, given))
 
 
 def source_of(
     train: Sequence[Record],
     test: Sequence[Record] | None,
-    form: RecordForm,
     encoder: Encoder,
-    settings: RowSettings,
     *,
     client: str = "",
     group: str = "",
+    packing: bool = False,
+    window: int = 8,
+    test_fraction: float = 0.1,
+    test_rows: int = 0,
+    new_tokens: int = 32,
+    answer_after: str = "",
+    split_seed: int = 0,
 ) -> Source:
-    """Rows of tokens of training and test records; a fraction is held out where no test records are given."""
-    users, groups = _column(train, client, "task.client"), _column(train, group, "task.group")
+    """Rows of tokens of training and test records.
+
+    Args:
+        train: training records.
+        test: test records; None to hold out a fraction of the training records.
+        encoder: how records become rows.
+        client: the column that names the client of a record; "" for none.
+        group: the column by which partitions go and metrics are told apart; "" for none.
+        packing: whether training rows hold as many records as fit, of one client and one group.
+        window: batches within which rows of similar length are put together; 1 for none.
+        test_fraction: the fraction of records that is held out for testing, where no test records are given.
+        test_rows: the most test records, the same share of each group; 0 for all.
+        new_tokens: the most tokens of a generated answer.
+        answer_after: what is compared of an answer begins after this text.
+        split_seed: of another choice of test records.
+    """
+    for name, value, least in (("window", window, 1), ("test_rows", test_rows, 0), ("new_tokens", new_tokens, 1)):
+        if value < least:
+            raise ConfigError(f"task.{name} must be {least} or more, not {value}")
+    groups = _column(train, group, "task.group")
     if groups is not None and len(set(groups)) < 2:
         raise DataError(f"{train[0].where}: the column {group!r} (task.group) has one value only; leave task.group out")
     names = numbered(groups or ())
     if test is None:
-        held = held_out_rows(len(train), settings.test_fraction, users, groups, settings.split_seed)
-        both = [[record for record, out in zip(train, held, strict=True) if out == part] for part in (False, True)]
-        train, test = both
-        users, groups = _column(train, client, "task.client"), _column(train, group, "task.group")
-    user_names = numbered(users or ())
-    made = encoder.rows(train, encoder.conversations(train, form), form, settings.window)
-    rows = replace(made.rows, groups=_numbers(groups, names, made.records))
-    owners, single = _numbers(users, user_names, made.records), len(made.rows)
-    if settings.packing:
-        rows, first = rows.packed(encoder.length, None if owners is None else owners.numpy())
-        owners = None if owners is None else owners[torch.from_numpy(first)]
-    # test rows, with their questions
-    test = _some(test, _column(test, group, "task.group"), settings.test_rows)
-    conversations = encoder.conversations(test, form)
-    tested = encoder.rows(test, conversations, form)
-    test_groups, questions = _numbers(_column(test, group, "task.group"), names, tested.records), None
-    if form.kind != "text":
+        users = _column(train, client, "task.client")
+        held = held_out_rows(len(train), test_fraction, users, groups, split_seed)
+        train, test = ([one for one, out in zip(train, held, strict=True) if out == part] for part in (False, True))
+    elif unknown := sorted(set(_column(test, group, "task.group") or ()) - set(names)):
+        raise DataError(f"the group {unknown[0]!r} of a test record does not occur in the training records")
+    test = _some(test, _column(test, group, "task.group"), test_rows)
+    made, tested = encoder.encode(train), encoder.encode(test)
+    row_groups, test_groups = (
+        positions((records[i].text(group, "task.group") for i in one.records), names) if group else None
+        for records, one in ((train, made), (test, tested))
+    )
+    rows = replace(TokenRows.of(made.rows, pad=encoder.pad, window=window), groups=row_groups)
+    owners = [train[i].text(client, "task.client") for i in made.records] if client else None
+    if packing:
+        rows, first = rows.packed(encoder.length, owners)
+        owners = [owners[i] for i in first] if owners else None
+    questions = None
+    if encoder.form.kind != "text":
+        settings = {"names": names, "groups": test_groups, "new_tokens": new_tokens, "answer_after": answer_after}
         try:
-            questions = encoder.questions(
-                [conversations[i] for i in tested.records.tolist()],
-                names=names,
-                groups=test_groups,
-                new_tokens=settings.new_tokens,
-                answer_after=settings.answer_after,
-            )
+            questions = encoder.questions(tested.conversations, **settings)
         except ValueError as fault:
             raise DataError(f"{test[0].where}: {fault}; write task.template = 'plain'") from None
     asked = questions is not None and questions.options is not None
-    how = "the chat template of the checkpoint" if encoder.is_chat else "plain lines"
-    note = [form.note()] + ([f"They are written by {how}."] if form.kind != "text" else [])
-    counts = f"{single:,} rows of at most {encoder.length} tokens for training, {len(tested.rows):,} for testing."
-    lost = f"{made.dropped:,} longer training records and {tested.dropped:,} longer test records are left out."
-    note += [counts, *([lost] if made.dropped or tested.dropped else [])]
-    note += [f"Training rows are packed into {len(rows):,}."] if settings.packing else []
-    return Source(
+    note = [encoder.form.note()] + [f"They are written by {encoder.written}."] * (encoder.form.kind != "text")
+    note.append(
+        f"{len(made.rows):,} rows of at most {encoder.length} tokens for training, {len(tested.rows):,} for testing."
+    )
+    if made.dropped or tested.dropped:
+        lost = f"{made.dropped:,} longer training records and {tested.dropped:,} longer test records are left out."
+        note.append(lost)
+    note += [f"Training rows are packed into {len(rows):,}."] * packing
+    return Source.by_user(
         rows,
-        replace(tested.rows, groups=test_groups, questions=questions),
+        replace(TokenRows.of(tested.rows, pad=encoder.pad), groups=test_groups, questions=questions),
         len(encoder.tokenizer),
-        owners,
+        (owners, None),
         note=" ".join(note),
         model={"checkpoint": str(encoder.tokenizer.name_or_path)},
         metrics=("perplexity", *(("option-accuracy",) if asked else ())),
         objective="option-accuracy" if asked else "perplexity",
         class_names=names,
-        user_names=user_names,
     )
 
 
@@ -238,24 +236,13 @@ def _encoder(checkpoint: str, data_dir: Path | None, **options: Any) -> Encoder:
     found = find_checkpoint(checkpoint or SMOLLM2, data_dir)
     tokenizer = load_tokenizer(found, "the task causal-lm")
     tokenizer.name_or_path = str(found)
-    try:
-        config = json.loads((found / "config.json").read_bytes())
-        most = config.get("max_position_embeddings") or config.get("n_positions")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        most = None
-    encoder = Encoder(tokenizer, **options)
-    if isinstance(most, int) and encoder.length > most:
+    encoder, config = Encoder(tokenizer, **options), read_config(found)
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if isinstance(positions, int) and encoder.length > positions:
         raise ConfigError(
-            f"task.length = {encoder.length}, but {found} has {most} positions; write task.length = {most}"
+            f"task.length = {encoder.length}, but {found} has {positions} positions; write task.length = {positions}"
         )
     return encoder
-
-
-def _hub_records(rows: Any, where: str) -> list[Record]:
-    """The records of a `datasets.Dataset`; rows count from 0."""
-    if rows is not None and not len(rows):
-        raise DataError(f"{where}: it has no rows")
-    return [Record(dict(row), f"{where}: row {i}") for i, row in enumerate(rows or ())]
 
 
 def _column(records: Sequence[Record], column: str, option: str) -> list[str] | None:
@@ -263,24 +250,14 @@ def _column(records: Sequence[Record], column: str, option: str) -> list[str] | 
     return [record.text(column, option) for record in records] if column else None
 
 
-def _numbers(texts: list[str] | None, names: Sequence[str], records: np.ndarray) -> torch.Tensor | None:
-    """(rows,) the number of each row's text, or None."""
-    if texts is None:
-        return None
-    if unknown := sorted(set(texts) - set(names)):
-        raise DataError(f"the group {unknown[0]!r} of a test record does not occur in the training records")
-    return positions(texts, names)[torch.from_numpy(records)]
-
-
 def _some(test: Sequence[Record], groups: list[str] | None, most: int) -> list[Record]:
     """At most so many test records, evenly spaced within each group."""
     if not most or len(test) <= most:
         return list(test)
-    own = np.unique(np.array(groups or [""] * len(test), object), return_inverse=True)[1]
-    chosen: list[int] = []
-    for g in range(int(own.max()) + 1):
-        rows = np.flatnonzero(own == g)
-        count = min(len(rows), max(1, most // (int(own.max()) + 1)))
+    own, names = np.array(groups or [""] * len(test), object), sorted(set(groups or [""]))
+    chosen = list[int]()
+    for rows in (np.flatnonzero(own == name) for name in names):
+        count = min(len(rows), max(1, most // len(names)))
         chosen += rows[(np.arange(count) * len(rows)) // count].tolist()
     return [test[i] for i in sorted(chosen)]
 

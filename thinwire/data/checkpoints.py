@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import tempfile
 from contextlib import redirect_stderr
@@ -89,7 +90,12 @@ def converted(file: Path) -> Path:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="gguf-draft-") as draft:
-                _plain(model, transformers).save_pretrained(draft)
+                # the same model without the mark that it was quantized in its file, which transformers does not save
+                if hasattr(model.config, "quantization_config"):
+                    del model.config.quantization_config
+                made = transformers.AutoModelForCausalLM.from_config(model.config)
+                made.load_state_dict(model.state_dict())
+                made.save_pretrained(draft)
                 tokenizer.save_pretrained(draft)
                 os.replace(draft, folder)
                 os.mkdir(draft)  # which is removed
@@ -98,14 +104,13 @@ def converted(file: Path) -> Path:
     return folder
 
 
-def _plain(model: Any, transformers: Any) -> Any:
-    """The same model without the mark that it was quantized in its file, which transformers does not save."""
-    config = model.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    made = transformers.AutoModelForCausalLM.from_config(config)
-    made.load_state_dict(model.state_dict())
-    return made
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """The settings of a model in config.json; empty if there are none."""
+    try:
+        found = json.loads((checkpoint / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_tokenizer(checkpoint: Path, what: str) -> Any:

@@ -30,20 +30,19 @@ from torch.func import vmap
 
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce, cross_entropy, mse
+from thinwire.data.partition import Assignment
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.metrics.classification import IGNORED, label_counts
 
 if TYPE_CHECKING:
-    from thinwire.data.partition import Assignment
     from thinwire.data.task import Task
-
 
 Forward = Callable[[Inputs], Tensor]
 
-LARGE = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
-LARGE_OUTPUTS = 3.0  # the same of the outputs of an initial model, where such inputs matter
-SAMPLE = 4096  # rows that it is computed of
-AT_ONCE = 1 << 22  # values that are read together
+LARGE_RMS = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
+LARGE_OUTPUT_RMS = 3.0  # the same of the outputs of an initial model, where such inputs matter
+SAMPLE_ROWS = 4096  # rows that it is computed of
+CHUNK_VALUES = 1 << 22  # values that are read together
 
 
 def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, batch: int = 0) -> None:
@@ -56,14 +55,19 @@ def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, bat
         batch: examples in a training step (`Local.batch`); 0 for all of a client.
     """
     forward = outputs or _outputs_of(task.model)
-    parts = [Part(task.train, task.clients), *([] if task.test is None else [Part(task.test)])]
+    sizes = task.clients.sizes()
+    uneven = len(set(sizes.tolist())) > 1 or bool(batch and sizes[0] > batch and sizes[0] % batch)
+    parts = [Part(task.train, task.clients)]
+    if task.test is not None:
+        every = Assignment(np.arange(len(task.test)), np.array([0, len(task.test)]))
+        parts.append(Part(task.test, every, is_test=True))
     for part in parts:
         part.check_finite()
         inputs, targets = part.batch(rows)
-        out = _try_model(task.model, forward, inputs, len(targets), part.name)
+        out = _try_model(task.model, forward, inputs, len(targets), part.name())
         _check_targets(part, task.loss, out)
-        _try_loss(task.loss, out, targets, part.name, _is_uneven(task, batch))
-        if part.clients is not None:
+        _try_loss(task.loss, out, targets, part.name(), uneven)
+        if not part.is_test:
             _warn_of_scale(task, out)
     _try_batch_norm(task)
 
@@ -140,7 +144,7 @@ def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
         if torchs and targets.shape[1:] == out.shape[1:]:
             return  # probabilities of classes
         raise ConfigError(
-            f"{part.name} has targets of type {targets.dtype}, but cross entropy takes class labels: "
+            f"{part.name()} has targets of type {targets.dtype}, but cross entropy takes class labels: "
             "give integers, targets.long(), or write loss='mse' for regression"
         )
     options = loss.keywords if isinstance(loss, functools.partial) else {}
@@ -151,18 +155,16 @@ def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
 
 def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool) -> None:
     """Compute the loss of a batch: its shape, its value, its gradient."""
-    leaf, fit = (
-        out.clone().requires_grad_(),
-        f"outputs of shape {list(out.shape)} and targets of shape {list(targets.shape)}",
-    )
+    fit = f"outputs of shape {list(out.shape)} and targets of shape {list(targets.shape)}"
     with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
         warnings.simplefilter("always")
         try:
-            value: Any = loss(leaf, targets)
+            value: Any = loss(out.clone().requires_grad_(), targets)
         except ThinwireError:
             raise
         except Exception as error:
-            given = f"{fit} ({targets.dtype}{_range(targets)})"
+            span = f", values from {int(targets.min())} to {int(targets.max())}" if is_integer(targets) else ""
+            given = f"{fit} ({targets.dtype}{span})"
             raise ConfigError(f"the loss failed on {given} of {name}: {_line(error)}") from error
     if any("broadcasting" in str(one.message) for one in caught):
         raise ConfigError(f"the loss broadcasts {fit} against each other; write loss='mse', or give both one shape")
@@ -175,14 +177,14 @@ def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool)
         )
     if not value.requires_grad:
         raise ConfigError("the loss has no gradient: argmax, comparisons, .item() and .detach() are not differentiable")
-    counts = label_counts(targets)
-    each = value.detach().reshape(len(counts), -1)[counts > 0] if value.dim() else value.detach()
-    if counts.sum() and not torch.isfinite(each).all():
+    value, counts = value.detach(), label_counts(targets)
+    each = (value.reshape(len(counts), -1)[counts > 0] if value.dim() else value).flatten()
+    if counts.sum() and not (finite := torch.isfinite(each)).all():
         raise ConfigError(
-            f"the loss of the initial model is {_first_bad(each)} on finite {fit} of {name}; check the loss"
+            f"the loss of the initial model is {float(each[~finite][0])} on finite {fit} of {name}; check the loss"
         )
     if not value.dim() and uneven and counts.sum():
-        _try_single(loss, out, targets, float(value.detach()), counts)
+        _try_single(loss, out, targets, float(value), counts)
 
 
 def _try_single(loss: Loss, out: Tensor, targets: Tensor, mean: float, counts: Tensor) -> None:
@@ -204,19 +206,13 @@ def _try_single(loss: Loss, out: Tensor, targets: Tensor, mean: float, counts: T
         )
 
 
-def _is_uneven(task: Task, batch: int) -> bool:
-    """Whether some batches are not full."""
-    sizes = task.clients.sizes()
-    return len(set(sizes.tolist())) > 1 or bool(batch and sizes[0] > batch and sizes[0] % batch)
-
-
 def _warn_of_scale(task: Task, out: Tensor) -> None:
     """Warn about inputs, and targets of a regression, that are far from standardized."""
     size, inputs = _rms(out), getattr(task.train, "inputs", None)
     found = _rms(inputs) if isinstance(inputs, Tensor) and inputs.is_floating_point() else 0.0
-    if found > LARGE and size > LARGE_OUTPUTS:
+    if found > LARGE_RMS and size > LARGE_OUTPUT_RMS:
         which, hint = f"inputs have a root mean square of {found:,.0f}", ""
-    elif task.loss is mse and (found := _rms(task.train.targets)) > LARGE:
+    elif task.loss is mse and (found := _rms(task.train.targets)) > LARGE_RMS:
         which, hint = f"targets have a root mean square of {found:,.0f}", ", and scale predictions back"
     else:
         return
@@ -225,7 +221,7 @@ def _warn_of_scale(task: Task, out: Tensor) -> None:
 
 
 def _rms(values: Tensor) -> float:
-    step = max(1, len(values) // SAMPLE)
+    step = max(1, len(values) // SAMPLE_ROWS)
     return float(values[::step].double().square().mean().sqrt())
 
 
@@ -249,15 +245,6 @@ def _try_batch_norm(task: Task) -> None:
             ) from error
 
 
-def _range(targets: Tensor) -> str:
-    return f", values from {int(targets.min())} to {int(targets.max())}" if is_integer(targets) else ""
-
-
-def _first_bad(values: Tensor) -> float:
-    flat = values.flatten()
-    return float(flat[~torch.isfinite(flat)][0])
-
-
 def _line(error: BaseException) -> str:
     """The first line of an error, with its type where the message alone says little."""
     text = next(iter(str(error).strip().splitlines()), "")
@@ -269,56 +256,45 @@ def _line(error: BaseException) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The training examples of all clients, or the test examples.
-
-    Args:
-        examples: the examples.
-        clients: the examples of each client; None for test examples.
-    """
+    """The training examples of all clients, or the test examples as those of one client."""
 
     examples: Examples
-    clients: Assignment | None = None
+    clients: Assignment
+    is_test: bool = False
 
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-        return "the test set" if self.clients is None else "client 0"
+    def name(self, client: int = 0) -> str:
+        """How messages call a client."""
+        return "the test set" if self.is_test else f"client {client}"
 
     def batch(self, rows: int) -> tuple[Inputs, Tensor]:
         """The first examples, and those with the lowest and the highest class label; repeated if there are fewer."""
-        order = np.arange(len(self.examples)) if self.clients is None else self.clients.order
+        order, targets = self.clients.order, self.examples.targets
         chosen = order[np.arange(rows) % len(order)]
-        targets = self.examples.targets
         if targets.dim() == 1 and is_integer(targets):
             own = targets[torch.from_numpy(order)]
             chosen = np.concatenate((chosen, order[[int(own.argmin()), int(own.argmax())]]))
         return self.examples.gather(torch.from_numpy(chosen))
 
-    def refuse(
-        self, values: Tensor, is_bad: Callable[[Tensor], Tensor], words: Callable[[list[int], Any], str]
-    ) -> None:
-        """Raise a DataError about the first bad value, described by `words(position in its row, value)`.
+    def refuse(self, values: Tensor, is_bad: Callable[[Tensor], Tensor], words: str) -> None:
+        """Raise a DataError about the first bad value; all values are read once, in chunks.
 
-        All values are read once, in chunks.
+        Args:
+            values: inputs or targets.
+            is_bad: whether each of some values is bad.
+            words: what to say about it; {value} and {at} stand for the value and its position in its row.
         """
-        step = max(1, AT_ONCE // max(1, math.prod(values.shape[1:])))
-        rows = (
-            torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in torch.split(values, step)])
-            .cpu()
-            .numpy()
-        )
-        order = np.arange(len(rows)) if self.clients is None else self.clients.order
-        if not len(at := np.flatnonzero(rows[order])):
+        step = max(1, CHUNK_VALUES // max(1, math.prod(values.shape[1:])))
+        bad = torch.cat([is_bad(chunk).reshape(len(chunk), -1).any(1) for chunk in torch.split(values, step)])
+        order, offsets = self.clients.order, self.clients.offsets
+        if not len(at := np.flatnonzero(bad.cpu().numpy()[order])):
             return
-        where, row = "the test set", int(at[0])
-        if self.clients is not None:
-            client = int(np.searchsorted(self.clients.offsets, row, side="right")) - 1
-            where, row = f"client {client}", row - int(self.clients.offsets[client])
+        client = int(np.searchsorted(offsets, at[0], side="right")) - 1
         more = f" (and {len(at) - 1:,} more)" if len(at) > 1 else ""
         own = values[int(order[at[0]])]
         position = is_bad(own).nonzero()[0].tolist()
-        what = words(position, own[tuple(position)].item())
-        raise DataError(f"{where}, row {row}{more}: {what}; rows count from 0")
+        place = f" at position {position}" if position else ""
+        what = words.format(value=own[tuple(position)].item(), at=place)
+        raise DataError(f"{self.name(client)}, row {at[0] - offsets[client]}{more}: {what}; rows count from 0")
 
     def check_finite(self) -> None:
         """Raise a DataError for an input or a target that is not finite; images stored as bytes are not read."""
@@ -326,23 +302,19 @@ class Part:
         named = {f"input {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
         for name, values in {**(named or {"input": inputs}), "target": self.examples.targets}.items():
             if isinstance(values, Tensor) and values.is_floating_point():
-                self.refuse(values, lambda one: ~torch.isfinite(one), functools.partial(_not_finite, name))
+                words = f"the {name} is {{value}}{{at}}; remove or replace values that are not finite"
+                self.refuse(values, lambda one: ~torch.isfinite(one), words)
 
     def check_labels(self, classes: int, ignored: int = IGNORED) -> None:
         """Raise a DataError for a class label out of range, and for a client without any label."""
         labels = self.examples.targets
-
-        def wrong(at: list[int], label: Any) -> str:
-            fits = f"the model has {classes} outputs (labels 0 to {classes - 1})"
-            return f"label {label}, but {fits}" + (f"; a label to ignore is {ignored}" if label < 0 else "")
-
-        self.refuse(labels, lambda y: (y != ignored) & ((y < 0) | (y >= classes)), wrong)
-        known = (labels != ignored).reshape(len(labels), -1).any(1).cpu().numpy()
-        name, bare = self.name, not known.any()
-        if self.clients is not None:
-            counts = np.add.reduceat(known[self.clients.order].astype(np.int64), self.clients.offsets[:-1])
-            name, bare = f"client {counts.argmin()}", not counts.all()
-        if bare:
+        words = f"label {{value}}, but the model has {classes} outputs (labels 0 to {classes - 1})"
+        self.refuse(labels, lambda y: (y != ignored) & (y < 0), f"{words}; a label to ignore is {ignored}")
+        self.refuse(labels, lambda y: (y != ignored) & (y >= classes), words)
+        known = (labels != ignored).reshape(len(labels), -1).any(1).cpu().numpy()[self.clients.order]
+        counts = np.add.reduceat(known.astype(np.int64), self.clients.offsets[:-1])
+        if not counts.all():
+            name = self.name(int(counts.argmin()))
             raise DataError(f"all labels of {name} are {ignored}, which is ignored; give it labels or leave it out")
 
     def check_binary(self) -> None:
@@ -353,15 +325,10 @@ class Part:
             self.refuse(
                 targets,
                 lambda y: (y != ignored) & ((y < 0) | (y > 1)),
-                lambda at, value: f"target {value:g}, but loss 'bce' takes 0 or 1",
+                "target {value:g}, but loss 'bce' takes 0 or 1",
             )
 
 
 def is_integer(values: Tensor) -> bool:
     """Whether a tensor holds integers; booleans are none."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-
-
-def _not_finite(name: str, at: list[int], value: Any) -> str:
-    where = f" at position {at}" if at else ""
-    return f"the {name} is {value}{where}; remove or replace values that are not finite"

@@ -19,14 +19,14 @@ messages of errors. Nothing in a file is trusted.
 >>> form = RecordForm.of(Record({"instruction": "Say hi.", "output": "Hi!", "task": "a"}, "row 1"))
 >>> form.kind, form.prompt, form.response
 ('prompt', 'instruction', 'output')
->>> conversation(Record({"instruction": "Say hi.", "output": "Hi!"}, "row 1"), form, plain("</s>")).pieces
-(Piece(text='Say hi.\\n', learned=False), Piece(text='Hi!</s>', learned=True))
+>>> plain([{"role": "user", "content": "Say hi."}, {"role": "assistant", "content": "Hi!"}], end="</s>")
+[Piece(text='Say hi.\\n', learned=False), Piece(text='Hi!</s>', learned=True)]
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from thinwire.core.text import visible
-from thinwire.data.columns import LIMIT, SUFFIXES, listed, number_text, read_table
 from thinwire.data.files import one_line, read_text
+from thinwire.data.table import LIMIT, SUFFIXES, listed, number_text, read_table
 from thinwire.data.token_rows import Questions, TokenRows
 from thinwire.errors import ConfigError, DataError
 
@@ -101,34 +101,23 @@ def read_records(path: Path) -> list[Record]:
         return [Record(dict(zip(table.cells, row, strict=True)), table.row(i)) for i, row in enumerate(cells)]
     if suffix not in (".jsonl", ".ndjson", ".json"):
         raise DataError(f"{path}: expected records in a file that ends in .jsonl, .json, .csv, .tsv or .parquet")
-    text = read_text(path, LIMIT)
-    found = []
-    for number, row in _lines(path, text) if suffix != ".json" else _listed(path, text):
+    text, rows = read_text(path, LIMIT), dict[int, Any]()
+    whole = suffix == ".json"
+    for number, part in enumerate([text] if whole else text.split("\n"), 1):  # texts may contain other line breaks
+        if part.strip():
+            try:
+                rows[number] = json.loads(part)
+            except (ValueError, RecursionError) as fault:
+                what = "not a JSON list of objects" if whole else f"row {number} is not a JSON object"
+                raise DataError(f"{path}: {what} ({one_line(fault)})") from None
+    if whole and isinstance(rows.get(1), list):
+        rows = dict(enumerate(rows[1], 1))
+    for number, row in rows.items():
         if not isinstance(row, dict):
             raise DataError(f"{path}: row {number} is a JSON {type(row).__name__}, expected an object of columns")
-        found.append(Record(row, f"{path}: row {number}"))
-    if not found:
+    if not rows:
         raise DataError(f"{path}: the file has no records; expected one JSON object a line")
-    return found
-
-
-def _listed(path: Path, text: str) -> Iterable[tuple[int, Any]]:
-    """The objects of a JSON list, with their numbers."""
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise DataError(f"{path}: not a JSON list of objects ({one_line(fault)})") from None
-    return enumerate(rows if isinstance(rows, list) else [rows], 1)
-
-
-def _lines(path: Path, text: str) -> Iterable[tuple[int, Any]]:
-    """The JSON value of each line that is not blank, with its number."""
-    for number, line in enumerate(text.split("\n"), 1):  # other line breaks may stand inside of a text
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as fault:
-                raise DataError(f"{path}: row {number} is not a JSON object ({one_line(fault)})") from None
+    return [Record(row, f"{path}: row {number}") for number, row in rows.items()]
 
 
 # -- conversations ---------------------------------------------------------------------------------------------------
@@ -139,10 +128,6 @@ class Piece(NamedTuple):
 
     text: str
     learned: bool
-
-
-# The pieces of a list of messages; the last one is learned. An error is a ValueError.
-Template = Callable[[list[Message]], list[Piece]]
 
 
 class Conversation(NamedTuple):
@@ -185,17 +170,14 @@ class RecordForm:
             record: the first one.
             **named: columns by option, "" where none is named.
         """
-        given = cls(**named)
-        pair = bool(given.prompt) + bool(given.response)
-        forms = [name for name in ("messages", "text") if getattr(given, name)] + ["prompt and response"] * bool(pair)
-        if len(forms) > 1:
+        stated = [name for name in ("messages", "text", "prompt", "response") if named.get(name)]
+        if stated and stated not in (["messages"], ["text"], ["prompt", "response"]):
             raise ConfigError(
-                f"task.{forms[0]} and task.{forms[1]} are both named; a record has one form: leave one out"
+                f"task.{' and task.'.join(stated)} {'are' if stated[1:] else 'is'} stated, but a record has one form: "
+                "task.prompt and task.response, or task.messages, or task.text"
             )
-        if pair == 1:
-            missing = "response" if given.prompt else "prompt"
-            raise ConfigError(f"task.{missing} is missing; name the columns of prompts and of responses")
-        if forms:
+        given = cls(**named)
+        if stated:
             return given
         usual = [{"prompt": prompt, "response": response} for prompt, response in _PAIRS]
         for columns in (*usual, {"messages": "messages"}, {"text": "text"}):
@@ -214,72 +196,47 @@ class RecordForm:
         return f"Records are conversations of {named}; tokens of answers are learned."
 
 
-def conversation(record: Record, form: RecordForm, template: Template) -> Conversation:
-    """The conversation of a record; a record in bad form is an error with its file and row."""
-    if form.kind == "text":
-        return Conversation((Piece(record.text(form.text, "task.text"), True),))
-    messages = _messages(record, form)
-    try:
-        pieces = template(messages)
-    except ValueError as fault:
-        raise DataError(f"{record.where}: {one_line(fault)}") from None
-    while pieces and not pieces[-1].learned:  # nothing behind the last answer
-        pieces.pop()
-    answer = [one["content"] for one in messages if one["role"] == "assistant"][-1].strip()
-    return Conversation(tuple(pieces), answer, _options(record, form, answer))
+def plain(messages: Sequence[Message], end: str) -> list[Piece]:
+    """The contents of messages, each on a line of its own; answers end with a token."""
+    learned = [one["role"] == "assistant" for one in messages]
+    texts = [one["content"].strip() + (end if answer else "\n") for one, answer in zip(messages, learned, strict=True)]
+    return list(map(Piece, texts, learned))
 
 
-def plain(end: str) -> Template:
-    """A template without roles: the contents of messages, each on a line of its own; answers end with a token."""
+def chat(messages: Sequence[Message], tokenizer: Any) -> list[Piece]:
+    """Messages by the chat template of a tokenizer; what it writes after the end of an answer is not learned."""
 
-    def render(messages: list[Message]) -> list[Piece]:
-        learned = [one["role"] == "assistant" for one in messages]
-        ends = ["\n", end]
-        return [
-            Piece(one["content"].strip() + ends[answer], answer) for one, answer in zip(messages, learned, strict=True)
-        ]
-
-    return render
-
-
-def chat(tokenizer: Any) -> Template:
-    """The chat template of a tokenizer; what it writes after the end of an answer is not learned."""
-    end = tokenizer.eos_token or ""
-
-    def text(messages: list[Message], prompt: bool) -> str:
+    def text(some: Sequence[Message], prompt: bool) -> str:
         try:
-            made = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+            return str(tokenizer.apply_chat_template(list(some), tokenize=False, add_generation_prompt=prompt))
         except Exception as fault:  # templates raise errors of jinja, for example if roles do not alternate
             raise ValueError(f"the chat template of the checkpoint refuses it ({one_line(fault)})") from None
-        return str(made)
 
-    def render(messages: list[Message]) -> list[Piece]:
-        pieces, done = list[Piece](), ""
-        for i, one in enumerate(messages):
-            if one["role"] != "assistant":
-                continue
-            before, after = text(messages[:i], True), text(messages[: i + 1], False)
-            if not (before.startswith(done) and after.startswith(before)):
-                raise ValueError(
-                    "the chat template of the checkpoint rewrites earlier messages, so answers cannot be told from "
-                    "prompts; write task.template = 'plain'"
-                )
-            answer, stop, rest = after[len(before) :].partition(end) if end else (after[len(before) :], "", "")
-            pieces += [Piece(before[len(done) :], False), Piece(answer + stop, True), Piece(rest, False)]
-            done = after
-        return [piece for piece in pieces if piece.text]
-
-    return render
+    pieces, done, end = list[Piece](), "", tokenizer.eos_token or ""
+    for i, one in enumerate(messages):
+        if one["role"] != "assistant":
+            continue
+        before, after = text(messages[:i], True), text(messages[: i + 1], False)
+        if not (before.startswith(done) and after.startswith(before)):
+            raise ValueError(
+                "the chat template of the checkpoint rewrites earlier messages, so answers cannot be told from "
+                "prompts; write task.template = 'plain'"
+            )
+        answer, stop, rest = after[len(before) :].partition(end) if end else (after[len(before) :], "", "")
+        pieces += [Piece(before[len(done) :], False), Piece(answer + stop, True), Piece(rest, False)]
+        done = after
+    return [piece for piece in pieces if piece.text]
 
 
 def _messages(record: Record, form: RecordForm) -> list[Message]:
     """The messages of a record, checked."""
     if form.kind == "prompt":
-        columns = {"system": "system"} if form.system else {}
-        columns |= {"prompt": "user", "response": "assistant"}
+        columns = {"system": form.system, "prompt": form.prompt, "response": form.response}
+        roles = {"system": "system", "prompt": "user", "response": "assistant"}
         return [
-            {"role": role, "content": record.text(getattr(form, column), f"task.{column}")}
-            for column, role in columns.items()
+            {"role": roles[name], "content": record.text(column, f"task.{name}")}
+            for name, column in columns.items()
+            if column
         ]
     where = f"{record.where}: {form.messages!r} (task.messages)"
     found = record.value(form.messages, "task.messages")
@@ -290,22 +247,17 @@ def _messages(record: Record, form: RecordForm) -> list[Message]:
             raise DataError(f"{where} is a text that is not JSON, expected a list of messages") from None
     if not isinstance(found, list) or not found:
         raise DataError(f"{where} is not a list of messages; expected objects with role and content")
-    messages = [_message(one, f"{where}, message {i}") for i, one in enumerate(found, 1)]
+    messages = list[Message]()
+    for i, one in enumerate(found, 1):
+        role, content = (one.get(key) if isinstance(one, Mapping) else None for key in ("role", "content"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(f"{where}, message {i} is not an object with the texts role and content")
+        if not content.strip():
+            raise DataError(f"{where}, message {i} is empty; write a text, or delete the message")
+        messages.append({"role": role, "content": content})
     if not any(one["role"] == "assistant" for one in messages):
         raise DataError(f"{where} has no message of the role 'assistant', so there is nothing to learn")
     return messages
-
-
-def _message(one: Any, where: str) -> Message:
-    """A message, checked."""
-    if not isinstance(one, Mapping):
-        raise DataError(f"{where} is of type {type(one).__name__}, expected an object with role and content")
-    role, content = one.get("role"), one.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise DataError(f"{where} has no texts role and content")
-    if not content.strip():
-        raise DataError(f"{where} is empty; write a text, or delete the message")
-    return {"role": role, "content": content}
 
 
 def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
@@ -329,12 +281,13 @@ def _options(record: Record, form: RecordForm, answer: str) -> tuple[str, ...]:
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 
-class Encoded(NamedTuple):
-    """Rows of tokens, which record each is of, and how many records were too long."""
+class RecordRows(NamedTuple):
+    """Rows of tokens; of each row, which record it is of and its conversation; and how many records were too long."""
 
-    rows: TokenRows
-    records: np.ndarray
-    dropped: int = 0
+    rows: list[Tokens]
+    records: list[int]
+    conversations: list[Conversation]
+    dropped: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,6 +296,7 @@ class Encoder:
 
     Args:
         tokenizer: a tokenizer of transformers.
+        form: which columns hold the texts.
         length: the most tokens of a row.
         template: chat, plain or auto.
         learned: `answers` (tokens of answers only) or `all` tokens.
@@ -350,6 +304,7 @@ class Encoder:
     """
 
     tokenizer: Any
+    form: RecordForm
     length: int = 512
     template: TemplateName = "auto"
     learned: Learned = "answers"
@@ -361,7 +316,7 @@ class Encoder:
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if not 8 <= self.length <= 1 << 20:
             raise ConfigError(f"task.length must be from 8 to {1 << 20} tokens, not {self.length}")
-        if self.template == "chat" and not getattr(self.tokenizer, "chat_template", None):
+        if self.template == "chat" and not self.is_chat:
             raise ConfigError("task.template = 'chat', but the checkpoint has no chat template; write 'plain'")
 
     @property
@@ -370,23 +325,36 @@ class Encoder:
         return self.template != "plain" and bool(getattr(self.tokenizer, "chat_template", None))
 
     @property
+    def written(self) -> str:
+        """How conversations are written, for readers of results."""
+        return "the chat template of the checkpoint" if self.is_chat else "plain lines"
+
+    @property
     def pad(self) -> int:
         """The token of padding."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((one for one in known if isinstance(one, int)), 0)
 
-    def conversations(self, records: Sequence[Record], form: RecordForm) -> list[Conversation]:
-        """The conversation of each record."""
-        template = chat(self.tokenizer) if self.is_chat else plain(self.tokenizer.eos_token or "")
-        return [conversation(record, form, template) for record in records]
+    def conversation(self, record: Record) -> Conversation:
+        """The conversation of a record; a record in bad form is an error with its file and row."""
+        if self.form.kind == "text":
+            return Conversation((Piece(record.text(self.form.text, "task.text"), True),))
+        messages = _messages(record, self.form)
+        try:
+            pieces = chat(messages, self.tokenizer) if self.is_chat else plain(messages, self.tokenizer.eos_token or "")
+        except ValueError as fault:
+            raise DataError(f"{record.where}: {one_line(fault)}") from None
+        while pieces and not pieces[-1].learned:  # nothing behind the last answer
+            pieces.pop()
+        answer = [one["content"] for one in messages if one["role"] == "assistant"][-1].strip()
+        return Conversation(tuple(pieces), answer, _options(record, self.form, answer))
 
-    def rows(
-        self, records: Sequence[Record], found: Sequence[Conversation], form: RecordForm, window: int = 1
-    ) -> Encoded:
-        """The rows of conversations: of plain texts as many as they need, of others one."""
-        rows, owners, dropped, length = list[Tokens](), list[int](), 0, self.length
+    def encode(self, records: Sequence[Record]) -> RecordRows:
+        """The rows of records: of plain texts as many as they need, of conversations one."""
+        found = [self.conversation(record) for record in records]
+        rows, owners, length = list[Tokens](), list[int](), self.length
         for i, (ids, learned) in enumerate(self.tokens([one.pieces for one in found])):
-            if form.kind == "text":
+            if self.form.kind == "text":
                 if self.tokenizer.eos_token:
                     ids, learned = np.append(ids, int(self.tokenizer.eos_token_id)), np.append(learned, True)
                 cuts = range(0, max(1, len(ids) - 1), length)  # a row of one token has no label
@@ -400,11 +368,9 @@ class Encoder:
                     f"{records[i].where}: it has {len(ids):,} tokens, more than task.length = {length}; shorten it, or "
                     "write task.too_long = 'drop' to leave such records out"
                 )
-            else:
-                dropped += 1
         if not rows:
             raise DataError(f"all {len(records):,} records have more than task.length = {length} tokens")
-        return Encoded(TokenRows.of(rows, pad=self.pad, window=window), np.array(owners), dropped)
+        return RecordRows(rows, owners, [found[i] for i in owners], len(records) - len(set(owners)))
 
     def questions(self, found: Sequence[Conversation], **settings: Any) -> Questions:
         """The questions of conversations, one for each row: their prompts, and rows of all options.
@@ -413,7 +379,6 @@ class Encoder:
             found: the conversations.
             **settings: further arguments of `Questions`.
         """
-        prompts = [ids for ids, _ in self.tokens([one.pieces[:-1] for one in found])]
         owners, others = list[int](), list[tuple[Piece, ...]]()
         for i, one in enumerate(found):
             *before, last = (Piece(text, False) for text, _ in one.pieces)
@@ -423,7 +388,7 @@ class Encoder:
             others += [(*before, Piece(option + rest, True)) for option in one.options]
             owners += [i] * len(one.options)
         return Questions(
-            tuple(prompts),
+            tuple(ids for ids, _ in self.tokens([one.pieces[:-1] for one in found])),
             tuple(one.answer for one in found),
             options=TokenRows.of(self.tokens(others), pad=self.pad) if owners else None,
             owners=torch.tensor(owners) if owners else None,
@@ -435,21 +400,18 @@ class Encoder:
     def tokens(self, conversations: Sequence[tuple[Piece, ...]]) -> list[Tokens]:
         """The tokens of each sequence of pieces, and whether each is learned."""
         texts = list(dict.fromkeys(piece.text for pieces in conversations for piece in pieces))
-        known = dict(zip(texts, self._ids(texts), strict=True))
-        # the token that the tokenizer puts before a text; a chat template writes it itself
-        begin = None if self.is_chat else self.tokenizer.bos_token_id
-        starts = begin is not None and self.tokenizer("a")["input_ids"][:1] == [begin]
-        out = []
-        for pieces in conversations:
-            parts = [np.array([begin] if starts else [], np.int32), *(known[piece.text] for piece in pieces)]
-            flags = np.repeat([False, *(piece.learned for piece in pieces)], [len(part) for part in parts])
-            out.append((np.concatenate(parts), flags))
-        return out
-
-    def _ids(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of texts, each without special tokens."""
         try:
             made = self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
         except Exception as fault:  # of a tokenizer of another library
             raise DataError(f"the tokenizer of the checkpoint failed ({one_line(fault)})") from None
-        return [np.asarray(ids, np.int32) for ids in made]
+        known = dict(zip(texts, made, strict=True))
+        # the token that the tokenizer puts before a text; a chat template writes it itself
+        begin = [] if self.is_chat or self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+        if begin != self.tokenizer("a")["input_ids"][:1]:
+            begin = []
+        out = []
+        for pieces in conversations:
+            parts = [begin, *(known[piece.text] for piece in pieces)]
+            flags = np.repeat([False, *(piece.learned for piece in pieces)], [len(part) for part in parts])
+            out.append((np.concatenate(parts).astype(np.int32), flags))
+        return out

@@ -7,7 +7,6 @@ file. They never decide how much memory is allocated.
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 import os
 import zlib
@@ -98,18 +97,6 @@ def read_text(path: Path, limit: int) -> str:
     except UnicodeDecodeError as fault:
         row = data[: fault.start].count(b"\n") + 1
         raise DataError(f"{path}: row {row} is not UTF-8 text; save the file with the encoding UTF-8") from None
-
-
-def read_json_object(path: Path, limit: int) -> dict[str, Any]:
-    """The JSON object in a file."""
-    text = read_text(path, limit)
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise DataError(f"{path}: not JSON, as expected ({one_line(fault)})") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: a JSON {type(found).__name__}, expected an object")
-    return found
 
 
 def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:

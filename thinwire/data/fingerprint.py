@@ -1,6 +1,6 @@
 """A fingerprint of a task: a hash of its initial weights, its examples and their division into clients.
 
-A run on data of one's own stores it, so that the run is continued only with the same model and data. It does not depend
+A run on your own data stores it, so that the run is continued only with the same model and data. It does not depend
 on the machine, and reads everything once.
 
 >>> from torch import nn

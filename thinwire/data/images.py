@@ -22,16 +22,14 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.examples import Images, Source, numbered, positions
+from thinwire.data.examples import Images, Source, mean_and_std, numbered, positions
 from thinwire.data.files import one_line, own_path
 from thinwire.data.partition import held_out_rows
-from thinwire.data.scaling import mean_and_std
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-MOST_PIXELS = 1 << 26  # of one image
-MOST_BYTES = 1 << 33  # of all images, decoded
-MOST_FOLDERS = 100_000
+MAX_PIXELS = 1 << 26  # of one image
+MAX_BYTES = 1 << 33  # of all images, decoded
 _TEST = ("test", "val", "valid", "validation")
 _GRAY = ("1", "L", "LA", "I", "I;16", "F")
 
@@ -77,28 +75,19 @@ def from_image_folder(
         if one.label not in classes:
             given = visible(", ".join(classes), 80)
             raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
-    shape = shape_of(parts[0][0].path, size, channels)
-    pixels = [read_images([(one.path, str(one.path)) for one in part], len(part), shape) for part in parts]
-    train, test_set = (
-        Images(x, positions((one.label for one in part), classes)) for x, part in zip(pixels, parts, strict=True)
-    )
-    mean, std = mean_and_std(pixels[0])
+    shape, sets = shape_of(parts[0][0].path, size, channels), []
+    for part in parts:
+        pixels = read_images([(one.path, str(one.path)) for one in part], len(part), shape)
+        sets.append(Images(pixels, positions((one.label for one in part), classes)))
+    mean, std = mean_and_std(sets[0].pixels)
     note = (
         f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
         f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
         "standard are those of the pooled training images."
     )
-    return Source.by_user(
-        train,
-        test_set,
-        len(classes),
-        [[one.client for one in part] if client_folders else None for part in parts],
-        note=note,
-        model=image_options(pixels[0]),
-        mean=mean,
-        std=std,
-        class_names=classes,
-    )
+    owners = [[one.client for one in part] if client_folders else None for part in parts]
+    more = {"note": note, "model": image_options(sets[0].pixels), "mean": mean, "std": std, "class_names": classes}
+    return Source.by_user(sets[0], sets[1], len(classes), owners, **more)
 
 
 @register(
@@ -113,8 +102,8 @@ def image_folder(data_dir: Path | None = None, folder: str = "", **options: Any)
 def image_options(pixels: Tensor) -> dict[str, int]:
     """What models need to know about images (n, channels, height, width)."""
     channels, height, width = pixels.shape[1:]
-    square = {"size": height} if height == width else {}
-    return {"channels": channels, "height": height, "width": width, "inputs": channels * height * width, **square}
+    options = {"channels": channels, "height": height, "width": width, "inputs": channels * height * width}
+    return options | ({"size": height} if height == width else {})
 
 
 class _File(NamedTuple):
@@ -145,16 +134,15 @@ def _listed(folder: Path, client_folders: bool) -> list[_File]:
 def folders_in(folder: Path) -> list[Path]:
     """The folders in a folder, in alphabetical order, without hidden ones."""
     found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
-    if not found or len(found) > MOST_FOLDERS:
-        count = f"{len(found):,} folders" if found else "no folders"
-        raise DataError(f"{folder}: {count}, expected one for each class")
+    if not found:
+        raise DataError(f"{folder}: no folders, expected one for each class")
     return found
 
 
 def image_files(folder: Path) -> list[Path]:
     """The images in a folder, in alphabetical order; hidden files and files of other kinds are ignored."""
-    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    return sorted(path for path in found if path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [path for path in files if path.suffix.lower() in SUFFIXES]
 
 
 # -- pixels ----------------------------------------------------------------------------------------------------------
@@ -180,9 +168,9 @@ def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> Im
     if channels not in (0, 1, 3):
         raise ConfigError(f"task.channels must be 1 (gray), 3 (color) or 0 (as the first image), not {channels}")
     given = (size, size) if isinstance(size, int) else tuple(size)
-    if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MOST_PIXELS:
+    if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MAX_PIXELS:
         raise ConfigError(f"task.size must be a number of pixels, or [height, width], not {size}")
-    image = _opened(first)
+    image = open_image(first)
     height, width = given if min(given) else (image.height, image.width)
     return ImageShape(channels or (1 if image.mode in _GRAY else 3), height, width, bool(min(given)))
 
@@ -196,34 +184,36 @@ def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape
         shape: the shape of all.
     """
     channels, height, width, _ = shape
-    if count * channels * height * width > MOST_BYTES:
+    if count * channels * height * width > MAX_BYTES:
         raise DataError(
-            f"{count:,} images of {height} x {width} are more than {MOST_BYTES >> 30} GiB; write task.size to make "
+            f"{count:,} images of {height} x {width} are more than {MAX_BYTES >> 30} GiB; write task.size to make "
             "them smaller"
         )
     out = np.empty((count, height, width, channels), np.uint8)
     for i, (given, name) in enumerate(images):
-        out[i] = _pixels(_opened(given), name, shape)
+        out[i] = _pixels(open_image(given, name), name, shape)
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
 
 
-def _opened(given: Any) -> Any:
+def open_image(given: Any, name: str = "the first row") -> Any:
     """An image, read from a file if it is a path; the size in the header is bounded before pixels are decoded."""
+    if given is None:
+        raise DataError(f"{name} has no image")
     if not isinstance(given, Path):
         return given
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(f"{given}: reading images needs pillow; pip install pillow") from None
+        raise DataError(f"{given}: reading images needs pillow; pip install 'thinwire[data]'") from None
     try:
         with Image.open(given, formats=("PNG", "JPEG")) as image:
-            if image.width * image.height <= MOST_PIXELS:
+            if image.width * image.height <= MAX_PIXELS:
                 image.load()
                 return image
     except Exception as fault:  # pillow raises errors of many types for damaged files
         raise DataError(f"{given}: cannot be read as PNG or JPEG ({one_line(fault)})") from None
     size = f"{image.height} x {image.width}"
-    raise DataError(f"{given}: the image has {size} pixels, more than {MOST_PIXELS:,}; make it smaller")
+    raise DataError(f"{given}: the image has {size} pixels, more than {MAX_PIXELS:,}; make it smaller")
 
 
 def _pixels(image: Any, name: str, shape: ImageShape) -> np.ndarray:

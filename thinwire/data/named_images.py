@@ -1,37 +1,40 @@
-"""Named datasets of images: digits, MNIST and Fashion-MNIST, CIFAR-10 and CIFAR-100.
+"""Named datasets of images: digits, MNIST and Fashion-MNIST, CIFAR-10 and CIFAR-100, FEMNIST.
 
     digits   1,797 images of 8x8 that come with scikit-learn, without a download; the default task
     MNIST    IDX files, gzipped or not, in `mnist` and `fashion-mnist` or in the folders of torchvision (`MNIST/raw`)
              images: 2051, count, 28, 28 as big-endian int32, then count * 784 bytes
              labels: 2049, count, then count bytes
-    CIFAR    `cifar-10-batches-bin/data_batch_1.bin` ...   a record is the label, then 1,024 red, green, blue bytes each
-             `cifar-100-binary/train.bin`, `test.bin`      a record is the coarse label, the fine label, then the same
+    CIFAR-10 `cifar-10-batches-bin/data_batch_1.bin` ...   a record is the label, then 1,024 red, green, blue bytes each
              `cifar10/data_batch_1.jpg` ..., `labels.bin`  sheets of 100 x 100 images, row by row; labels in one file
 
-The official Python files of CIFAR are pickles, which can run code when they are opened; they are not read.
+Without these files MNIST and CIFAR-10 come from the Hugging Face hub, CIFAR-100 and FEMNIST always do. The official
+Python files of CIFAR are pickles, which can run code when they are opened; they are not read.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.examples import Arrays, Images, Source
-from thinwire.data.files import class_tensor, find, one_line, pick, read_bytes
-from thinwire.data.huggingface import download_images
+from thinwire.data.files import class_tensor, find, pick, read_bytes
+from thinwire.data.huggingface import download_images, from_datasets
+from thinwire.data.images import open_image
 from thinwire.errors import DataError
 
-_MOST = 100_000  # images of a split of MNIST; it has 60,000
-_BATCH = 10_000  # images of a file of CIFAR-10
-_SIDE = 100  # images in a row of a sheet
+_MAX_IMAGES = 100_000  # images of a split of MNIST; it has 60,000
+_FILE_IMAGES = 10_000  # images of a file of CIFAR-10
+_SHEET_SIDE = 100  # images in a row of a sheet
 _BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 _LOSSY = "Pixels come from JPEG sheets, not the original files: lossy, PSNR 41.7 dB, in train and test alike."
 _KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
@@ -52,7 +55,14 @@ def digits(data_dir: Path | None = None) -> Source:
     >>> len(source.train), len(source.test), source.classes
     (1438, 359, 10)
     """
-    table = _digits_table()
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else Path()
+    if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
+        table = np.loadtxt(file, delimiter=",")
+    else:
+        from sklearn.datasets import load_digits
+
+        table = np.column_stack(load_digits(return_X_y=True))
     labels = table[:, -1].astype(np.int64)
     test = np.zeros(len(labels), bool)
     for k in range(10):
@@ -65,78 +75,68 @@ def digits(data_dir: Path | None = None) -> Source:
     return Source(parts[0], parts[1], classes=10, mean=(0.30538223,), std=(0.37601014,))
 
 
-def _digits_table() -> np.ndarray:
-    """(1797, 65) the pixels and the class of each image."""
-    package = find_spec("sklearn")
-    for place in package.submodule_search_locations or () if package else ():
-        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
-            return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return np.column_stack((bunch.data, bunch.target))
-
-
 # -- MNIST -----------------------------------------------------------------------------------------------------------
 
 
-@register(
-    "dataset",
+def _mnist(
+    task: str, doc: str, paper: str, torchvision: str, hub: str, mean: float, std: float
+) -> Callable[..., Source]:
+    """The loader of a dataset in the files of MNIST, registered."""
+
+    @register("dataset", task, doc=doc, paper=paper)
+    def read(data_dir: Path | None = None) -> Source:
+        folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
+        if folder is None:
+            layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
+            source = download_images(task, hub, ("image", "label"), layout, (1, 28, 28))
+        else:
+            source = Source(_idx_images(folder, "train"), _idx_images(folder, "t10k"), classes=10)
+        return replace(source, mean=(mean,), std=(std,))
+
+    return read
+
+
+mnist = _mnist(
     "mnist",
-    doc="60,000 + 10,000 handwritten digits of 28x28, 10 classes.",
-    paper="LeCun et al., Gradient-based learning applied to document recognition, 1998",
+    "60,000 + 10,000 handwritten digits of 28x28, 10 classes.",
+    "LeCun et al., Gradient-based learning applied to document recognition, 1998",
+    torchvision="MNIST",
+    hub="ylecun/mnist",
+    mean=0.13066048,
+    std=0.30810780,
 )
-def mnist(data_dir: Path | None = None) -> Source:
-    """Handwritten digits, 28x28 gray, with values in [0, 1]."""
-    source = _mnist("mnist", "MNIST", "ylecun/mnist", data_dir)
-    return replace(source, mean=(0.13066048,), std=(0.30810780,))
-
-
-@register(
-    "dataset",
+fashion_mnist = _mnist(
     "fashion-mnist",
-    doc="60,000 + 10,000 images of clothing of 28x28, 10 classes.",
-    paper="Xiao et al., Fashion-MNIST, 2017",
+    "60,000 + 10,000 images of clothing of 28x28, 10 classes.",
+    "Xiao et al., Fashion-MNIST, 2017",
+    torchvision="FashionMNIST",
+    hub="zalando-datasets/fashion_mnist",
+    mean=0.28604060,
+    std=0.35302424,
 )
-def fashion_mnist(data_dir: Path | None = None) -> Source:
-    """Images of clothing, 28x28 gray, with values in [0, 1]."""
-    source = _mnist("fashion-mnist", "FashionMNIST", "zalando-datasets/fashion_mnist", data_dir)
-    return replace(source, mean=(0.28604060,), std=(0.35302424,))
 
 
-def _mnist(task: str, torchvision: str, name: str, data_dir: Path | None) -> Source:
-    folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
-    if folder is None:
-        layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
-        return download_images(task, name, ("image", "label"), layout, (1, 28, 28))
-    parts = []
-    for prefix in ("train", "t10k"):
-        ends = [f"{mark}idx{{}}-ubyte{end}" for mark in "-." for end in (".gz", "")]
-        pixels = read_idx(pick(folder, *(f"{prefix}-images{end.format(3)}" for end in ends)), (28, 28))
-        path = pick(folder, *(f"{prefix}-labels{end.format(1)}" for end in ends))
-        labels = read_idx(path, ())
-        if len(pixels) != len(labels):
-            raise DataError(f"{path}: {len(labels)} labels, expected {len(pixels)}, one per image")
-        parts.append(Images(torch.from_numpy(pixels)[:, None], class_tensor(labels, 10, path)))
-    return Source(parts[0], parts[1], classes=10)
+def _idx_images(folder: Path, prefix: str) -> Images:
+    """The images and labels of a split."""
+    ends = [f"{mark}idx{{}}-ubyte{end}" for mark in "-." for end in (".gz", "")]
+    pixels = read_idx(pick(folder, *(f"{prefix}-images{end.format(3)}" for end in ends)), (28, 28))
+    path = pick(folder, *(f"{prefix}-labels{end.format(1)}" for end in ends))
+    labels = read_idx(path, ())
+    if len(pixels) != len(labels):
+        raise DataError(f"{path}: {len(labels)} labels, expected {len(pixels)}, one per image")
+    return Images(torch.from_numpy(pixels)[:, None], class_tensor(labels, 10, path))
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The array in an IDX file of bytes, of examples of this shape."""
-    rank, each = 1 + len(shape), int(np.prod(shape, dtype=np.int64))
-    head = 4 + 4 * rank
-    data = read_bytes(path, head + _MOST * each)
-    if len(data) < head:
-        raise DataError(f"{path}: {len(data)} bytes, expected an IDX header of {head}")
-    magic, count, *dims = np.frombuffer(data, ">u4", 1 + rank).tolist()
-    if magic != 2048 + rank:
-        raise DataError(f"{path}: begins with {magic}, expected the IDX number {2048 + rank}")
-    if tuple(dims) != shape:
-        raise DataError(f"{path}: examples have the shape {tuple(dims)}, expected {shape}")
-    if count == 0 or len(data) - head != count * each:
+    head, each = 8 + 4 * len(shape), math.prod(shape)
+    data = read_bytes(path, head + _MAX_IMAGES * each)
+    count = (len(data) - head) // each
+    header = np.array([2049 + len(shape), max(count, 0), *shape], ">u4").tobytes()
+    if count < 1 or len(data) != head + count * each or data[:head] != header:
         raise DataError(
-            f"{path}: {len(data) - head} bytes follow the header, expected {count * each} for {count} examples"
+            f"{path}: {len(data)} bytes that are no IDX file; expected the header {2049 + len(shape)}, count, "
+            f"{', '.join(map(str, shape)) or 'nothing more'}, then {each} bytes for each example"
         )
     return np.frombuffer(data, np.uint8, offset=head).reshape(count, *shape).copy()
 
@@ -153,8 +153,14 @@ def cifar10(data_dir: Path | None = None) -> Source:
         source = download_images("cifar10", "uoft-cs/cifar10", ("img", "label"), layout, (3, 32, 32))
     elif (folder / "data_batch_1.jpg").is_file() and not (folder / "data_batch_1.bin").is_file():
         source = _from_sheets(folder)
+    elif (folder / "data_batch_1").is_file() and not (folder / "data_batch_1.bin").is_file():
+        raise DataError(
+            f"{folder / 'data_batch_1'}: a pickle, which can run code and is not opened; get cifar-10-binary.tar.gz"
+        )
     else:
-        source = _from_records(folder, _BATCHES, _BATCH, 10)
+        parts = [_from_records(pick(folder, f"{name}.bin")) for name in _BATCHES]
+        pixels, labels = (torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True))
+        source = Source(Images(pixels, labels), Images(*parts[-1]), classes=10)
     # mean and standard deviation of red, green, blue over the 50,000 training images, from the original files
     mean, std = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
     return replace(source, mean=mean, std=std)
@@ -163,77 +169,54 @@ def cifar10(data_dir: Path | None = None) -> Source:
 @register(
     "dataset",
     "cifar100",
-    doc="50,000 + 10,000 color images of 32x32, 100 classes (no result was measured with it).",
+    doc="50,000 + 10,000 color images of 32x32, 100 classes, from the hub (no result was measured with it).",
     paper=_KRIZHEVSKY,
 )
 def cifar100(data_dir: Path | None = None) -> Source:
-    """Color images in 100 classes, with values in [0, 1]; the 20 coarse labels are not used.
-
-    Implemented from the published layout and tested with synthetic records: no result was measured on the real files.
-    """
-    folder = find(data_dir, "cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "cifar-100-python")
-    if folder is None:
-        layout, columns = "cifar-100-binary/train.bin and test.bin", ("img", "fine_label")
-        source = download_images("cifar100", "uoft-cs/cifar100", columns, layout, (3, 32, 32))
-    else:
-        source = _from_records(folder, ("train", "test"), 5 * _BATCH, 100)
-    mean, std = (0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)  # as published
-    return replace(source, mean=mean, std=std)
+    """Color images in 100 classes; the 20 coarse labels are not used."""
+    return from_datasets("uoft-cs/cifar100", features=("img",), target="fine_label", data_dir=data_dir)
 
 
-def _from_records(folder: Path, names: tuple[str, ...], count: int, classes: int) -> Source:
-    """Binary files, the last of which is the test set; a record of 100 classes begins with a coarse label."""
-    if (folder / names[0]).is_file() and not (folder / f"{names[0]}.bin").is_file():
-        instead = f"cifar-{classes}-binary.tar.gz"
-        raise DataError(f"{folder / names[0]}: a pickle, which can run code and is not opened; get {instead} instead")
-    parts = []
-    for name in names:
-        path, head = pick(folder, f"{name}.bin"), 1 + (classes == 100)
-        size = (_BATCH if name == names[-1] else count) * (head + 3072)
-        data = read_bytes(path, size)
-        if len(data) != size:
-            raise DataError(f"{path}: {len(data)} bytes, expected {size} for {size // (head + 3072)} images")
-        rows = np.frombuffer(data, np.uint8).reshape(-1, head + 3072)
-        class_tensor(rows[:, 0], 20 if head == 2 else classes, path)
-        pixels = torch.from_numpy(rows[:, head:].reshape(-1, 3, 32, 32).copy())
-        parts.append((pixels, class_tensor(rows[:, head - 1], classes, path)))
-    train = Images(*(torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True)))  # type: ignore[arg-type]
-    return Source(train, Images(*parts[-1]), classes)
+@register(
+    "dataset",
+    "femnist",
+    doc="Handwritten letters and digits of 28x28 by writer, 62 classes, from the hub (no result was measured).",
+    paper="Caldas et al., LEAF: a benchmark for federated settings, 2018",
+)
+def femnist(data_dir: Path | None = None) -> Source:
+    """Handwritten letters and digits, one user per writer; a fifth of the images of each is the test set."""
+    return from_datasets(
+        "flwrlabs/femnist", features=("image",), target="character", client="writer_id", data_dir=data_dir
+    )
+
+
+def _from_records(path: Path) -> tuple[Tensor, Tensor]:
+    """The images and labels of a binary file."""
+    size = _FILE_IMAGES * 3073
+    data = read_bytes(path, size)
+    if len(data) != size:
+        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_FILE_IMAGES} images")
+    rows = np.frombuffer(data, np.uint8).reshape(_FILE_IMAGES, 3073)
+    return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()), class_tensor(rows[:, 0], 10, path)
 
 
 def _from_sheets(folder: Path) -> Source:
-    paths, count = [pick(folder, f"{name}.jpg") for name in _BATCHES], len(_BATCHES) * _BATCH
+    paths, count = [pick(folder, f"{name}.jpg") for name in _BATCHES], len(_BATCHES) * _FILE_IMAGES
     labels = pick(folder, "labels.bin")
     values = np.frombuffer(read_bytes(labels, count), np.uint8)
     if len(values) != count:
         raise DataError(f"{labels}: {len(values)} bytes, expected {count}, one label per image")
     targets = class_tensor(values, 10, labels)
-    arrays = cached(
-        "cifar10-v1",
-        paths,
-        make=lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])},
-        fits=lambda found: (
-            [(*found, a.dtype.name, *a.shape) for a in found.values()] == [("pixels", "uint8", count, 3, 32, 32)]
-        ),
-    )
+    arrays = cached("cifar10-v1", paths, lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])})
     pixels = torch.from_numpy(arrays["pixels"])
-    train, test = (Images(pixels[part], targets[part]) for part in (slice(-_BATCH), slice(-_BATCH, None)))
+    train, test = (Images(pixels[part], targets[part]) for part in (slice(-_FILE_IMAGES), slice(-_FILE_IMAGES, None)))
     return Source(train, test, classes=10, note=_LOSSY)
 
 
 def _sheet(path: Path) -> np.ndarray:
-    """The (10000, 3, 32, 32) images of a sheet; its size is checked before it is decoded."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError(f"{path}: reading JPEG needs Pillow: pip install 'thinwire[data]'") from None
-    try:
-        with warnings.catch_warnings(action="error"), Image.open(path, formats=("JPEG",)) as sheet:
-            if sheet.size != (32 * _SIDE, 32 * _SIDE) or sheet.mode != "RGB":
-                raise DataError(
-                    f"{path}: an image of {sheet.size} {sheet.mode}, expected {32 * _SIDE}x{32 * _SIDE} RGB"
-                )
-            pixels = np.asarray(sheet)
-    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as fault:
-        raise DataError(f"{path}: not a complete JPEG image ({one_line(fault)})") from None
-    return pixels.reshape(_SIDE, 32, _SIDE, 32, 3).transpose(0, 2, 4, 1, 3).reshape(_BATCH, 3, 32, 32)
+    """The (10000, 3, 32, 32) images of a sheet."""
+    sheet, side = open_image(path), 32 * _SHEET_SIDE
+    if sheet.size != (side, side) or sheet.mode != "RGB":
+        raise DataError(f"{path}: an image of {sheet.size} {sheet.mode}, expected {side}x{side} RGB")
+    pixels = np.asarray(sheet).reshape(_SHEET_SIDE, 32, _SHEET_SIDE, 32, 3)
+    return pixels.transpose(0, 2, 4, 1, 3).reshape(_FILE_IMAGES, 3, 32, 32)

@@ -1,4 +1,5 @@
-"""Named datasets of texts: 20 Newsgroups and four tasks of GLUE, as word ids or as tokens of a pretrained model.
+"""Named datasets of texts: 20 Newsgroups and four tasks of GLUE, as word ids or as tokens of a pretrained model;
+Shakespeare, as characters.
 
 20newsgroups: messages, split by date. Read from the archive `20newsgroups/20news-bydate.tar.xz` (or .tar.gz) without
 unpacking it to disk: members are `20news-bydate-train/<group>/<id>` and `20news-bydate-test/<group>/<id>`, in Latin-1.
@@ -10,14 +11,24 @@ GLUE: classification of a sentence (SST-2, CoLA) or of a pair of sentences (RTE,
 so the dev files are the test set.
 
 text-classification: the same texts for any checkpoint of transformers (`checkpoints.py`).
+
+shakespeare: prediction of the next character after 80 characters of a role. Read from `shakespeare/all_data.json.gz`,
+
+    {"users": [name, ...], "user_data": {name: {"raw": text}}}
+
+in the layout of LEAF (Caldas et al., 2018). Line ends are spaces, and several spaces are one. Windows begin at every
+character. The first 80 % of a role's windows are the training set and the rest the test set, without the 80 windows in
+between, which share characters with both.
 """
 
 from __future__ import annotations
 
+import json
 import lzma
+import re
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,19 +37,19 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.data.cache import cached
 from thinwire.data.checkpoints import MINILM, find_checkpoint
-from thinwire.data.examples import Arrays, Source
-from thinwire.data.files import class_tensor, find, no_data, one_line, pick, read_text
-from thinwire.data.text import LabeledTexts, TextDataset, TokenArrays, tokens, word_rows
+from thinwire.data.examples import Source, TextWindows
+from thinwire.data.files import find, no_data, one_line, pick, read_text
+from thinwire.data.text import LabeledTexts, TextDataset, token_examples, word_examples
 from thinwire.errors import ConfigError, DataError, UnknownName
 
 _GROUPS = 20
-_LARGEST = 1 << 22  # bytes of a message; the largest has 161 thousand
-_MOST = 1 << 28  # bytes of all messages (they have 35 million), or of a file of GLUE
+_MAX_MESSAGE_BYTES = 1 << 22  # bytes of a message; the largest has 161 thousand
+_MAX_BYTES = 1 << 31  # bytes of a file of texts
 _STRIPPED = "Headers, signatures and quoted lines are removed."
 _WHOLE = "Whole messages: headers, signatures and quoted lines are kept, and reveal the group."
 _DEV = "The test set is the dev split: GLUE does not publish the labels of its test split."
+_ROLES = "Roles come from the mark-up of the text; this is not LEAF's file, which has 1,129 users."
 _GLUE = "Wang et al., GLUE: a multi-task benchmark, 2018"
 
 # A line that contains one of the first, or begins with one of the second, is a quotation.
@@ -47,30 +58,8 @@ _BEGINS = ("In article", "Quoted from", "|", ">")
 
 
 def _word_source(name: str, texts: TextDataset, length: int) -> Source:
-    """Texts as rows of word ids, from the cache if they were read from the same files before."""
-
-    def make() -> TokenArrays:
-        return word_rows(texts.read(), length)
-
-    def fits(arrays: TokenArrays) -> bool:
-        names = [f"{split}_{what}" for split in ("train", "test") for what in ("rows", "labels")]
-        shapes = [arrays[name].shape if name in arrays else () for name in names]
-        return all(shapes) and (shapes[0], shapes[2]) == ((*shapes[1], length), (*shapes[3], length))
-
-    arrays = cached(f"{name}-v1", texts.files, make, fits)
-    parts = [
-        Arrays(
-            torch.from_numpy(arrays[f"{split}_rows"].astype(np.int64)),
-            class_tensor(arrays[f"{split}_labels"], texts.classes, name),
-        )
-        for split in ("train", "test")
-    ]
-    return Source(parts[0], parts[1], texts.classes, note=texts.note)
-
-
-def _absent(task: str, layout: str) -> list[LabeledTexts]:
-    """Raised when texts are read, because token ids in the folder `tokens` need none."""
-    raise no_data(task, layout)
+    train, test = word_examples(name, texts, length)
+    return Source(train, test, texts.classes, note=texts.note)
 
 
 # -- 20 Newsgroups ---------------------------------------------------------------------------------------------------
@@ -91,33 +80,28 @@ def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDa
     """The messages; `whole`: with headers, signatures and quotations, as FLASC's authors have them."""
     folder = find(data_dir, "20newsgroups", "20news-bydate")
     if folder is None:
-        return TextDataset(
-            (), partial(_absent, "20newsgroups", "20newsgroups/20news-bydate.tar.gz"), _GROUPS, _STRIPPED
-        )
+        raise no_data("20newsgroups", "20newsgroups/20news-bydate.tar.gz")
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
     read = partial(_read_archive, path, str if whole else strip_message)
     return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
 
 
 def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledTexts]:
-    """Both splits of the archive, sorted by member name; `text_of` makes the text of a message."""
-    found: dict[str, dict[tuple[str, str], str]] = {"train": {}, "test": {}}
-    total = 0
+    """Both splits of the archive, sorted by group and message; `text_of` makes the text of a message."""
+    found: dict[str, dict[str, str]] = {"train": {}, "test": {}}
     try:
-        with tarfile.open(path, "r:*") as archive:
+        with tarfile.open(path) as archive:
             for member in archive:
-                parts = member.name.removeprefix("./").split("/")
-                split = parts[0].removeprefix("20news-bydate-")
-                if not member.isreg() or len(parts) != 3 or split not in found:
+                split, _, name = member.name.removeprefix("./").removeprefix("20news-bydate-").partition("/")
+                stream = archive.extractfile(member) if member.isreg() and split in found else None
+                if stream is None:
                     continue
-                total += member.size
-                if member.size > _LARGEST or total > _MOST:
+                if member.size > _MAX_MESSAGE_BYTES:
                     raise DataError(f"{path}: {member.name[:80]} is too large, expected a message of a newsgroup")
-                stream = archive.extractfile(member)
-                found[split][parts[1], parts[2]] = text_of(stream.read().decode("latin-1") if stream else "")
+                found[split][name] = text_of(stream.read().decode("latin-1"))
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as fault:
         raise DataError(f"{path}: not a complete tar archive ({one_line(fault)})") from None
-    groups, others = (sorted({group for group, _ in messages}) for messages in found.values())
+    groups, others = (sorted({name.partition("/")[0] for name in messages}) for messages in found.values())
     if len(groups) != _GROUPS or others != groups:
         raise DataError(
             f"{path}: {len(groups)} groups in 20news-bydate-train and {len(others)} in 20news-bydate-test, "
@@ -126,7 +110,7 @@ def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledText
     return [
         LabeledTexts(
             [(messages[name],) for name in sorted(messages)],
-            np.array([groups.index(group) for group, _ in sorted(messages)]),
+            np.array([groups.index(name.partition("/")[0]) for name in sorted(messages)]),
         )
         for messages in found.values()
     ]
@@ -151,24 +135,24 @@ def strip_message(message: str) -> str:
 
 
 class _Layout(NamedTuple):
-    """The file layout of a task of GLUE: its header line (or none) and its columns."""
+    """The files of a task of GLUE: the names of its columns, and which are read."""
 
     folder: str
-    header: tuple[str, ...]
-    columns: int
+    columns: tuple[str, ...]
     texts: tuple[int, ...]
     label: int
     names: tuple[str, ...] = ("0", "1")  # how classes 0, 1, ... are spelled
     length: int = 40
+    header: bool = True
 
 
 _RTE = ("index", "sentence1", "sentence2", "label")
 _MRPC = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _LAYOUTS = {
-    "sst2": _Layout("SST-2", ("sentence", "label"), 2, (0,), 1),
-    "cola": _Layout("CoLA", (), 4, (3,), 1),
-    "rte": _Layout("RTE", _RTE, 4, (1, 2), 3, ("entailment", "not_entailment"), length=128),
-    "mrpc": _Layout("MRPC", _MRPC, 5, (3, 4), 0, length=128),
+    "sst2": _Layout("SST-2", ("sentence", "label"), (0,), 1),
+    "cola": _Layout("CoLA", ("source", "label", "mark", "sentence"), (3,), 1, header=False),
+    "rte": _Layout("RTE", _RTE, (1, 2), 3, ("entailment", "not_entailment"), length=128),
+    "mrpc": _Layout("MRPC", _MRPC, (3, 4), 0, length=128),
 }
 
 
@@ -193,32 +177,32 @@ def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     layout = _LAYOUTS[task]
     folder = find(data_dir, f"glue/{layout.folder}", layout.folder)
     if folder is None:
-        return TextDataset((), partial(_absent, task, f"glue/{layout.folder}/train.tsv and dev.tsv"), 2, _DEV)
+        raise no_data(task, f"glue/{layout.folder}/train.tsv and dev.tsv")
     files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
     return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
 
 
 def _read_sheet(layout: _Layout, path: Path) -> LabeledTexts:
-    lines = read_text(path, _MOST).removesuffix("\n").split("\n")  # not splitlines(): texts may contain other line ends
-    rows = {number: tuple(line.rstrip("\r").split("\t")) for number, line in enumerate(lines, 1) if lines != [""]}
-    if layout.header and (found := rows.pop(1, ())) != layout.header:
-        raise DataError(f"{path}: begins with {_shown(found)}, expected the header {_shown(layout.header)}")
+    # not splitlines() or csv: texts contain quotation marks and other line ends
+    lines = read_text(path, _MAX_BYTES).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    rows = {number: line.split("\t") for number, line in enumerate(lines, 1)}
+    if layout.header and (found := rows.pop(1)) != list(layout.columns):
+        raise DataError(f"{path}: begins with {_shown(found)}, expected the header {_shown(layout.columns)}")
     if not rows:
         raise DataError(f"{path}: no examples")
     for number, row in rows.items():
-        if len(row) != layout.columns:
-            raise DataError(f"{path}: line {number} has {len(row)} fields, expected {layout.columns} between tabs")
-        if row[layout.label] not in layout.names:
-            given, expected = _shown((row[layout.label],)), " or ".join(layout.names)
-            raise DataError(f"{path}: line {number} has the label {given}, expected {expected}")
+        if len(row) != len(layout.columns) or row[layout.label] not in layout.names:
+            raise DataError(
+                f"{path}: line {number} is {_shown(row)}, expected {len(layout.columns)} fields between tabs and the "
+                f"label {' or '.join(layout.names)}"
+            )
     return LabeledTexts(
         [tuple(row[column] for column in layout.texts) for row in rows.values()],
         np.array([layout.names.index(row[layout.label]) for row in rows.values()], np.int64),
     )
 
 
-def _shown(fields: tuple[str, ...]) -> str:
-    """Fields of a line for an error message: at most 60 characters, escaped."""
+def _shown(fields: Sequence[str]) -> str:
     return repr(" ".join(fields)[:60])
 
 
@@ -247,6 +231,58 @@ def text_classification(
         raise ConfigError(f"task.length must be from 4 to 65536 tokens, not {length}")
     folder = find_checkpoint(checkpoint or MINILM, data_dir)
     texts = READERS[data](data_dir)
-    train, test = tokens(data, texts, folder, length, find(data_dir, "tokens"))
+    train, test = token_examples(data, texts, folder, length)
     note = f"{texts.note} Texts are truncated after {length} tokens."
     return Source(train, test, texts.classes, note=note.strip(), model={"checkpoint": str(folder)})
+
+
+# -- Shakespeare -----------------------------------------------------------------------------------------------------
+
+# The 80 characters of LEAF. Line ends are replaced in all texts, so the code of a line end is used for unknown ones.
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+LENGTH = 80
+_CODES = np.zeros(256, np.uint8)
+_CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+
+
+@register(
+    "dataset",
+    "shakespeare",
+    doc="Next character after 80, by speaking role (1,074 of them); 80 characters.",
+    paper="Caldas et al., LEAF, 2018; McMahan et al., AISTATS 2017",
+)
+def shakespeare(data_dir: Path | None = None) -> Source:
+    """Next character of the lines of a role, one user per role."""
+    folder = find(data_dir, "shakespeare")
+    if folder is None:
+        raise no_data("shakespeare", "shakespeare/all_data.json.gz")
+    path = pick(folder, "all_data.json", "all_data.json.gz")
+    text, starts = "", dict[str, list[np.ndarray]](train=[], test=[])
+    for raw in _roles(path):
+        windows = np.arange(len(text), len(text) + max(0, len(raw) - LENGTH))
+        cut = max(1, int(0.8 * len(windows)))
+        starts["train"].append(windows[:cut])
+        starts["test"].append(windows[cut + LENGTH :])
+        text += raw
+    if not all(any(map(len, part)) for part in starts.values()):
+        raise DataError(f"{path}: no role has enough text for training and test windows of {LENGTH} characters")
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    codes = torch.from_numpy(_CODES[np.minimum(points, 255)])
+    train, test = (TextWindows(codes, torch.from_numpy(np.concatenate(part)), LENGTH) for part in starts.values())
+    users, test_users = (
+        torch.from_numpy(np.repeat(np.arange(len(part)), list(map(len, part)))) for part in starts.values()
+    )
+    return Source(train, test, len(ALPHABET), users, test_users, note=_ROLES)
+
+
+def _roles(path: Path) -> list[str]:
+    """The text of each role, in the order of the file."""
+    text = read_text(path, _MAX_BYTES)
+    try:
+        found = json.loads(text)
+        return [re.sub("  +", " ", found["user_data"][name]["raw"].replace("\n", " ")) for name in found["users"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise DataError(
+            f"{path}: {type(fault).__name__} ({one_line(fault)}), expected the JSON object of LEAF with 'users' and, "
+            "under 'user_data', the text of each under 'raw'"
+        ) from None

@@ -18,13 +18,21 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
+from thinwire.data.losses import bce
 from thinwire.errors import ConfigError, DataError
+from thinwire.metrics.classification import IGNORED
+
+if TYPE_CHECKING:
+    from thinwire.data.task import Task
+
+
+Ranges = tuple[np.ndarray, np.ndarray]  # (clients, ranges) starts and sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,37 +97,15 @@ def check_clients(examples: int, clients: int, each: int = 1) -> None:
         )
 
 
-def class_ids(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The classes that occur, numbered from 0 without gaps.
+def near_equal(totals: Any, parts: Any) -> np.ndarray:
+    """Sizes when each total is divided into its number of parts, which differ by at most one, the larger first.
 
-    Returns:
-        (n,) the class of each example, and (classes,) the number of examples of each class.
+    >>> near_equal(7, 3).tolist(), near_equal([7, 3], [3, 2]).tolist()
+    ([3, 2, 2], [3, 2, 2, 2, 1])
     """
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        given = f"labels of type {labels.dtype} and shape {labels.shape}"
-        raise ConfigError(
-            f"{given}: partitions by class need one class label per example; write task.partition = 'iid' or 'natural'"
-        )
-    _, ids, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    # 16 bits where possible: numpy then uses radix sort, ten times as fast as a comparison sort
-    return ids.astype(np.uint16 if len(counts) <= 1 << 16 else np.int64), counts
-
-
-def by_class(ids: np.ndarray, key: Key | None) -> np.ndarray:
-    """Indices of examples grouped by class, within a class in file order or, with a key, in random order."""
-    if key is None:
-        return np.argsort(ids, kind="stable")
-    shuffled = key.permutation(len(ids)).numpy()
-    return shuffled[np.argsort(ids[shuffled], kind="stable")]
-
-
-def near_equal(total: int, parts: int) -> np.ndarray:
-    """Sizes of `parts` parts of `total` that differ by at most one, the larger first (as np.array_split).
-
-    >>> near_equal(7, 3).tolist()
-    [3, 2, 2]
-    """
-    return np.full(parts, total // parts, np.int64) + (np.arange(parts) < total % parts)
+    totals, parts = np.atleast_1d(totals).astype(np.int64), np.atleast_1d(parts)
+    rank = np.arange(parts.sum()) - np.repeat(offsets_of(parts)[:-1], parts)
+    return np.asarray(np.repeat(totals // parts, parts) + (rank < np.repeat(totals % parts, parts)))
 
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
@@ -127,17 +113,47 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
 
 
-def collect(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> Assignment:
-    """Give client i the ranges pool[starts[i, j] : starts[i, j] + sizes[i, j]] for every j.
+class ClassPartition:
+    """A partition by class: `deal` decides which of the examples of each class a client gets.
 
-    >>> a = collect(np.array([10, 11, 12, 13]), np.array([[2, 0], [1, 0]]), np.array([[2, 1], [1, 0]]))
-    >>> a.client(0).tolist(), a.client(1).tolist()
-    ([12, 13, 10], [11])
+    Attributes:
+        min_examples: the least number of examples per client.
+        shuffled: whether the examples of a class are dealt in random order, not in file order.
     """
-    flat = sizes.reshape(-1)
-    begins = offsets_of(flat)
-    positions = np.arange(begins[-1]) + np.repeat(starts.reshape(-1) - begins[:-1], flat)
-    return Assignment(pool[positions].astype(np.int64, copy=False), offsets_of(sizes.sum(axis=1)))
+
+    min_examples = 1
+    shuffled = True
+
+    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
+        """Assign the examples by class; users are not used."""
+        check_clients(len(labels), clients, self.min_examples)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ConfigError(
+                f"labels of type {labels.dtype} and shape {labels.shape}: partitions by class need one class label per "
+                "example; write task.partition = 'iid' or 'natural'"
+            )
+        _, ids, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        # 16 bits where possible: numpy then uses radix sort, ten times as fast as a comparison sort
+        ids = ids.astype(np.uint16 if len(counts) <= 1 << 16 else np.int64)
+        starts, sizes = self.deal(counts, clients, key)
+        order = key.fold("inside").permutation(len(ids)).numpy() if self.shuffled else np.arange(len(ids))
+        pool = order[np.argsort(ids[order], kind="stable")]
+        begins = offsets_of(sizes.reshape(-1))
+        positions = np.arange(begins[-1]) + np.repeat(starts.reshape(-1) - begins[:-1], sizes.reshape(-1))
+        return Assignment(pool[positions], offsets_of(sizes.sum(axis=1)))
+
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """The ranges of examples of each client, in the order of classes.
+
+        Args:
+            counts: (classes,) number of examples of each class.
+            clients: number of clients.
+            key: the only source of randomness.
+
+        Returns:
+            (clients, ranges) the first example and the size of each range.
+        """
+        raise NotImplementedError
 
 
 DERIVED_CLIENTS = 10  # of a dataset without users, if no number is given
@@ -187,12 +203,9 @@ class Natural:
         check_clients(len(labels), clients)
         if clients > known:
             raise ConfigError(f"clients={clients}: the dataset has {known} users; write clients={known} or fewer")
-        chosen = np.argsort(-counts, kind="stable")[:clients]
-        rank = np.full(len(counts), clients, np.int64)
-        rank[chosen] = np.arange(clients)
-        sizes = counts[chosen]
-        order = np.argsort(rank[users], kind="stable")[: sizes.sum()]
-        return Assignment(order.astype(np.int64, copy=False), offsets_of(sizes))
+        largest = np.argsort(-counts, kind="stable")
+        offsets = offsets_of(counts[largest[:clients]])
+        return Assignment(np.argsort(np.argsort(largest)[users], kind="stable")[: offsets[-1]], offsets)
 
 
 @register("partition", "auto", doc="As `natural` if the dataset has users, otherwise as `iid`; clients = 0 is derived.")
@@ -216,8 +229,8 @@ class Auto:
         return IID().assign(labels, clients or min(DERIVED_CLIENTS, len(labels)), key)
 
 
-_TRIES = 10_000
-_AT_ONCE = 1 << 15  # values drawn together: for small partitions many tries are drawn at once
+_MAX_DRAWS = 10_000
+_DRAWN_VALUES = 1 << 15  # values drawn together: for small partitions many tries are drawn at once
 
 
 @register(
@@ -227,7 +240,7 @@ _AT_ONCE = 1 << 15  # values drawn together: for small partitions many tries are
     paper="He et al., FedML: a research library and benchmark for federated machine learning, 2020",
 )
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(ClassPartition):
     """Divide each class by random proportions, and redraw until every client has `min_size` examples.
 
         q ~ Dir(alpha 1_N) for each class in turn;   q_i = 0 for a client that has n / N examples or more already
@@ -253,21 +266,23 @@ class Dirichlet:
         if self.min_size < 1:
             raise ConfigError(f"min_size={self.min_size}: a client needs an example; write min_size=1 or more")
 
-    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Assign the examples; users are not used."""
-        check_clients(len(labels), clients, self.min_size)
-        ids, counts = class_ids(labels)
+    @property
+    def min_examples(self) -> int:  # type: ignore[override]
+        """The least number of examples per client."""
+        return self.min_size
+
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """Divide each class by random proportions."""
         sizes = self._sizes(counts, clients, key)  # (classes, clients)
-        within = np.cumsum(sizes, axis=1) - sizes
-        starts = offsets_of(counts)[:-1, None] + within
-        return collect(by_class(ids, key.fold("inside")), starts.T, sizes.T)
+        starts = offsets_of(counts)[:-1, None] + np.cumsum(sizes, axis=1) - sizes
+        return starts.T, sizes.T
 
     def _sizes(self, counts: np.ndarray, clients: int, key: Key) -> np.ndarray:
         """(classes, clients) numbers of examples: the first draw in which every client has `min_size` examples."""
-        batch = max(1, _AT_ONCE // (clients * len(counts)))
+        batch = max(1, _DRAWN_VALUES // (clients * len(counts)))
         largest = 0
-        for first in range(0, _TRIES, batch):
-            sizes = self._draw(counts, clients, min(batch, _TRIES - first), key.fold("tries", first))
+        for first in range(0, _MAX_DRAWS, batch):
+            sizes = self._draw(counts, clients, min(batch, _MAX_DRAWS - first), key.fold("tries", first))
             least = sizes.sum(axis=1).min(axis=1)
             good = np.flatnonzero(least >= self.min_size)
             if len(good):
@@ -275,7 +290,7 @@ class Dirichlet:
             largest = max(largest, int(least.max()))
         hint = f"min_size={largest}" if largest else "a larger alpha or fewer clients"
         raise ConfigError(
-            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_TRIES} draws gave every client "
+            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_MAX_DRAWS} draws gave every client "
             f"min_size={self.min_size} examples; write {hint}"
         )
 
@@ -300,7 +315,7 @@ class Dirichlet:
     paper="Kuo et al., Federated LoRA with sparse communication (FLASC), 2024, public code",
 )
 @dataclass(frozen=True)
-class DirichletFlasc:
+class DirichletFlasc(ClassPartition):
     """Draw the class distribution of each client, scale so that every class is used up, and round.
 
         V_i ~ Dir(alpha 1_C) for each client;   V <- V / (column sums);   client i gets round(V_ic n_c) of class c
@@ -318,14 +333,13 @@ class DirichletFlasc:
     """
 
     alpha: float = 0.1
+    shuffled = False
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
 
-    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Assign the examples; users are not used."""
-        check_clients(len(labels), clients)
-        ids, counts = class_ids(labels)
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """Draw the class distribution of each client."""
         logs = log_gamma_draws(key.fold("mixtures"), self.alpha, (clients, len(counts)))
         logs -= logs.max(axis=1, keepdims=True)
         logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))  # rows are now logarithms of class distributions
@@ -336,10 +350,10 @@ class DirichletFlasc:
         full = sizes.any(axis=1)
         if not full.any():
             raise ConfigError(
-                f"dirichlet-flasc with clients={clients}: every share of {len(labels)} examples rounds to 0; "
+                f"dirichlet-flasc with clients={clients}: every share of {counts.sum()} examples rounds to 0; "
                 f"write fewer clients"
             )
-        return collect(by_class(ids, None), starts[full], sizes[full])
+        return starts[full], sizes[full]
 
 
 def log_gamma_draws(key: Key, alpha: float, shape: tuple[int, ...]) -> np.ndarray:
@@ -393,7 +407,7 @@ def _check_alpha(alpha: float) -> None:
     paper="McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017",
 )
 @dataclass(frozen=True)
-class Shards:
+class Shards(ClassPartition):
     """Sort by class, divide into equal blocks, and deal `per_client` random blocks to each client.
 
     A block that spans two classes gives a client one class more than `per_client`. `strict` divides each class by
@@ -411,21 +425,22 @@ class Shards:
 
     per_client: int = 2
     strict: bool = False
+    shuffled = False
 
     def __post_init__(self) -> None:
         _check_per_client(self.per_client)
 
-    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the blocks; users are not used."""
-        check_clients(len(labels), clients, self.per_client)
-        ids, counts = class_ids(labels)
+    @property
+    def min_examples(self) -> int:  # type: ignore[override]
+        """The least number of examples per client."""
+        return self.per_client
+
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """Deal the blocks."""
         blocks = clients * self.per_client
-        if self.strict:
-            sizes = _part_sizes(counts, _proportional(counts, blocks))
-        else:
-            sizes = near_equal(len(labels), blocks)
+        sizes = near_equal(counts, _proportional(counts, blocks)) if self.strict else near_equal(counts.sum(), blocks)
         dealt = key.fold("shards").permutation(blocks).numpy().reshape(clients, self.per_client)
-        return collect(by_class(ids, None), offsets_of(sizes)[dealt], sizes[dealt])
+        return offsets_of(sizes)[dealt], sizes[dealt]
 
 
 @register(
@@ -435,7 +450,7 @@ class Shards:
     paper="MAPA (model-agnostic projection adaptation), partition of the experiments",
 )
 @dataclass(frozen=True)
-class ClassShards:
+class ClassShards(ClassPartition):
     """Divide each class into equally many shards, deal them, and swap until every client has `min_classes` classes.
 
     Args:
@@ -463,10 +478,8 @@ class ClassShards:
                 f"classes; write min_classes={self.per_client} or fewer"
             )
 
-    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the shards; users are not used."""
-        check_clients(len(labels), clients)
-        ids, counts = class_ids(labels)
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """Deal the shards."""
         classes, need = len(counts), clients * self.per_client
         if self.min_classes > classes:
             raise ConfigError(f"min_classes={self.min_classes}: the dataset has {classes}; write {classes} or fewer")
@@ -477,11 +490,9 @@ class ClassShards:
             )
         shards = np.empty(classes, np.int64)
         shards[np.argsort(-counts, kind="stable")] = near_equal(need, classes)
-        _check_parts(counts, shards, clients, self.per_client)
         deck = np.repeat(np.arange(classes), shards)
         hands = deck[key.fold("deal").permutation(need).numpy()].reshape(clients, self.per_client)
-        swap_until(hands, self.min_classes)
-        return _assign(hands, ids, counts, key)
+        return _ranges(hands, counts, self.min_classes)
 
 
 @register(
@@ -491,7 +502,7 @@ class ClassShards:
     paper="MAPO, partition of the experiments",
 )
 @dataclass(frozen=True)
-class Classes:
+class Classes(ClassPartition):
     """Give every client exactly `per_client` different classes, in equal amounts, and use all data.
 
     The list of classes is shuffled and dealt repeatedly. Every class goes to clients * per_client / classes clients,
@@ -511,19 +522,15 @@ class Classes:
     def __post_init__(self) -> None:
         _check_per_client(self.per_client)
 
-    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the classes; users are not used."""
-        check_clients(len(labels), clients)
-        ids, counts = class_ids(labels)
+    def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
+        """Deal the classes."""
         classes, need = len(counts), clients * self.per_client
         if self.per_client > classes:
             raise ConfigError(f"per_client={self.per_client}: the dataset has {classes} classes; write that or fewer")
         lists = -(-need // classes)
         lots = key.fold("deal").words_numpy(lists * classes).reshape(lists, classes)
         hands = np.argsort(lots, axis=1, kind="stable").reshape(-1)[:need].reshape(clients, self.per_client)
-        _check_parts(counts, np.bincount(hands.reshape(-1), minlength=classes), clients, self.per_client)
-        swap_until(hands, self.per_client)  # a hand dealt from two lists can have a class twice
-        return _assign(hands, ids, counts, key)
+        return _ranges(hands, counts, self.per_client)  # a hand dealt from two lists can have a class twice
 
 
 def swap_until(hands: np.ndarray, least: int) -> None:
@@ -549,34 +556,45 @@ def swap_until(hands: np.ndarray, least: int) -> None:
 
 def _swap(hands: np.ndarray, i: int, j: int, least: int) -> bool:
     """Make one swap between clients i and j that brings them nearer to `least` classes; False if there is none."""
-
-    def distinct(*pair: list[int]) -> int:
-        return sum(min(len(set(hand)), least) for hand in pair)
-
-    first, second = hands[i].tolist(), hands[j].tolist()
-    for (a, given), (b, taken) in itertools.product(enumerate(first), enumerate(second)):
+    pair = first, second = hands[i].tolist(), hands[j].tolist()
+    before = sum(min(len(set(hand)), least) for hand in pair)
+    for a, b in itertools.product(range(len(first)), range(len(second))):
+        given, taken = first[a], second[b]
         if first.count(given) > 1 and taken != given:
-            left, right = first[:a] + [taken] + first[a + 1 :], second[:b] + [given] + second[b + 1 :]
-            if distinct(left, right) > distinct(first, second):
-                hands[i], hands[j] = left, right
+            first[a], second[b] = taken, given
+            if sum(min(len(set(hand)), least) for hand in pair) > before:
+                hands[i], hands[j] = pair
                 return True
+            first[a], second[b] = given, taken
     return False
 
 
-def _assign(hands: np.ndarray, ids: np.ndarray, counts: np.ndarray, key: Key) -> Assignment:
-    """Divide each class, shuffled, into as many parts as it was dealt, and give each client its parts."""
-    flat = hands.reshape(-1)
-    slot = np.argsort(flat, kind="stable")  # the slots of class 0, then those of class 1, ...
-    cut = _part_sizes(counts, np.bincount(flat, minlength=len(counts)))
+def _ranges(hands: np.ndarray, counts: np.ndarray, least: int) -> Ranges:
+    """Swap until every client has `least` classes; divide each class into as many parts as it was dealt.
+
+    Args:
+        hands: (clients, per_client) the classes of each client; changed in place.
+        counts: (classes,) number of examples of each class.
+        least: the least number of different classes of a client.
+    """
+    (clients, per_client), parts = hands.shape, np.bincount(hands.reshape(-1), minlength=len(counts))
+    if not parts.all():
+        raise ConfigError(
+            f"clients={clients} with per_client={per_client} take {clients * per_client} of {len(counts)} classes, so "
+            f"some data would not be used; write clients={-(-len(counts) // per_client)} or more"
+        )
+    worst = int(np.argmax(parts - counts))
+    if parts[worst] > counts[worst]:
+        raise ConfigError(
+            f"clients={clients} with per_client={per_client} divide a class of {counts[worst]} examples into "
+            f"{parts[worst]} shards; write fewer clients or a smaller per_client"
+        )
+    swap_until(hands, least)
+    slot = np.argsort(hands.reshape(-1), kind="stable")  # the slots of class 0, then those of class 1, ...
+    cut = near_equal(counts, parts)
     starts, sizes = np.empty_like(cut), np.empty_like(cut)
     starts[slot], sizes[slot] = offsets_of(cut)[:-1], cut
-    return collect(by_class(ids, key.fold("inside")), starts.reshape(hands.shape), sizes.reshape(hands.shape))
-
-
-def _part_sizes(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Sizes of all parts when each class is divided near-equally into its number of parts, class after class."""
-    rank = np.arange(parts.sum()) - np.repeat(offsets_of(parts)[:-1], parts)
-    return np.asarray(np.repeat(counts // parts, parts) + (rank < np.repeat(counts % parts, parts)))
+    return starts.reshape(hands.shape), sizes.reshape(hands.shape)
 
 
 def _proportional(counts: np.ndarray, parts: int) -> np.ndarray:
@@ -596,21 +614,6 @@ def _proportional(counts: np.ndarray, parts: int) -> np.ndarray:
 def _check_per_client(per_client: int) -> None:
     if per_client < 1:
         raise ConfigError(f"per_client={per_client}: a client gets at least one; write per_client=1 or more")
-
-
-def _check_parts(counts: np.ndarray, parts: np.ndarray, clients: int, per_client: int) -> None:
-    """Raise ConfigError if a class is not dealt or a part is empty."""
-    if not parts.all():
-        raise ConfigError(
-            f"clients={clients} with per_client={per_client} take {clients * per_client} of {len(counts)} classes, so "
-            f"some data would not be used; write clients={-(-len(counts) // per_client)} or more"
-        )
-    worst = int(np.argmax(parts - counts))
-    if parts[worst] > counts[worst]:
-        raise ConfigError(
-            f"clients={clients} with per_client={per_client} divide a class of {counts[worst]} examples into "
-            f"{parts[worst]} shards; write fewer clients or a smaller per_client"
-        )
 
 
 def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = None, seed: int = 0) -> np.ndarray:
@@ -633,17 +636,149 @@ def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = N
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"task.test_fraction must be between 0 and 1, not {fraction}; write 0.2, or name a test file")
-    order = Key(seed).fold("test rows").permutation(rows).numpy()
-    test, group = np.zeros(rows, bool), None
-    for column in (labels, users):  # stable: the last sort is the outer one
-        if column is not None:
-            given = column if isinstance(column, np.ndarray) else np.array(column, object)
-            _, first, group = np.unique(given, return_index=True, return_inverse=True)
-            order = order[np.argsort(group[order], kind="stable")]
+    order, test = Key(seed).fold("test rows").permutation(rows).numpy(), np.zeros(rows, bool)
+    labels, users = ([0] * rows if column is None else column for column in (labels, users))
+    groups = [
+        np.unique(one if isinstance(one, np.ndarray) else np.array(one, object), return_inverse=True)[1]
+        for one in (labels, users)
+    ]
+    order = order[np.lexsort([group[order] for group in groups])]  # by client, then class
     steps = np.floor(np.arange(rows + 1) * fraction + 1e-9)
     test[order[np.diff(steps) > 0]] = True
-    if users is not None and group is not None:  # a client of which all rows are test rows gets one back
-        test[first[np.bincount(group, weights=~test, minlength=len(first)) == 0]] = False
+    # a client of which all rows are test rows gets one back
+    first = np.unique(groups[1], return_index=True)[1]
+    test[first[np.bincount(groups[1], weights=~test) == 0]] = False
     if not test.any() or test.all():
         raise DataError(f"{rows} rows are too few for training and testing with task.test_fraction = {fraction}")
     return test
+
+
+# -- description -----------------------------------------------------------------------------------------------------
+
+BINS = 10
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionDescription:
+    """The examples of each client, by class, and how unequal clients are.
+
+        label skew   mean over clients of  1/2 sum over classes |p_client - p_all|   (total variation distance)
+        size skew    Gini coefficient of the numbers of examples
+
+    Both are 0 if all clients are alike, and approach 1 the more they differ. Of few examples, even a random choice has
+    a label skew above 0. The targets of a regression are counted in ten bins with equally many examples.
+
+    Args:
+        kind: what the targets are: `classes`, `labels` (several for each example) or `numbers` (a regression).
+        sizes: (clients,) training examples of each client.
+        validation: (clients,) held-out examples of each client.
+        counts: (clients, classes) examples of each class; for labels, examples that have it; for numbers, in each bin.
+        class_names: of the columns of `counts`.
+        client_names: of the rows.
+        quantiles: (clients, 5) of numbers: lowest, quartiles and highest target of each client; otherwise None.
+        unused: training examples of no client.
+    """
+
+    kind: Literal["classes", "labels", "numbers"]
+    sizes: np.ndarray
+    validation: np.ndarray
+    counts: np.ndarray
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    quantiles: np.ndarray | None = None
+    unused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def label_skew(self) -> float:
+        """Mean total variation distance between the classes of a client and those of all clients."""
+        return float(self.distances.mean())
+
+    @property
+    def distances(self) -> np.ndarray:
+        """(clients,) total variation distance of each client, from 0 to 1."""
+        total = np.maximum(self.counts.sum(1, keepdims=True), 1)
+        everyone = self.counts.sum(0) / max(int(self.counts.sum()), 1)
+        return np.asarray(np.abs(self.counts / total - everyone).sum(1) / 2)
+
+    @property
+    def size_skew(self) -> float:
+        """Gini coefficient of the numbers of examples.
+
+        sum over i of (2 i - n - 1) size_i / (n sum of sizes),   sizes in ascending order, i from 1 to n
+        """
+        sizes, n = np.sort(self.sizes), len(self.sizes)
+        return float(((2 * np.arange(1, n + 1) - n - 1) * sizes).sum() / (n * sizes.sum()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each client, for tables and JSON."""
+        out, distances = [], self.distances.tolist()
+        for i, name in enumerate(self.client_names):
+            row: dict[str, Any] = {"client": name, "examples": int(self.sizes[i])}
+            if self.validation.any():
+                row["validation"] = int(self.validation[i])
+            if self.quantiles is not None:
+                row["quantiles"] = self.quantiles[i].tolist()
+            else:
+                row["classes"] = {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n}
+            out.append({**row, "label_skew": round(distances[i], 6)})
+        return out
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the whole partition."""
+        sizes = {"min": int(self.sizes.min()), "median": float(np.median(self.sizes)), "max": int(self.sizes.max())}
+        return {
+            "clients": len(self),
+            "examples": int(self.sizes.sum()),
+            "unused_examples": self.unused,
+            "examples_per_client": sizes,
+            **({"classes": len(self.class_names)} if self.kind != "numbers" else {}),
+            "label_skew": round(self.label_skew, 6),
+            "size_skew": round(self.size_skew, 6),
+        }
+
+    def __repr__(self) -> str:
+        low, high = int(self.sizes.min()), int(self.sizes.max())
+        return (
+            f"{len(self)} clients with {low:,} to {high:,} examples, label skew {self.label_skew:.3f}, "
+            f"size skew {self.size_skew:.3f}"
+        )
+
+
+def describe_partition(task: Task) -> PartitionDescription:
+    """The partition of a task; reads the targets, not the inputs.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from thinwire.data.task import Task, pool_clients
+    >>> clients = [(torch.zeros(6, 2), torch.tensor([0, 0, 0, 0, 0, 1])), (torch.zeros(2, 2), torch.tensor([1, 1]))]
+    >>> found = describe_partition(Task(nn.Linear(2, 2), *pool_clients(clients)))
+    >>> found.counts.tolist(), round(found.label_skew, 3), found.size_skew
+    ([[5, 1], [0, 2]], 0.417, 0.25)
+    """
+    groups, clients, tests = task.train.groups, task.clients, task.client_tests
+    targets = (task.train.targets if groups is None else groups).cpu().numpy()
+    names = task.client_names or tuple(str(i) for i in range(len(clients)))
+    kind: Any = "labels" if task.loss is bce else "numbers" if targets.dtype.kind == "f" else "classes"
+    owner, known, quantiles = np.repeat(np.arange(len(clients)), clients.sizes()), task.class_names, None
+    rows = targets[clients.order].reshape(len(clients.order), -1)
+    if kind == "numbers":
+        used = rows[:, 0].astype(np.float64)
+        quantiles = np.stack([np.quantile(one, QUANTILES) for one in np.split(used, clients.offsets[1:-1])])
+        edges = np.unique(np.quantile(used, np.linspace(0, 1, BINS + 1)))
+        edges = edges if len(edges) > 1 else np.repeat(edges, 2)
+        code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, len(edges) - 2)
+        known = tuple(f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges))
+    else:  # several labels of an example count each; of sequences, all labels that are not ignored
+        at, column = np.nonzero(rows > 0 if kind == "labels" else (rows != IGNORED) & (rows >= 0))
+        owner, code = owner[at], column if kind == "labels" else rows[at, column].astype(np.int64)
+        classes = rows.shape[1] if kind == "labels" else int(code.max(initial=0)) + 1
+        known = known if len(known) >= classes else tuple(str(k) for k in range(classes))
+    width = len(known)
+    counts = np.bincount(owner * width + code, minlength=len(clients) * width).reshape(len(clients), width)
+    validation = np.zeros(len(clients), np.int64) if tests is None else tests.sizes()
+    unused = len(targets) - len(np.unique(clients.order)) - int(validation.sum())
+    return PartitionDescription(kind, clients.sizes(), validation, counts, known, names, quantiles, max(unused, 0))

@@ -25,25 +25,22 @@ from torch import Tensor, nn
 
 from thinwire.core.text import visible
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
-from thinwire.data.columns import Columns, is_number, read_table
 from thinwire.data.conversations import Encoder, Learned, RecordForm, TemplateName, TooLong, read_records
 from thinwire.data.examples import Arrays, Examples, Images
-from thinwire.data.images import SUFFIXES, ImageShape, image_files, read_images
+from thinwire.data.images import SUFFIXES, ImageShape, folders_in, image_files, read_images
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
-from thinwire.data.table import CategoryColumn, Features, NumberColumn, TargetCode
+from thinwire.data.table import Columns, Features, InputColumn, TargetCode, is_number, read_table
 from thinwire.data.task import Task, make_module
 from thinwire.data.text import SEPARATOR, Vocabulary, words
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError, DataError
 from thinwire.metrics.base import Metric, metrics_by_name
-from thinwire.metrics.classification import IGNORED
 
-Pair = tuple[Tensor, Tensor]  # inputs and targets, one row for each example
+Pair = tuple[Any, Any]  # inputs and targets, one row for each example: tensors, or lists of rows that differ in length
 Scale = tuple[float, float]  # mean and standard deviation
 
 BLANK = 2  # examples of the machine without data: batch norm needs two
-NOTHING = -1  # stands for no token in rows that are filled up to one length
 _APP = "named in task.py"
 _FIRST = SEPARATOR + 1  # id of a word
 
@@ -51,10 +48,12 @@ _FIRST = SEPARATOR + 1  # id of a word
 class SiteData(ABC):
     """How the folder of a site becomes examples; the same at all sites.
 
-    The defaults are those of data in one file, `file`, with the classes `classes` (none for a regression).
+    The defaults are those of data in one file, with the classes of `classes`.
     """
 
     file: str
+    classes: tuple[str, ...]
+    loss = "cross-entropy"
 
     @property
     @abstractmethod
@@ -69,14 +68,14 @@ class SiteData(ABC):
     def blank(self, rows: int) -> Pair:
         """Inputs and targets of the right shape without contents, for a machine that has no data."""
 
-    def examples(self, inputs: Tensor, targets: Tensor) -> Examples:
+    def examples(self, inputs: Any, targets: Any) -> Examples:
         """The examples of inputs and targets that were read."""
         return Arrays(inputs, targets)
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a model: classes, or 1."""
-        return len(self.class_names) or 1
+        """The number of outputs of a model."""
+        return len(self.classes)
 
     @property
     def expected(self) -> str:
@@ -86,16 +85,6 @@ class SiteData(ABC):
     def is_site(self, folder: Path) -> bool:
         """Whether a folder is that of a site."""
         return (folder / self.file).is_file()
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, by number; empty for a regression."""
-        return getattr(self, "classes", ())
-
-    @property
-    def loss(self) -> str:
-        """The name of the loss."""
-        return "cross-entropy" if self.class_names else "mse"
 
     @property
     def note(self) -> str:
@@ -142,7 +131,7 @@ class OwnData:
             data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order.
             clients: number of sites.
         """
-        module, one = self._module(), f"site that has {self.data.expected}"
+        one = f"site that has {self.data.expected}"
         if data_dir is None:
             raise DataError(f"no folder of data is named; write --data-dir FOLDER, with one folder for each {one}")
         folder = Path(data_dir).expanduser()
@@ -156,9 +145,8 @@ class OwnData:
             )
         pairs = [self.data.read(path) for path in found]
         sizes = np.array([len(targets) for _, targets in pairs])
-        inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        names = tuple(path.name for path in found)
-        return self._task(module, inputs, targets, Assignment(np.arange(len(targets)), offsets_of(sizes)), names=names)
+        every = Assignment(np.arange(sizes.sum()), offsets_of(sizes))
+        return self._task(pairs, every, client_names=tuple(path.name for path in found))
 
     def at_site(self, data_dir: Path, clients: int = 3) -> Task:
         """The task of a site: every client number has its records, since the site does not decide which it gets.
@@ -167,11 +155,10 @@ class OwnData:
             data_dir: the folder of the site.
             clients: number of clients of the deployment.
         """
-        module = self._module()
         if not self.data.is_site(data_dir):
             raise DataError(f"{data_dir} is not the folder of a site; expected {self.data.expected}")
-        inputs, targets = self.data.read(data_dir)
-        return self._task(module, inputs, targets, _each(len(targets), clients))
+        pair = self.data.read(data_dir)
+        return self._task([pair], _each(len(pair[1]), clients))
 
     def without_examples(self, clients: int, validation: bool = False) -> Task:
         """The task of a machine that has no data, as the server: the model, and examples without contents.
@@ -181,35 +168,27 @@ class OwnData:
             validation: whether sites hold examples out to evaluate the model.
         """
         every, note = _each(BLANK, clients), "This machine has no data: the examples are at the sites."
-        tests = every if validation else None
-        return self._task(self._module(), *self.data.blank(BLANK), every, note, client_tests=tests)
+        return self._task([self.data.blank(BLANK)], every, note, client_tests=every if validation else None)
 
-    def _task(
-        self,
-        module: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        clients: Assignment,
-        note: str = "",
-        names: tuple[str, ...] = (),
-        client_tests: Assignment | None = None,
-    ) -> Task:
-        chosen = self.metrics
+    def _task(self, pairs: Sequence[Pair], clients: Assignment, note: str = "", **more: Any) -> Task:
+        """The task of the examples of some sites."""
+        loss = self.loss or self.data.loss
         return Task(
-            module,
-            self.data.examples(inputs, targets),
+            make_module(self.model, {**self.data.shapes, "classes": self.data.outputs}),
+            self.data.examples(*(_joined(parts) for parts in zip(*pairs, strict=True))),
             clients,
-            client_tests=client_tests,
-            loss=loss_by_name(self.loss or self.data.loss) if isinstance(self.loss, str) else self.loss,
+            loss=loss_by_name(loss) if isinstance(loss, str) else loss,
             note=" ".join(filter(None, (note, self.data.note))),
-            metrics=dict(chosen) if isinstance(chosen, Mapping) else metrics_by_name(chosen),
+            metrics=self.metrics if isinstance(self.metrics, Mapping) else metrics_by_name(self.metrics),
             objective=self.objective,
-            class_names=self.data.class_names,
-            client_names=names,
+            class_names=self.data.classes,
+            **more,
         )
 
-    def _module(self) -> nn.Module:
-        return make_module(self.model, {**self.data.shapes, "classes": self.data.outputs})
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Tensors or lists of several sites, one after another."""
+    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else [row for part in parts for row in part]
 
 
 def _each(rows: int, clients: int) -> Assignment:
@@ -277,10 +256,20 @@ class SiteTable(SiteData):
                 )
 
     @property
+    def loss(self) -> str:  # type: ignore[override]
+        """Cross entropy for classes, else the squared error."""
+        return "cross-entropy" if self.classes else "mse"
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes; 1 for a regression."""
+        return len(self.classes) or 1
+
+    @property
     def shapes(self) -> Mapping[str, int]:
         """The number of inputs."""
-        numbers = len(self.numbers) + len(self.missing)
-        return {"inputs": numbers + sum(len(texts) + 1 for texts in self.categories.values())}
+        texts = sum(len(known) + 1 for known in self.categories.values())
+        return {"inputs": len(self.numbers) + len(self.missing) + texts}
 
     @property
     def note(self) -> str:
@@ -291,34 +280,36 @@ class SiteTable(SiteData):
 
     def read(self, folder: Path) -> Pair:
         """The rows of the file."""
-        rows = read_table(folder / self.file)
+        rows, (mean, std) = read_table(folder / self.file), self.target_scale
         for name in (*self.numbers, *self.categories):
             rows.need(name, f"an input {_APP}")
-        texts = [CategoryColumn(name, tuple(known)) for name, known in self.categories.items()]
+        texts = (InputColumn(name, categories=tuple(known)) for name, known in self.categories.items())
         inputs = Features((*(self._number(name, rows) for name in self.numbers), *texts)).encode(rows)
         if self.classes:
             return inputs, _class_targets(rows, self.target, self.classes)
         rows.need(self.target, f"the target {_APP}")
-        named, (mean, std) = (self.target,), self.target_scale
-        return inputs, TargetCode("regression", named, named, mean=(mean,), std=(std,)).encode(rows)
+        code = TargetCode("regression", (self.target,), (self.target,), mean=(mean,), std=(std,))
+        return inputs, code.encode(rows)
 
     def blank(self, rows: int) -> Pair:
         """Rows of zeros."""
         targets = torch.zeros(rows, dtype=torch.int64 if self.classes else torch.float32)
         return torch.zeros(rows, self.shapes["inputs"]), targets
 
-    def _number(self, name: str, rows: Columns) -> NumberColumn:
+    def _number(self, name: str, rows: Columns) -> InputColumn:
         values, scale, empty = rows.numbers(name), self.numbers[name], name in self.missing
-        if values is not None and not empty and len(absent := np.flatnonzero(np.isnan(values))):
+        if values is None:  # an error of `encode`
+            return InputColumn(name)
+        if not empty and np.isnan(values).any():
             raise DataError(
-                f"{rows.row(int(absent[0]))} has no value in the column {name!r}; fill it in, or write "
+                f"{rows.row(int(np.isnan(values).argmax()))} has no value in the column {name!r}; fill it in, or write "
                 f"missing=({name!r},) in task.py at all sites"
             )
-        if scale is not None or values is None:  # a text is an error of `encode`
-            return NumberColumn(name, *(scale or (0.0, 1.0)), empty)
+        if scale is not None:
+            return InputColumn(name, *scale, missing=empty)
         if np.isnan(values).all():
             raise DataError(f"{rows.where}: column {name!r} has no values to compute its scale; name one in task.py")
-        return replace(NumberColumn.of(name, values, rows), missing=empty)
+        return replace(InputColumn.of(name, rows), missing=empty)
 
 
 @dataclass(frozen=True)
@@ -380,14 +371,15 @@ class SiteImages(SiteData):
 
     def read(self, folder: Path) -> Pair:
         """All images; a folder of no class of the app is an error."""
-        for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        files = []
+        for inner in folders_in(folder):
             if inner.name not in self.classes:
                 known = visible(", ".join(self.classes), 80)
                 raise DataError(f"{inner}: not one of the classes of the app ({known}); rename it, or correct task.py")
-        folders = [(i, folder / name) for i, name in enumerate(self.classes) if (folder / name).is_dir()]
-        files = [(path, i) for i, inner in folders for path in image_files(inner)]
+            files += [(path, self.classes.index(inner.name)) for path in image_files(inner)]
         if not files:
             raise DataError(f"{folder}: its folders of classes have no image ({', '.join(SUFFIXES)})")
+        files.sort(key=lambda one: one[1])  # by class, in the order of the app
         shape = ImageShape(self.channels, *self._size, True)
         pixels = read_images(((path, str(path)) for path, _ in files), len(files), shape)
         return pixels, torch.tensor([label for _, label in files])
@@ -489,16 +481,17 @@ class SiteRecords(SiteData):
     length: int = 512
     too_long: TooLong = "drop"
     window: int = 8
+    classes = ()
 
-    @property
-    def encoder(self) -> Encoder:
+    def encoder(self, form: RecordForm | None = None) -> Encoder:
         """How records become tokens."""
-        return Encoder(_tokenizer(self.checkpoint), self.length, self.template, self.learned, self.too_long)
+        options = (self.length, self.template, self.learned, self.too_long)
+        return Encoder(_tokenizer(self.checkpoint), form or RecordForm(), *options)
 
     @property
     def outputs(self) -> int:
         """The number of tokens."""
-        return len(self.encoder.tokenizer)
+        return len(_tokenizer(self.checkpoint))
 
     @property
     def shapes(self) -> Mapping[str, int]:
@@ -506,42 +499,25 @@ class SiteRecords(SiteData):
         return {"length": self.length}
 
     @property
-    def loss(self) -> str:
-        """Cross entropy of the next token."""
-        return "cross-entropy"
-
-    @property
     def note(self) -> str:
         """What was done to the records."""
-        how = "the chat template of the checkpoint" if self.encoder.is_chat else "plain lines"
-        return f"Rows of at most {self.length} tokens, conversations written by {how}."
+        return f"Rows of at most {self.length} tokens, conversations written by {self.encoder().written}."
 
     def read(self, folder: Path) -> Pair:
-        """The records of the file: (rows, length) tokens, and the tokens that are learned, else -100."""
-        records, encoder = read_records(folder / self.file), self.encoder
+        """The records of the file: the tokens of each row, and whether each token is learned."""
+        records = read_records(folder / self.file)
         columns = {"prompt": self.prompt, "response": self.response, "messages": self.messages, "text": self.text}
-        form = RecordForm.of(records[0], **columns)
-        rows = encoder.rows(records, encoder.conversations(records, form), form).rows
-        ids, targets = torch.full((len(rows), self.length), NOTHING), torch.full((len(rows), self.length), IGNORED)
-        known = torch.arange(self.length) < rows.sizes[:, None]
-        ids[known] = rows.ids.long()
-        targets[known] = torch.where(rows.learned, rows.ids.long(), IGNORED)
-        return ids, targets
+        ids, learned = zip(*self.encoder(RecordForm.of(records[0], **columns)).encode(records).rows, strict=True)
+        return ids, learned
 
     def blank(self, rows: int) -> Pair:
         """Rows of two equal tokens."""
-        ids = torch.full((rows, self.length), NOTHING)
-        ids[:, :2] = 0
-        targets = torch.full_like(ids, IGNORED)
-        targets[:, 1] = 0
-        return ids, targets
+        return [(0, 0)] * rows, [(False, True)] * rows
 
-    def examples(self, inputs: Tensor, targets: Tensor) -> Examples:
-        """The rows without what fills them up."""
-        sizes = (inputs != NOTHING).sum(1).tolist()
-        pairs = zip(inputs.tolist(), (targets != IGNORED).tolist(), sizes, strict=True)
-        rows = [(ids[:size], learned[:size]) for ids, learned, size in pairs]
-        return TokenRows.of(rows, pad=self.encoder.pad, window=self.window)
+    def examples(self, inputs: Any, targets: Any) -> Examples:
+        """Rows of tokens."""
+        rows = list(zip(inputs, targets, strict=True))
+        return TokenRows.of(rows, pad=self.encoder().pad, window=self.window)
 
 
 @lru_cache(maxsize=4)

@@ -25,18 +25,17 @@ from torch import Tensor, nn
 from thinwire.core.key import Key, permutations
 from thinwire.core.registry import lookup
 from thinwire.core.text import visible
-from thinwire.data.examples import Arrays, Examples, Inputs, Source
+from thinwire.data.examples import Arrays, Examples, Inputs, Source, standardized
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.partition import Assignment, Partition, offsets_of
-from thinwire.data.scaling import standardized
 from thinwire.errors import ConfigError
 from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
 from thinwire.models.exact_init import seeded
 
-MOST_EXAMPLES = 100_000_000  # of one client: an iterable without an end is refused
-_AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
-_BATCH = 1 << 12  # items of a dataset that are collated in one call
+MAX_EXAMPLES = 100_000_000  # of one client: an iterable without an end is refused
+_SHUFFLED_CLIENTS = 1 << 14  # clients whose examples are shuffled in one call
+_COLLATED_ITEMS = 1 << 12  # items of a dataset that are collated in one call
 
 Model = nn.Module | Callable[..., nn.Module] | str
 
@@ -123,8 +122,16 @@ def make_task(
         train, test = (standardized(part, source.mean, source.std) for part in (train, test))
     chosen = source.metrics if metrics is None else metrics
     loss = source.loss if loss is None else loss
+    if not isinstance(model, nn.Module):
+        make = lookup("model", model).make if isinstance(model, str) else model
+        if not callable(make):
+            raise ConfigError(
+                f"model must be a module, a function that makes one, or a name, not {type(model).__name__}"
+            )
+        with seeded(key.fold("model")):
+            model = make_module(make, {**source.model, "classes": source.classes})
     return Task(
-        _module(model, source, key),
+        model,
         train,
         assignment,
         test,
@@ -158,17 +165,6 @@ def client_names(source: Source, clients: Assignment) -> tuple[str, ...]:
     return tuple(source.user_names[user] for user in first.tolist())
 
 
-def _module(model: Model, source: Source, key: Key) -> nn.Module:
-    """The module that is given, or that a name or a function makes."""
-    if isinstance(model, nn.Module):
-        return model
-    make = lookup("model", model).make if isinstance(model, str) else model
-    if not callable(make):
-        raise ConfigError(f"model must be a module, a function that makes one, or a name, not {type(model).__name__}")
-    with seeded(key.fold("model")):
-        return make_module(make, {**source.model, "classes": source.classes})
-
-
 def make_module(make: Callable[..., Any], stated: Mapping[str, Any]) -> nn.Module:
     """The module that a function makes, called with those of its parameters that the data states."""
     known = inspect.signature(make).parameters
@@ -194,8 +190,8 @@ def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple
         i = int(wrong[0])
         raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a fraction of {fraction}")
     within = np.empty_like(clients.order)
-    for first in range(0, len(clients), _AT_ONCE):
-        ids = range(first, min(first + _AT_ONCE, len(clients)))
+    for first in range(0, len(clients), _SHUFFLED_CLIENTS):
+        ids = range(first, min(first + _SHUFFLED_CLIENTS, len(clients)))
         shuffled = permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist())
         within[clients.offsets[first] : clients.offsets[ids.stop]] = np.concatenate(shuffled)
     starts = np.repeat(clients.offsets[:-1], sizes)
@@ -281,21 +277,23 @@ def _read(data: Any, what: str) -> tuple[Any, Tensor]:
     pairs, count = list[tuple[Any, Tensor]](), 0
     try:
         # a generator of its own, because a DataLoader draws from it
-        loader = data if isinstance(data, DataLoader) else DataLoader(data, _BATCH, generator=torch.Generator())
+        loader = (
+            data if isinstance(data, DataLoader) else DataLoader(data, _COLLATED_ITEMS, generator=torch.Generator())
+        )
         for inputs, targets in loader:
             pairs.append((inputs, targets))
             count += len(targets)
-            if count > MOST_EXAMPLES:
-                raise ConfigError(f"{what} gives more than {MOST_EXAMPLES:,} examples; it must have an end")
-        if pairs:
-            return _joined(pairs)
+            if count > MAX_EXAMPLES:
+                raise ValueError(f"more than {MAX_EXAMPLES:,} examples; it must have an end")
+        if not pairs:
+            raise ConfigError(f"{what} has no examples; leave empty clients out")
+        return _joined(pairs)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
             f"{what}: the items must be pairs (inputs, targets) of one shape: {visible(str(error), 300)}"
         ) from error
-    raise ConfigError(f"{what} has no examples; leave empty clients out")
 
 
 def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
@@ -306,22 +304,24 @@ def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
+def _shapes(inputs: Any, targets: Tensor) -> dict[str, list[int]]:
+    """The shape of one example, by the name of each part."""
+    named = {f"inputs {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
+    parts = {**(named or {"inputs": inputs}), "targets": targets}
+    return {name: list(one.shape[1:]) for name, one in parts.items()}
+
+
 def _different(pairs: Sequence[tuple[Any, Tensor]]) -> str:
     """The first client whose examples differ in names or shape from client 0's, in words; empty if there is none."""
+    first = _shapes(*pairs[0])
     for i, pair in enumerate(pairs):
-        for what, one, first in zip(("inputs", "targets"), pair, pairs[0], strict=True):
-            named, expected = (one, first) if isinstance(one, Mapping) else ({"": one}, {"": first})
-            if isinstance(one, Mapping) != isinstance(first, Mapping) or set(named) != set(expected):
-                kinds = [sorted(x) if isinstance(x, Mapping) else type(x).__name__ for x in (one, first)]
-                return f"client {i} has {what} {kinds[0]}, client 0 {kinds[1]}"
-            for name, block in named.items():
-                given, wanted = list(block.shape[1:]), list(expected[name].shape[1:])
-                if given != wanted:
-                    which = f"{what} {name!r}" if name else what
-                    return (
-                        f"client {i} has {which} of shape {given}, client 0 of shape {wanted}; all examples need one "
-                        "shape"
-                    )
+        found = _shapes(*pair)
+        if set(found) != set(first):
+            return f"client {i} has {', '.join(found)}, client 0 {', '.join(first)}"
+        for name, shape in found.items():
+            if shape != first[name]:
+                wanted = f"client 0 of shape {first[name]}; all examples need one shape"
+                return f"client {i} has {name} of shape {shape}, {wanted}"
     return ""
 
 

@@ -1,11 +1,9 @@
 """Texts as rows of word ids, or of token ids of a pretrained model.
 
     words    0 padding, 1 unknown word, 2 separator of two texts, 3 ... the most frequent words of the training texts
-    tokens   those of a checkpoint of transformers, tokenized once
+    tokens   those of a checkpoint of transformers
 
-A cache file of tokens contains, for the training and the test split, all ids concatenated (16 bits where they fit), the
-length of every example, and for pairs the position of the second text. It comes from the cache, or from a folder
-`tokens` next to the datasets: then neither texts nor a tokenizer are needed.
+Rows are made once and cached (`cache.py`).
 
 >>> vocabulary = Vocabulary.of([words("The cat. The dog!")])
 >>> vocabulary.rows([(words("the bird"),)], length=4).tolist()
@@ -14,20 +12,18 @@ length of every example, and for pairs the position of the second text. It comes
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from thinwire.data.cache import cached, load
-from thinwire.data.checkpoints import load_tokenizer
+from thinwire.data.cache import cached
+from thinwire.data.checkpoints import load_tokenizer, read_config
 from thinwire.data.examples import Arrays
 from thinwire.data.files import class_tensor
 from thinwire.errors import DataError
@@ -37,17 +33,7 @@ IDS = 20_000  # size of the vocabulary: an embedding of 20,000 rows fits every t
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _SPLITS = ("train", "test")
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-)
-_BATCH = 4096  # texts that are tokenized in one call
-
-TokenArrays = dict[str, np.ndarray]
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class LabeledTexts(NamedTuple):
@@ -111,121 +97,68 @@ class Vocabulary:
         return out
 
 
-def word_rows(splits: Sequence[LabeledTexts], length: int) -> TokenArrays:
-    """Rows of word ids of training and test texts, in 16 bits, and labels; the vocabulary is that of training texts."""
-    split_words = [[tuple(map(words, texts)) for texts in split.texts] for split in splits]
-    vocabulary = Vocabulary.of(text for example in split_words[0] for text in example)
-    rows = {
-        f"{name}_rows": vocabulary.rows(examples, length).astype(np.uint16)
-        for name, examples in zip(_SPLITS, split_words, strict=True)
-    }
-    return rows | {f"{name}_labels": split.labels for name, split in zip(_SPLITS, splits, strict=True)}
+def word_examples(name: str, texts: TextDataset, length: int) -> list[Arrays]:
+    """Training and test examples of word ids; the vocabulary is that of the training texts."""
+
+    def make() -> dict[str, np.ndarray]:
+        splits = texts.read()
+        split_words = [[tuple(map(words, one)) for one in split.texts] for split in splits]
+        vocabulary, out = Vocabulary.of(text for example in split_words[0] for text in example), {}
+        for split, examples, read in zip(_SPLITS, split_words, splits, strict=True):
+            out[f"{split}_rows"] = vocabulary.rows(examples, length).astype(np.uint16)
+            out[f"{split}_labels"] = read.labels
+        return out
+
+    arrays = cached(f"{name}-v1", texts.files, make)
+    rows = {split: torch.from_numpy(arrays[f"{split}_rows"].astype(np.int64)) for split in _SPLITS}
+    return [Arrays(rows[split], class_tensor(arrays[f"{split}_labels"], texts.classes, name)) for split in _SPLITS]
 
 
-def tokens(
-    data: str, texts: TextDataset, checkpoint: Path, length: int, folder: Path | None = None
-) -> tuple[Arrays, Arrays]:
+def token_examples(name: str, texts: TextDataset, checkpoint: Path, length: int) -> list[Arrays]:
     """Training and test examples: `input_ids`, `attention_mask`, and `token_type_ids` for pairs of texts.
 
     Args:
-        data: name of the dataset.
+        name: of the dataset.
         texts: its texts.
         checkpoint: the folder of the model, with its tokenizer.
         length: maximum number of tokens of an example; longer ones are truncated.
-        folder: a folder that may have the token ids already.
     """
-    name, (vocab, pad) = file_name(data, checkpoint, length), _facts(checkpoint)
-
-    def fits(arrays: TokenArrays) -> bool:
-        return _fits(arrays, length, vocab)
-
-    def make() -> TokenArrays:
-        made = tokenize(texts.read(), checkpoint, length)
-        if not fits(made):
-            raise DataError(f"{checkpoint}: its tokenizer gives ids beyond the vocab_size in config.json")
-        return made
-
-    arrays = load(folder / name) if folder else None
-    if arrays is None or not fits(arrays):
-        arrays = cached(Path(name).stem, texts.files, make, fits)
-    width = max(int(arrays[f"{split}_lengths"].max()) for split in _SPLITS)
-    train, test = (_rows(arrays, split, width, pad, texts.classes, data) for split in _SPLITS)
-    return train, test
-
-
-def file_name(data: str, checkpoint: Path, length: int) -> str:
-    """The file name of the token ids of a dataset; the same for two checkpoints with the same tokenizer."""
-    digest = hashlib.sha256()
-    found = [checkpoint / file for file in _TOKENIZER_FILES if (checkpoint / file).is_file()]
-    if not found:  # some versions of transformers would return a tokenizer without a vocabulary
-        raise DataError(
-            f"{checkpoint}: no tokenizer there, such as tokenizer.json; copy it from the checkpoint's source"
-        )
-    for file in (*found[:1], checkpoint / "tokenizer_config.json"):
-        digest.update(file.read_bytes() if file.is_file() else b"")
-    return f"tokens-v2-{data}-{length}-{digest.hexdigest()[:12]}.npz"
-
-
-def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> TokenArrays:
-    """The token ids of all texts, as arrays for the cache."""
-    tokenizer = load_tokenizer(checkpoint, "text-classification")
-    out: TokenArrays = {}
-    for name, (texts, labels) in zip(_SPLITS, splits, strict=True):
-        ids, seconds = [], []
-        for first in range(0, len(texts), _BATCH):
-            columns = map(list, zip(*texts[first : first + _BATCH], strict=True))
-            found = tokenizer(*columns, truncation=True, max_length=length, return_attention_mask=False)
-            for i, row in enumerate(found["input_ids"]):
-                row = row or [_number(tokenizer.eos_token_id)]  # an empty text needs one token to attend to
-                ids.append(np.asarray(row, np.int32))
-                kinds = found["token_type_ids"][i] if "token_type_ids" in found else []
-                seconds.append(kinds.index(1) if 1 in kinds else len(row))
-        flat = np.concatenate(ids)
-        out[f"{name}_ids"] = flat.astype(np.uint16) if flat.max() < 1 << 16 else flat
-        out[f"{name}_lengths"] = np.array([len(row) for row in ids], np.int32)
-        out[f"{name}_seconds"] = np.array(seconds, np.int32)
-        out[f"{name}_labels"] = np.asarray(labels, np.int64)
+    files = (*texts.files, *sorted(path for path in checkpoint.glob("*") if path.is_file()))
+    arrays = cached(f"tokens-v3-{name}-{length}", files, lambda: tokenize(texts.read(), checkpoint, length))
+    width = max(int(arrays[f"{split}_attention_mask"].sum(1).max()) for split in _SPLITS)
+    out = []
+    for split in _SPLITS:
+        inputs = {kind: torch.from_numpy(arrays[f"{split}_{kind}"][:, :width]) for kind in _INPUTS}
+        if not inputs["token_type_ids"].any():
+            del inputs["token_type_ids"]
+        out.append(Arrays(inputs, class_tensor(arrays[f"{split}_labels"], texts.classes, name)))
     return out
 
 
-def _facts(checkpoint: Path) -> tuple[int, int]:
-    """The vocabulary size and the padding id of the model."""
-    try:
-        config = json.loads((checkpoint / "config.json").read_bytes())
-        return _number(config["vocab_size"]), _number(config.get("pad_token_id"), config.get("eos_token_id"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> dict[str, np.ndarray]:
+    """The tokens of all texts in rows of `length`, padded at the end, and the labels."""
+    config = read_config(checkpoint)
+    vocabulary, ends = config.get("vocab_size"), (config.get("pad_token_id"), config.get("eos_token_id"))
+    if not isinstance(vocabulary, int):
+        raise DataError(f"{checkpoint}: no config.json with a vocab_size; expected a checkpoint folder of transformers")
+    if not any(path.suffix == ".model" or path.stem in ("tokenizer", "vocab") for path in checkpoint.glob("*")):
+        # some versions of transformers would return a tokenizer without a vocabulary
         raise DataError(
-            f"{checkpoint}: no config.json with a vocab_size; expected a checkpoint folder of transformers"
-        ) from None
-
-
-def _number(*values: Any) -> int:
-    return next((value for value in values if isinstance(value, int)), 0)
-
-
-def _fits(arrays: TokenArrays, length: int, vocab: int) -> bool:
-    """Whether arrays have the layout of `tokenize`: files are not trusted."""
-    for split in _SPLITS:
-        names = (f"{split}_{what}" for what in ("ids", "lengths", "labels", "seconds"))
-        ids, lengths, labels, seconds = found = [arrays.get(name, np.zeros(0)) for name in names]
-        if any(one.ndim != 1 or one.dtype.kind not in "iu" or not len(one) for one in found):
-            return False
-        if not len(lengths) == len(labels) == len(seconds) or int(lengths.sum(dtype=np.int64)) != len(ids):
-            return False
-        if not (lengths.min() >= 1 and lengths.max() <= length and ids.min() >= 0 and ids.max() < vocab):
-            return False
-    return True
-
-
-def _rows(arrays: TokenArrays, split: str, width: int, pad: int, classes: int, data: str) -> Arrays:
-    """The examples of a split, padded to one length."""
-    lengths = torch.from_numpy(arrays[f"{split}_lengths"].astype(np.int64))
-    position = torch.arange(width)
-    known = position < lengths[:, None]
-    ids = torch.full(known.shape, pad, dtype=torch.int32)
-    ids[known] = torch.from_numpy(arrays[f"{split}_ids"].astype(np.int32))
-    inputs = {"input_ids": ids, "attention_mask": known}
-    seconds = torch.from_numpy(arrays[f"{split}_seconds"].astype(np.int64))
-    if (seconds < lengths).any():
-        inputs["token_type_ids"] = ((position >= seconds[:, None]) & known).to(torch.int32)
-    return Arrays(inputs, class_tensor(arrays[f"{split}_labels"], classes, data))
+            f"{checkpoint}: no tokenizer there, such as tokenizer.json; copy it from the checkpoint's source"
+        )
+    tokenizer, out = load_tokenizer(checkpoint, "text-classification"), dict[str, np.ndarray]()
+    for split, (texts, labels) in zip(_SPLITS, splits, strict=True):
+        columns = map(list, zip(*texts, strict=True))
+        found = tokenizer(*columns, truncation=True, max_length=length, return_attention_mask=False)
+        ids = np.full((len(texts), length), next((one for one in ends if isinstance(one, int)), 0), np.int32)
+        mask, types = np.zeros(ids.shape, bool), np.zeros_like(ids)
+        for i, row in enumerate(found["input_ids"]):
+            row = row or [tokenizer.eos_token_id or 0]  # an empty text needs one token to attend to
+            ids[i, : len(row)], mask[i, : len(row)] = row, True
+        for i, row in enumerate(found.get("token_type_ids", ())):
+            types[i, : len(row)] = row
+        if ids[mask].max() >= vocabulary:
+            raise DataError(f"{checkpoint}: its tokenizer gives ids beyond the vocab_size in config.json")
+        made = (ids, mask, types, np.asarray(labels, np.int64))
+        out |= {f"{split}_{name}": block for name, block in zip((*_INPUTS, "labels"), made, strict=True)}
+    return out

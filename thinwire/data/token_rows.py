@@ -98,11 +98,11 @@ class TokenRows(Examples):
         """Rows by index, as wide as the longest of them."""
         flat = index.reshape(-1)
         width = -(-self._most(self.sizes, flat) // STEP) * STEP
-        ids = self._tokens(self.ids, flat, width, self.pad)
+        ids = _padded(self.ids, self.starts, flat, width, self.pad)
         positions, targets = self._labels(flat, max(1, self._most(self.labels, flat)))
         inputs = {"input_ids": ids.long(), "label_positions": positions}
         if self.places is not None:
-            inputs["position_ids"] = self._tokens(self.places, flat, width, 0).long()
+            inputs["position_ids"] = _padded(self.places, self.starts, flat, width, 0).long()
         shaped = {name: block.reshape(*index.shape, -1) for name, block in inputs.items()}
         return shaped, targets.reshape(*index.shape, -1)
 
@@ -110,7 +110,7 @@ class TokenRows(Examples):
         """Two of these rows that together are gathered as wide as any of them: the longest, and that of most labels."""
         return torch.stack([index[counts[index].argmax()] for counts in (self.sizes, self.labels)])
 
-    def packed(self, length: int, users: np.ndarray | None = None) -> tuple[TokenRows, np.ndarray]:
+    def packed(self, length: int, users: Sequence[Any] | None = None) -> tuple[TokenRows, list[int]]:
         """Rows of at most `length` tokens that hold several rows each, of one user and one group.
 
         Rows are taken longest first, each into the pack with the least room that is enough; packs are in order of
@@ -118,21 +118,20 @@ class TokenRows(Examples):
 
         Args:
             length: tokens of a pack.
-            users: (n,) the user of each row, or None.
+            users: the user of each row, or None.
 
         Returns:
             The packs, and the first row of each.
         """
-        columns = [one for one in (users, None if self.groups is None else self.groups.numpy()) if one is not None]
-        same = np.stack(columns or [np.zeros(len(self), np.int64)], 1)
-        packs = _packs(self.sizes.numpy(), length, np.unique(same, axis=0, return_inverse=True)[1].reshape(-1))
-        first, cuts = np.array([pack[0] for pack in packs]), self.starts[1:-1].numpy()
+        groups = [None] * len(self) if self.groups is None else self.groups.tolist()
+        packs = _packs(self.sizes.tolist(), length, list(zip(users or groups, groups, strict=True)))
+        cuts = self.starts[1:-1].numpy()
         ids, flags = (np.split(values, cuts) for values in (self.ids.numpy(), self.learned.numpy()))
-        rows = [tuple(np.concatenate([one[i] for i in pack]) for one in (ids, flags)) for pack in packs]
+        rows = [(np.concatenate([ids[i] for i in pack]), np.concatenate([flags[i] for i in pack])) for pack in packs]
         places = np.concatenate([np.arange(len(ids[i]), dtype=np.int32) for pack in packs for i in pack])
-        groups = None if self.groups is None else self.groups[torch.from_numpy(first)]
-        made = TokenRows.of(rows, pad=self.pad, window=self.window)  # type: ignore[arg-type]
-        return replace(made, places=torch.from_numpy(places), groups=groups), first
+        first = [pack[0] for pack in packs]
+        made = replace(TokenRows.of(rows, pad=self.pad, window=self.window), places=torch.from_numpy(places))
+        return made if self.groups is None else replace(made, groups=self.groups[first]), first
 
     @property
     def learned(self) -> Tensor:
@@ -152,43 +151,37 @@ class TokenRows(Examples):
     def _largest(self) -> tuple[int, int]:
         return int(self.sizes.max()), int(self.labels.max())
 
-    def _tokens(self, values: Tensor, flat: Tensor, width: int, fill: int) -> Tensor:
-        """(rows, width) values of each token, filled up at the end."""
-        offsets = torch.arange(width, device=flat.device)
-        at = (self.starts[flat][:, None] + offsets).clamp(max=len(values) - 1)
-        return torch.where(offsets < self.sizes[flat][:, None], values[at], fill)
-
     def _labels(self, flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """(rows, count) positions of labels and the labels."""
-        if not len(self.labeled):
-            empty = torch.zeros(len(flat), count, dtype=torch.int64, device=flat.device)
-            return empty, torch.full_like(empty, IGNORED)
-        offsets = torch.arange(count, device=flat.device)
-        inside = offsets < self.labels[flat][:, None]
-        at = (self.label_starts[flat][:, None] + offsets).clamp(max=len(self.labeled) - 1)
-        positions = torch.where(inside, self.labeled[at].long(), 0)
-        following = (self.starts[flat][:, None] + positions + 1).clamp(max=len(self.ids) - 1)
-        return positions, torch.where(inside, self.ids[following].long(), IGNORED)
+        found = _padded(self.labeled, self.label_starts, flat, count, -1).long()
+        following = (self.starts[flat][:, None] + found + 1).clamp(max=len(self.ids) - 1)
+        return found.clamp(min=0), torch.where(found >= 0, self.ids[following].long(), IGNORED)
+
+
+def _padded(values: Tensor, starts: Tensor, flat: Tensor, width: int, fill: int) -> Tensor:
+    """(rows, width) the values of some rows, row i from `starts[i]` to `starts[i + 1]`, filled up at the end."""
+    at = starts[flat][:, None] + torch.arange(width, device=flat.device)
+    if not len(values):
+        return torch.full_like(at, fill)
+    return torch.where(at < starts[flat + 1][:, None], values[at.clamp(max=len(values) - 1)], fill)
 
 
 def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
 
 
-def _packs(sizes: np.ndarray, length: int, keys: np.ndarray) -> list[list[int]]:
+def _packs(sizes: Sequence[int], length: int, keys: Sequence[Any]) -> list[list[int]]:
     """Rows in packs: best fit in order of falling length, within rows of one key."""
-    packs: list[list[int]] = []
-    for key in np.unique(keys):
-        rows = np.flatnonzero(keys == key)
-        rooms: list[list[int]] = [[] for _ in range(length + 1)]  # packs by free tokens
-        for row in rows[np.argsort(-sizes[rows], kind="stable")].tolist():
-            size = int(sizes[row])
-            free = next((room for room in range(size, length + 1) if rooms[room]), None)
-            if free is None:
-                packs.append([])
-            at = len(packs) - 1 if free is None else rooms[free].pop()
-            packs[at].append(row)
-            rooms[(length if free is None else free) - size].append(at)
+    packs = list[list[int]]()
+    rooms: dict[Any, list[list[int]]] = {key: [[] for _ in range(length + 1)] for key in set(keys)}
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        size, mine = sizes[row], rooms[keys[row]]
+        free = next((room for room in range(size, length + 1) if mine[room]), None)
+        if free is None:
+            packs.append([])
+        at = len(packs) - 1 if free is None else mine[free].pop()
+        packs[at].append(row)
+        mine[(length if free is None else free) - size].append(at)
     return sorted(packs, key=lambda pack: pack[0])
 
 

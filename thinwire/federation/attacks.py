@@ -27,7 +27,12 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.text import check_numbers
+from thinwire.data.examples import Examples, Relabeled
+from thinwire.data.task import Task
 from thinwire.errors import ConfigError
+from thinwire.protocol.client import Group, Update
+
+_MAX_VALUE = torch.finfo(torch.float32).max  # a message with a value that is not finite would be refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +227,48 @@ class ALittle(Attack):
 def _check_factor(factor: float) -> None:
     if not 0 < factor < math.inf:
         raise ConfigError(f"attack.factor must be above 0, not {factor}; write for example 10.0")
+
+
+def poisoned(task: Task, attack: Attack, key: Key) -> Examples:
+    """The training examples with the labels on which attackers train; validation examples keep their own.
+
+    Args:
+        task: the task.
+        attack: the attack.
+        key: of the run.
+    """
+    if not attack.changes_labels:
+        return task.train
+    targets = task.train.targets
+    if targets.is_floating_point() or targets.dim() != 1:
+        raise ConfigError("attack.kind = 'label-flip' needs class labels, which this task does not have; use sign-flip")
+    attackers = sorted(attack.attackers(key, len(task.clients)))
+    theirs = torch.cat([torch.as_tensor(task.clients.client(i)) for i in attackers])
+    changed = targets.clone()
+    changed[theirs] = attack.labels(targets[theirs], int(targets.max()) + 1)
+    return Relabeled(task.train, changed)
+
+
+def replaced(attack: Attack, attackers: frozenset[int], group: Group, update: Update, key: Key) -> Update:
+    """The updates of a group, with those of attackers replaced.
+
+    Args:
+        attack: what they send.
+        attackers: the malicious clients of the run.
+        group: the clients.
+        update: the updates that they trained.
+        key: of the round.
+    """
+    bad = torch.tensor([client in attackers for client in group.clients])
+    if not bad.any() or (attack.knows_others and bad.all()):  # nothing to imitate
+        return update
+    blocks = {name: block.reshape(len(bad), -1) for name, block in update.code.items()}
+    rows = torch.cat([block.float() for block in blocks.values()], 1)
+    sent = attack.updates(rows[bad], rows[~bad], key).clamp(-_MAX_VALUE, _MAX_VALUE)
+    code = dict(update.code)
+    sizes = [block.shape[1] for block in blocks.values()]
+    for (name, block), part in zip(blocks.items(), torch.split(sent, sizes, 1), strict=True):
+        changed = block.clone()
+        changed[bad] = part.to(block.dtype)
+        code[name] = changed.view(update.code[name].shape)
+    return update._replace(code=code)

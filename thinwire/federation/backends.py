@@ -10,10 +10,8 @@ from dataclasses import replace
 import torch
 
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.federation.engine import EngineSettings
 from thinwire.federation.federation import Federation
-from thinwire.federation.job import Job, RunState
-from thinwire.federation.pipeline import Pipeline
+from thinwire.federation.job import RunState
 from thinwire.kernels.conv_cpu import by_columns
 from thinwire.protocol.client import Group
 from thinwire.training import autotune
@@ -32,12 +30,11 @@ class Backends:
     """The backends and the models that they train.
 
     Args:
-        engine: the device and how to compute on it.
-        job: the job.
-        federation: its model and data on the device.
+        federation: model and data on the device.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job, federation: Federation) -> None:
+    def __init__(self, federation: Federation) -> None:
+        engine, job = federation.engine, federation.job
         self.engine, self.job, self.federation = engine, job, federation
         if job.local.trainer and engine.backend not in ("auto", "loop"):
             raise ConfigError(
@@ -113,10 +110,10 @@ class Backends:
         onednn = prefers_onednn() if state.onednn is None else state.onednn
         return "columns" if self.columns and not onednn and not self.federation.model.half else "torch"
 
-    def fall_back(self, state: RunState, error: Exception, size: int, begun: bool, pipeline: Pipeline) -> RunState:
+    def fall_back(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
         """What to try after a failure with groups of this size: smaller groups, or the next backend."""
         if _out_of_memory(error):
-            return self._smaller_groups(state, error, size, pipeline)
+            return self._smaller_groups(state, error, size)
         # what a model does not support is found with the first group
         auto = self.engine.backend == "auto"
         if isinstance(error, UnsupportedModel) and not auto:
@@ -127,7 +124,7 @@ class Backends:
         reason = "; ".join(filter(None, (state.backend_reason, f"{state.backend} failed: {first_line(error)}")))
         return state._replace(backend=_NEXT[state.backend], backend_reason=reason)
 
-    def _smaller_groups(self, state: RunState, error: Exception, size: int, pipeline: Pipeline) -> RunState:
+    def _smaller_groups(self, state: RunState, error: Exception, size: int) -> RunState:
         """Groups of half the size, where the memory of a GPU is not enough."""
         device = self.federation.device
         if size == 1 or self.engine.chunk:
@@ -138,7 +135,6 @@ class Backends:
             raise ConfigError(
                 f"{device} has too little memory to train {clients} at a time; write for example {instead}"
             ) from error
-        pipeline.stop()
         self.trainers["graph"] = CudaGraphCache()  # recordings hold the memory of a group
         torch.cuda.empty_cache()
         reason = f"{size} clients at a time do not fit into the memory of {device}"

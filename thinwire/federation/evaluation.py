@@ -1,51 +1,130 @@
-"""Evaluation in a simulation: the global model on the test set, and each client's model on its own examples."""
+"""The averaged model, and evaluations by clients in the record of a round.
+
+The averaged model is an exponential moving average of the weights of all versions (Polyak and Ruppert's averaging):
+
+    avg_t = m avg_{t-1} + (1 - m) w_t        m = min(decay, 1 - 1 / t)
+
+w_t is the model of version t; version 0, the initial weights, does not count. The average of one version is that
+version, that of the first 1 / (1 - decay) versions is their plain mean, and later ones weigh versions by
+(1 - decay) decay^age. It costs no bytes, because the server knows every version.
+
+Evaluations by clients, each on its own validation examples:
+
+    client_accuracy, client_loss    mean over clients, each counted alike
+    clients_eval                    the accuracy over clients: count, mean, worst tenth, quantiles
+
+Without a test set, the validation examples of all clients take its place:
+
+    accuracy, test_loss, metrics    sum of n_i x_i / sum of n_i over clients, n_i: validation examples of client i
+
+A metric is undefined for some clients, for example where a class is missing; its mean is over the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 
-from thinwire.federation.client_evaluations import with_client_evaluations
-from thinwire.federation.federation import Federation
-from thinwire.federation.job import RoundRecord, RunState
-from thinwire.protocol.client import drop_stale
+import torch
+from torch import Tensor
+
+from thinwire.core.tree import Tree
+from thinwire.federation.job import RoundRecord
+from thinwire.metrics.base import Metric, ModelMetric, SumMetric
+from thinwire.metrics.clients import summarize
 from thinwire.training.evaluation import Evaluation
 
 
-def evaluated(
-    federation: Federation, state: RunState, record: RoundRecord, begun: Callable[[], Evaluation] | None = None
-) -> tuple[RunState, RoundRecord]:
-    """The state of a round with its averaged model, and its record with the evaluation, where they are asked for.
+def averaged(average: Mapping[str, Tensor], newest: Mapping[str, Tensor], version: int, decay: float) -> Tree:
+    """The average after a version.
 
     Args:
-        federation: model and data.
-        state: the state after the round.
-        record: its record.
-        begun: returns the evaluation on the test set, where it was begun before.
+        average: the average before it; not used for version 1.
+        newest: the weights and floating-point buffers of the version.
+        version: its number, from 1.
+        decay: the largest weight of the average before it.
+
+    Sums are float32 at least: an average of 16-bit weights would hardly move in 16 bits.
+
+    >>> one, two, three = ({"w": torch.tensor([x])} for x in (1.0, 2.0, 6.0))
+    >>> mean = averaged(averaged(averaged({}, one, 1, 0.9), two, 2, 0.9), three, 3, 0.9)
+    >>> mean["w"].item(), averaged(averaged({}, one, 1, 0.0), two, 2, 0.0)["w"].item()
+    (3.0, 2.0)
     """
-    state = federation.with_average(state)
-    if not federation.is_evaluated(record.round):
-        return state, record
-    record = federation.evaluated(state, record, begun)
-    found = client_evaluations(federation, state)
-    weights = [float(one.examples) for one in found] if federation.test is None else None
-    return state, with_client_evaluations(record, found, weights)
+    wide = {name: block.to(torch.promote_types(block.dtype, torch.float32)) for name, block in newest.items()}
+    if version == 1:
+        return {name: block.clone() for name, block in wide.items()}  # a copy: the version may reuse its memory
+    share = max(1 - decay, 1 / version)
+    return dict(
+        zip(wide, torch._foreach_lerp([average[name] for name in wide], list(wide.values()), share), strict=True)
+    )
 
 
-def client_evaluations(federation: Federation, state: RunState) -> list[Evaluation]:
-    """Loss and accuracy of each client's model on its own validation examples, of all clients that have some.
+def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> RoundRecord:
+    """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
+    if not values:
+        return record
+    found = summarize(values)
+    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
+    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
+    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)
 
-    With `evaluate = "average"` it is the averaged model, except for clients whose model is not the public one: where
-    the method has private blocks, and where the client has changes that it has not sent.
+
+def with_client_evaluations(
+    record: RoundRecord, found: Sequence[Evaluation], weights: Sequence[float] | None
+) -> RoundRecord:
+    """A record with the evaluations of clients.
+
+    Args:
+        record: the record of the round.
+        found: one evaluation of each client.
+        weights: how much each counts where there is no test set; None if there is one.
+
+    >>> record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1)
+    >>> found = [Evaluation(1.0, 0.5, {"f1": 0.4}, 30), Evaluation(2.0, 0.9, {}, 10)]
+    >>> record = with_client_evaluations(record, found, [30.0, 10.0])
+    >>> record.accuracy, record.test_loss, record.metrics, record.client_accuracy
+    (0.6, 1.25, {'f1': 0.4}, 0.7)
     """
-    public, tests = state.server.public, federation.job.task.client_tests
-    private = federation.contract.at(public.version).private
-    average = federation.final(state) if federation.averages and not private else None
-    found = []
-    for i in range(len(tests)) if tests is not None else ():
-        own = state.clients.get(i)
-        if own is not None:
-            own = drop_stale(own, state.server.ledger.synced_since(own.version))
-        one = federation.client_evaluation(public, own, i, average)
-        if one is not None:
-            found.append(one)
-    return found
+    if not found:
+        return record
+    record = record._replace(client_loss=math.fsum(one.loss for one in found) / len(found))
+    record = with_client_accuracies(record, [one.accuracy for one in found if one.accuracy is not None])
+    if weights is None:
+        return record
+    names = dict.fromkeys(name for one in found for name in one.metrics)
+    metrics = {name: _mean([one.metrics.get(name) for one in found], weights) for name in names}
+    return record._replace(
+        accuracy=_mean([one.accuracy for one in found], weights),
+        test_loss=_mean([one.loss for one in found], weights),
+        metrics={name: value for name, value in metrics.items() if value is not None},
+    )
+
+
+def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics that are NaN, not an error, where a function of (outputs, targets) fails, as AUC does for one class.
+
+    >>> import torch
+    >>> def fails(outputs, targets):
+    ...     raise ValueError("only one class")
+    >>> where_defined({"auc": fails})["auc"](torch.zeros(1), torch.zeros(1))
+    nan
+    """
+    return {name: one if isinstance(one, SumMetric | ModelMetric) else _or_nan(one) for name, one in metrics.items()}
+
+
+def _or_nan(metric: Metric) -> Callable[[Tensor, Tensor], float]:
+    def tried(outputs: Tensor, targets: Tensor) -> float:
+        try:
+            return metric(outputs, targets)
+        except (ValueError, ZeroDivisionError, IndexError, RuntimeError):
+            return math.nan
+
+    return tried
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted mean of the values that are known and finite; None if none is."""
+    pairs = [(x, w) for x, w in zip(values, weights, strict=True) if x is not None and math.isfinite(x)]
+    total = math.fsum(w for _, w in pairs)
+    return math.fsum(x * w for x, w in pairs) / total if total else None

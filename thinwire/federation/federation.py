@@ -1,52 +1,180 @@
-"""What simulation and deployment share: contract, model, data, sampling, evaluation of a job on a device."""
+"""A federation: a job on a device, and its rounds. Who the clients are, it does not know.
+
+    Round.open  ->  clients.collect  ->  clients.close  ->  state and record  ->  evaluation
+
+Clients are simulated (`simulated.py`, `pipeline.py` on a GPU, `ray_workers.py` in several processes, `buffered.py` for
+asynchronous rounds), or real ones over Flower (`flower/server.py`).
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
+from thinwire.core.parallel import on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.checks import check_task
 from thinwire.data.examples import Examples, Inputs
-from thinwire.errors import ConfigError
-from thinwire.federation.average import averaged
-from thinwire.federation.client_evaluations import where_defined
+from thinwire.errors import ConfigError, Diverged, Unfit
+from thinwire.federation.attacks import poisoned
 from thinwire.federation.engine import EngineSettings
+from thinwire.federation.evaluation import averaged, where_defined, with_client_accuracies
 from thinwire.federation.job import Job, RoundRecord, RunState
-from thinwire.federation.poisoned import poisoned
 from thinwire.federation.sampler import Sampler
 from thinwire.federation.stored_layout import on_model
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
-from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
-from thinwire.protocol.state import ClientState, PublicState
-from thinwire.protocol.sync_counts import SyncCounts
-from thinwire.protocol.upload import as_received
-from thinwire.schedules.base import Plan
+from thinwire.protocol.round import Closed, Reply, Round
+from thinwire.protocol.setup import initial_server_state, make_contract
+from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts, left_behind
+from thinwire.protocol.upload import Upload, as_received
+from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
 from thinwire.training.precision import compute_with, prefers_onednn
+from thinwire.wire.message import Parts
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
 
+@dataclass
+class Collected:
+    """What a round has received.
+
+    Args:
+        round: the round.
+        state: the state before it, with the training backend that was used.
+        cohort: the clients that took part.
+        versions: the version that each of them has.
+        downloads: what was sent to them.
+        replies: what they sent.
+        uploads: their decoded uploads.
+        refused: clients whose upload cannot be used, with reasons.
+        loss: mean training loss, weighted by examples.
+        waiting: uploads of an asynchronous round that arrive later.
+        clock: simulated seconds since the start of the run; None where no clock runs.
+        bytes_up: bytes of uploads.
+        bytes_down: bytes of ordinary downloads.
+        bytes_catchup: bytes beyond these, because clients had missed rounds.
+        bounded: clients whose reports were bounded, with reasons.
+        late: clients that the round did not wait for.
+        absent: places of the cohort without a response.
+        drifted: clients that were sent the whole state.
+        asked: the most clients that were asked in a round so far, and the fewest that were there; 0 for the job's.
+    """
+
+    round: Round
+    state: RunState
+    cohort: tuple[int, ...] = ()
+    versions: dict[int, int] = field(default_factory=dict)
+    downloads: dict[int, Parts] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+    uploads: dict[int, Upload] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    loss: float = 0.0
+    waiting: tuple[Reply, ...] = ()
+    clock: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_catchup: int = 0
+    bounded: dict[int, str] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    absent: int = 0
+    drifted: int = 0
+    asked: tuple[int, int] = (0, 0)
+
+    @property
+    def number(self) -> int:
+        """The number of the round, from 1."""
+        return self.state.round + 1
+
+    @property
+    def sent(self) -> tuple[int, int, int]:
+        """Bytes of the round: up, down, and for catching up."""
+        return self.bytes_up, self.bytes_down, self.bytes_catchup
+
+
+class Clients:
+    """The clients of a federation: they train, and their uploads are collected.
+
+    Args:
+        federation: the federation that they take part in.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation, self.contract, self.job = federation, federation.contract, federation.job
+
+    backend: tuple[Backend, str] = ("loop", "clients are in other processes")
+    """The training backend before the first round, and the reason if it is not the default."""
+
+    def choose_backend(self, state: RunState) -> RunState:
+        """The state with the training backend chosen; called once, before the first round.
+
+        A run directory records it before that round, so that a run that is resumed uses the same one.
+        """
+        return state
+
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are computed in training, for the record of the environment."""
+        return "torch"
+
+    def open(self, round: Round, state: RunState) -> Collected:
+        """A round before anything was received."""
+        return Collected(round, state)
+
+    def collect(self, got: Collected) -> None:
+        """Collect the uploads of a round."""
+        raise NotImplementedError
+
+    def count(self, got: Collected) -> None:
+        """Count the bytes of the messages that were produced, where that was not done before."""
+
+    def close(self, got: Collected) -> Closed:
+        """The next version from these uploads."""
+        return got.round.close(got.uploads, len(self.job.task.clients), sum_masked=sum_masked)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A context in which the model is evaluated."""
+        return nullcontext()
+
+    def begun_evaluation(self, server: ServerState) -> Callable[[], Evaluation] | None:
+        """The evaluation of this version on the test set, if it was begun in advance; a call waits for it."""
+        return None
+
+    def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
+        """The record of a round with evaluations of clients on their own examples."""
+        return record
+
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> bool:
+        """Leave clients out of cohorts; whether these clients can be left out.
+
+        Args:
+            until: the last round without each of them.
+            attempt: how often the run went back so far.
+        """
+        return False
+
+
 class Federation:
-    """A job on a device: everything that does not change from round to round.
+    """A job on a device. The state goes in and comes out of `round`; everything here stays the same.
 
     Args:
         engine: the device and how to compute on it.
         job: what is trained, by which method, on which data.
+        clients: makes the clients; by default there are none, and no rounds.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job) -> None:
+    def __init__(self, engine: EngineSettings, job: Job, clients: Callable[[Federation], Clients] = Clients) -> None:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its index, if it is a GPU
         functional = Functional.of(job.task.model, job.task.loss, self.device)
@@ -74,6 +202,7 @@ class Federation:
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
         self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
         self.arrivals: Mapping[int, Mapping[int, int]] = {}  # of asynchronous rounds: client -> version trained
+        self.clients = clients(self)
 
     @cached_property
     def own_trainer(self) -> OwnTrainer | None:
@@ -91,17 +220,109 @@ class Federation:
         own = to_device(inputs, self.device) if isinstance(inputs, dict) else inputs.to(self.device)
         return self.model.outputs(self.weights(self.first), dict(self.first.buffers), own).cpu()
 
-    def start(self, backend: Backend, reason: str) -> RunState:
-        """The state before the first round."""
-        return RunState(0, initial_server_state(self.contract, self.first), {}, (), backend, reason, SyncCounts())
+    # -- rounds --------------------------------------------------------------------------------------------------------
 
-    def sample(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
-        """The plan and the cohort of the next round; within a window of the schedule the cohort stays the same."""
-        plan = plan_round(self.contract, state.server)
-        if self.recorded:
-            return plan, self.recorded[state.round + 1]
-        keep = state.cohort and not plan.resample
-        return plan, state.cohort if keep else self.sampler.cohort(state.round)
+    @property
+    def federation(self) -> Federation:
+        """The federation itself."""
+        return self
+
+    def choose_backend(self, state: RunState) -> RunState:
+        """The state with the training backend chosen; called once, before the first round."""
+        return self.clients.choose_backend(state)
+
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are computed in training."""
+        return self.clients.convolutions(state)
+
+    def start(self) -> RunState:
+        """The state before the first round."""
+        server = initial_server_state(self.contract, self.first)
+        return RunState(0, server, {}, (), *self.clients.backend, SyncCounts())
+
+    def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
+        """One round: the state after it, and its record.
+
+        Args:
+            state: the state before it.
+            on_message: is called with every message, as it is sent.
+        """
+        began = time.perf_counter()
+        with on_one_core() if self.device.type == "cuda" else nullcontext():
+            state = state if state.round else self.clients.choose_backend(state)
+            got = self.clients.open(Round.open(self.contract, state.server), state)
+            try:
+                self.clients.collect(got)
+                closed = self.clients.close(got)
+            except Unfit:
+                raise
+            except Diverged as error:
+                self._show(got, on_message)
+                raise Diverged(f"round {got.number}: {error}", got.sent) from error
+            self._show(got, on_message)
+            after, record = self._finished(got, closed)
+            after, record = self._evaluated(after, record)
+        return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _show(self, got: Collected, on_message: OnMessage | None) -> None:
+        """Count the messages of a round that were produced so far, and show them."""
+        self.clients.count(got)
+        if on_message is None:
+            return
+        for client, message in got.downloads.items():
+            on_message(got.number, "down", client, bytes(message))
+        for client, reply in got.replies.items():
+            on_message(got.number, "up", client, bytes(reply.message))
+
+    def _finished(self, got: Collected, closed: Closed) -> tuple[RunState, RoundRecord]:
+        """State and record after a round, without evaluation."""
+        state, method, version = got.state, self.job.method, got.round.version
+        used = [got.replies[i] for i in got.uploads]
+        new = ((one.client, one.state) for one in used if one.client not in closed.refused)
+        left = left_behind(got.cohort, state.cohort, state.clients) if method.opt_owner == "place" else ()
+        after = state._replace(
+            round=got.number,
+            server=closed.server,
+            clients=ClientStates.of(state.clients).updated((*left, *new)),
+            cohort=got.cohort,
+            sync_counts=got.round.counts(state.sync_counts, got.uploads),
+            clock=state.clock if got.clock is None else got.clock,
+            waiting=got.waiting,
+        )
+        epsilon = self.epsilon(got.number, *got.asked) or (None, "")
+        record = RoundRecord(
+            got.number,
+            got.loss,
+            None,
+            None,
+            *got.sent,
+            len(used),
+            0.0,
+            lr=self.contract.at(version).client_opt(version).lr,
+            drifted=got.drifted,
+            refused=len({**got.refused, **closed.refused}),
+            bounded=len({**got.bounded, **closed.bounded}.keys() & got.uploads.keys()),
+            absent=got.absent,
+            epsilon=epsilon[0],
+            late=len(got.late),
+            clock=got.clock,
+            staleness=sum(version - one.version for one in used) / len(used) if method.asynchronous.active else None,
+        )
+        # of the model that clients received, which is that of the round before
+        evaluations = [one.evaluation.accuracy for one in used if one.evaluation]
+        return after, with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
+
+    def _evaluated(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
+        """The state of a round with its averaged model, and its record with the evaluation, where they are due."""
+        due = self.is_evaluated(record.round)
+        if not (due or self.averages):
+            return state, record
+        with self.compute(state.onednn), self.clients.evaluating():
+            state = self.with_average(state)
+            if due:
+                record = self.evaluated(state, record, self.clients.begun_evaluation(state.server))
+                record = self.clients.evaluate(state, record)
+        return state, record
 
     def compute(self, onednn: bool | None = None) -> AbstractContextManager[None]:
         """A context in which torch computes with the precision of the engine, with oneDNN or without."""
@@ -109,6 +330,21 @@ class Federation:
         if self.device.type == "cpu" and wanted == bool(torch.backends.mkldnn.enabled):
             return nullcontext()
         return compute_with(self.device, self.engine.precision, wanted)
+
+    def epsilon(self, rounds: int, asked: int = 0, available: int = 0) -> tuple[float | None, str] | None:
+        """The epsilon of this number of rounds, or why it is not known; None where the method promises none.
+
+        Args:
+            rounds: the number of rounds.
+            asked: the most clients that were asked in a round; by default the cohort.
+            available: the fewest clients that a cohort was drawn from; by default all that are eligible.
+        """
+        if not self.job.method.privacy.active:
+            return None
+        population = available or len(self.eligible)  # cohorts are drawn from these
+        return self.job.method.privacy.spent(min(asked or self.job.cohort, population), population, rounds)
+
+    # -- the model and its evaluation ----------------------------------------------------------------------------------
 
     @property
     def averages(self) -> bool:
@@ -145,18 +381,14 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def begin_evaluation(self, public: PublicState) -> Callable[[], Evaluation] | None:
-        """Begin to evaluate a version on the test set, if there is one; a call of the result waits for it."""
+    def begin_evaluation(self, weights: Tree, buffers: Tree) -> Callable[[], Evaluation] | None:
+        """Begin to evaluate a model on the test set, if there is one; a call of the result waits for it."""
         if self.test is None:
             return None
-        return self._begin_evaluation(self.test, self.weights(public), dict(public.buffers))
-
-    def _begin_evaluation(self, test: Examples, weights: Tree, buffers: Tree) -> Callable[[], Evaluation]:
-        """Begin to evaluate a model on the test set, in the same batches every time."""
-        if not self._test_batches:
-            self._test_batches = all_batches(self.model, weights, buffers, test)
+        if not self._test_batches:  # the same batches every time
+            self._test_batches = all_batches(self.model, weights, buffers, self.test)
         metrics, batches = self.job.all_metrics, self._test_batches
-        return begin_evaluation(self.model, weights, buffers, test, metrics=metrics, batches=batches)
+        return begin_evaluation(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
 
     def evaluated(
         self, state: RunState, record: RoundRecord, begun: Callable[[], Evaluation] | None = None
@@ -170,7 +402,9 @@ class Federation:
         """
         if self.test is None:
             return record
-        found = (begun or self._begin_evaluation(self.test, *self.final(state)))()
+        begun = begun or self.begin_evaluation(*self.final(state))
+        assert begun is not None
+        found = begun()
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
     def client_evaluation(
@@ -184,9 +418,8 @@ class Federation:
             public: the public state that the client has.
             state: the client's state; None if it keeps nothing.
             client: its number.
-            average: weights and buffers of the averaged model, which a client without unsent changes uses instead.
-
-        Its model is the public one, with the client's unsent changes added.
+            average: weights and buffers that are evaluated unless the client has changes that it has not sent; by
+                default the public state, with the changes added.
         """
         tests = self.job.task.client_tests
         if tests is None or not len(tests.client(client)):
@@ -199,25 +432,15 @@ class Federation:
         metrics = where_defined(self.job.all_metrics) if self.test is None else {}
         return evaluate(self.model, *model, self.train, tests.client(client), metrics)
 
-    def epsilon(self, rounds: int, asked: int = 0, available: int = 0) -> tuple[float | None, str] | None:
-        """The epsilon of this number of rounds, or why it is not known; None where the method promises none.
 
-        Args:
-            rounds: the number of rounds.
-            asked: the most clients that were asked in a round; by default the cohort.
-            available: the fewest clients that a cohort was drawn from; by default all that are eligible.
-        """
-        if not self.job.method.privacy.active:
-            return None
-        population = available or len(self.eligible)  # cohorts are drawn from these
-        return self.job.method.privacy.spent(min(asked or self.job.cohort, population), population, rounds)
-
-
-def show_messages(on_message: OnMessage, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
-    """Call `on_message` with all messages of a round."""
-    for direction, messages in (("down", down), ("up", up)):
-        for client, message in messages.items():
-            on_message(number, direction, client, message)
+def mean_loss(replies: Mapping[int, Reply]) -> float:
+    """The mean training loss of clients, weighted by examples; raises Diverged if it is not finite."""
+    loss = examples = 0.0
+    for one in replies.values():
+        loss, examples = loss + one.loss * one.examples, examples + one.examples
+    if not math.isfinite(loss):
+        raise Diverged(f"the training loss is {loss / examples}; try a smaller learning rate")
+    return loss / examples
 
 
 def _conv(engine: EngineSettings, device: torch.device) -> Products | None:

@@ -18,17 +18,16 @@ from thinwire.federation.attacks import Attack
 from thinwire.federation.speed import Speed
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.metrics.objective import Objective, objective_of
+from thinwire.protocol.bounds import Recent
 from thinwire.protocol.method import Method
-from thinwire.protocol.recent import Recent
-from thinwire.protocol.state import ClientState, ServerState
-from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.round import Reply
+from thinwire.protocol.state import ClientState, ServerState, SyncCounts
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import check_own_trainer
 from thinwire.training.step import check_accumulates
-from thinwire.wire.bits import Bytes
 
 
 class RoundRecord(NamedTuple):
@@ -163,17 +162,6 @@ class Job:
         return bool(correct_and_labels(task.loss, outputs, targets)[1])
 
 
-class Flight(NamedTuple):
-    """A client that trains while rounds are closed: what it is going to send, and when."""
-
-    client: int
-    version: int  # that it trains from
-    arrives: float  # on the simulated clock
-    message: Bytes  # its upload
-    state: ClientState  # after it
-    loss: float
-
-
 class RunState(NamedTuple):
     """Everything that a run needs to continue after any round."""
 
@@ -189,4 +177,4 @@ class RunState(NamedTuple):
     average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated
     recent: Recent = Recent()  # medians of the latest rounds; empty in a simulation
     clock: float = 0.0  # simulated seconds since the start
-    flights: tuple[Flight, ...] = ()  # clients that train, in the order in which they were asked
+    waiting: tuple[Reply, ...] = ()  # uploads of asynchronous rounds that have not arrived, in the order asked

@@ -8,157 +8,221 @@ is used only if its step has the bits of the ledger's newest entry, and training
 Of a small model a copy of the public state stays on the host. Downloads are encoded and rounds are closed on it by the
 same additions, so that neither waits for the GPU.
 
-This repeats the arithmetic of `close_round` for one case (`predict`). Measured on an H200 (`benchmarks/speed`, two
+This repeats the arithmetic of `Round.close` for one case (`predict`). Measured on an H200 (`benchmarks/speed`, two
 runs each): CNN-2 with 100 clients 1.24x, the CIFAR CNN with 10 clients 1.20x (bf16) and 1.27x (tf32), CNN-2 with 10
-clients no difference. On a CPU it is off.
+clients no difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import FlatTree, Tree, add, bring, cut, flatten, tmap, weighted_mean
-from thinwire.protocol.client import Group
+from thinwire.core.parallel import PARALLEL_BYTES, start
+from thinwire.core.tree import Tree, add, bring, flatten, tmap, weighted_mean
+from thinwire.core.vector import Vector
+from thinwire.federation.federation import Collected, Federation
+from thinwire.federation.job import RunState
+from thinwire.federation.simulated import GroupTask, SimulatedClients
+from thinwire.protocol.client import Group, Update
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.round import Closed, Round
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.inputs import TrainingInputs, TrainingOutcome
-from thinwire.wire.bits import ends_with
+from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
+from thinwire.wire.message import Parts
 
 
 class Trained(NamedTuple):
     """A cohort that was trained in advance."""
 
-    number: int  # rounds done before it
-    group: Group
+    task: GroupTask
     inputs: TrainingInputs
     outcome: TrainingOutcome
     ready: torch.cuda.Event | None  # recorded when its initial coordinates were computed
+    step: Tensor  # the predicted step, on the host
+    evaluation: Callable[[], Evaluation] | None  # of the version that it was trained from
 
 
-class Prediction(NamedTuple):
-    """The predicted step of a round and the coordinates after it, on the GPU."""
-
-    step: Tensor
-    coords: Tree
-
-
-class Pipeline:
-    """Work that a GPU and the host do in parallel.
+class PipelinedClients(SimulatedClients):
+    """Simulated clients on a GPU. Each round, the next cohort is trained in advance where that is possible.
 
     A *stream* is a queue of GPU work that is processed in order; an *event* marks a position in it. On a CPU there are
-    neither, and all methods do nothing.
-
-    Args:
-        device: the training device.
-        on: whether cohorts are trained in advance where that is possible.
-        small: whether a copy of the public state is kept on the host.
+    neither.
     """
 
-    def __init__(self, device: torch.device, on: bool, *, small: bool = False) -> None:
-        self.device, self.on, self._small = device, on, small
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        device = federation.device
+        self.on = True
+        long = self.contract.code.nbytes >= PARALLEL_BYTES
+        self._pool = start(1) if long else None
+        self._encoding: Future[dict[int, Parts]] | None = None
+        self._small = self.contract.coords.nbytes + self.contract.weights.nbytes < PARALLEL_BYTES
         # of high priority: the host waits for its short work, while long training runs beside it
         cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
-        self.trained: Trained | None = None
-        self.evaluated: Callable[[], Evaluation] | None = None  # of the version that it was trained from
-        self._step: Tensor | None = None  # the predicted step, on the host
+        self._stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
+        self._next: Trained | None = None  # trained from the predicted next version
+        self._now: Trained | None = None  # of this round
+        self._ready: torch.cuda.Event | None = None  # after which the public state of this round can be read
         self._copy: tuple[Tree, PublicState] | None = None  # the newest coordinates, and their public state on the host
 
-    def take(self, number: int, clients: tuple[int, ...], coords: Tree) -> Trained | None:
-        """The cohort that was trained in advance, if it is this one, from these coordinates."""
-        trained, self.trained, self.evaluated = self.trained, None, None
-        if trained is None or (trained.number, trained.group.clients) != (number, clients):
-            return None
-        return trained if trained.group.public.coords is coords else None
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def open(self, round: Round, state: RunState) -> Collected:
+        """A round, of which the training may have begun before; its public state is on the host, if a copy is there."""
+        now, self._next = self._next, None
+        if now is not None and now.task.group.public.coords is round.server.public.coords:
+            same = (now.task.number, now.task.cohort) == (state.round, self.cohort(round, state))
+            now = now if same else None
+        self._now, self._ready = now, now.ready if now else self._mark()
+        return super().open(replace(round, server=self._on_host(round.server)), state)
+
+    def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
+        """Local training of a group, unless it was trained before."""
+        now = self._now
+        if now is not None and (now.task.number, now.task.group.clients) == (task.number, task.group.clients):
+            return now.inputs, now.outcome
+        return super().train(task, work)
+
+    def work_ahead(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
+        """Train the next cohort speculatively, or plan its batches, while this one's uploads are made.
+
+        The next version is evaluated then, too, if that is due.
+        """
+        federation, number, group = self.federation, task.number + 1, task.group
+        contract = self.contract.at(group.public.version)
+        ahead = self.on and number > 1 and task.backend == "graph"  # the first round tries the backend
+        if not ahead or not isinstance(update.code, Vector) or not is_predictable(contract, got.round):
+            return super().work_ahead(task, got, inputs, update)
+        step, coords = predict(contract, group, inputs.work.samples, update.code)
+        if step.device.type == "cuda":
+            step = torch.empty(step.shape, dtype=step.dtype, pin_memory=True).copy_(step, non_blocking=True)
+        ready, public = self._mark(), group.public._replace(version=group.public.version + 1, coords=coords)
+        clients = federation.sampler.cohort(number)
+        states = (ClientState(public.version),) * len(clients)
+        following = task._replace(number=number, group=Group(public, group.plan, clients, states), cohort=clients)
+        try:
+            trained = super().train(following)
+            self._next = Trained(following, *trained, ready, step, None)
+            if federation.is_evaluated(number) and not federation.averages:
+                with self._beside(ready):
+                    begun = federation.begin_evaluation(federation.weights(public), dict(public.buffers))
+                self._next = self._next._replace(evaluation=begun)
+            if number + 1 < self.job.rounds:
+                federation.sampler.plan(number + 1)
+        except torch.OutOfMemoryError:  # two cohorts at a time do not fit
+            self.stop()
+        return None
+
+    def begin_downloads(self, got: Collected) -> None:
+        """Encode long downloads on another core."""
+        if self._pool is None:
+            super().begin_downloads(got)
+        elif not got.downloads:
+            self._encoding = self._pool.submit(self._encode, got)
+
+    def downloads(self, got: Collected) -> dict[int, Parts]:
+        """The downloads of the cohort."""
+        encoding, self._encoding = self._encoding, None
+        return encoding.result() if encoding else self._encode(got)
+
+    def _encode(self, got: Collected) -> dict[int, Parts]:
+        """Encode in parallel with training: from the copy on the host, or in a stream of their own."""
+        with self._beside(self._ready if got.round.server is got.state.server else None):
+            return super().downloads(got)
+
+    def close(self, got: Collected) -> Closed:
+        """The next version from the messages; the prediction is used if it has the same bits."""
+        if self._next is None:
+            if got.round.server is not got.state.server:  # the next version is made on the GPU
+                got.round = replace(got.round, server=got.state.server)
+            return super().close(got)
+        with self._beside(self._ready if got.round.server is got.state.server else None):
+            closed = super().close(got)
+        return closed._replace(server=self._confirmed(closed.server, self._next))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate in parallel with the cohort that is trained in advance."""
+        with self._beside(self._next.ready if self._next else None):
+            yield
+        if self._next is not None and self._stream is not None:
+            # GPU work that is submitted from now on can use the results
+            torch.cuda.current_stream(self.federation.device).wait_stream(self._stream)
+
+    def begun_evaluation(self, server: ServerState) -> Callable[[], Evaluation] | None:
+        """The evaluation that was begun with the training of the next cohort."""
+        known = self._next is not None and self._next.task.group.public.coords is server.public.coords
+        return self._next.evaluation if self._next and known else None
 
     def stop(self) -> None:
         """Train nothing in advance any more, and discard what was."""
-        self.trained, self.evaluated, self._step, self._copy, self.on = None, None, None, None, False
+        self._next, self._now, self._copy, self.on = None, None, None, False
 
-    def on_host(self, server: ServerState) -> ServerState:
+    # -- streams and copies --------------------------------------------------------------------------------------------
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event for everything that was submitted to the GPU until now."""
+        return None if self._stream is None else torch.cuda.current_stream(self.federation.device).record_event()
+
+    @contextmanager
+    def _beside(self, since: torch.cuda.Event | None) -> Iterator[None]:
+        """Run GPU work in the side stream, after an event."""
+        if self._stream is None or since is None:
+            yield
+            return
+        self._stream.wait_event(since)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _on_host(self, server: ServerState) -> ServerState:
         """The same state with its public state on the host, if a copy is there; else the state itself."""
         if self._copy is None or self._copy[0] is not server.public.coords:
             return server
         return server._replace(public=self._copy[1])
 
-    def now(self) -> torch.cuda.Event | None:
-        """An event for everything that was submitted to the GPU until now."""
-        return None if self.stream is None else torch.cuda.current_stream(self.device).record_event()
-
-    def expect(self, prediction: Prediction) -> torch.cuda.Event | None:
-        """Begin to copy a predicted step to the host; returns an event for the prediction and the copy."""
-        step = prediction.step
-        if step.device.type == "cuda":
-            step = torch.empty(step.shape, dtype=step.dtype, pin_memory=True).copy_(step, non_blocking=True)
-        self._step = step
-        return self.now()
-
-    @contextmanager
-    def in_parallel(self, since: torch.cuda.Event | None = None) -> Iterator[None]:
-        """Run GPU work in parallel with a cohort that is trained in advance, if there is one.
-
-        Args:
-            since: the event after which its inputs are ready; by default when that cohort could begin.
-        """
-        since = since or (self.trained.ready if self.trained else None)
-        if self.trained is None or self.stream is None or since is None:
-            yield
-            return
-        self.stream.wait_event(since)
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def join(self) -> None:
-        """Let GPU work that is submitted from now on wait for that of `in_parallel`, so that it can use its results."""
-        if self.trained is not None and self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-
-    def evaluation(self, server: ServerState) -> Callable[[], Evaluation] | None:
-        """The evaluation of this version, if it was begun in advance; a call waits for it."""
-        known = self.trained is not None and self.trained.group.public.coords is server.public.coords
-        return self.evaluated if known else None
-
-    def confirm(self, server: ServerState) -> ServerState:
+    def _confirmed(self, server: ServerState, trained: Trained) -> ServerState:
         """The server's state, with the predicted coordinates if they are right; else training is discarded."""
-        if self.trained is None or self._step is None:
-            return server
-        public, step = server.public, self._step
-        if self.trained.ready is not None:
-            self.trained.ready.synchronize()
-        entry = server.ledger.entries[-1] if server.ledger.entries else b""
-        if ends_with(entry, step.numpy().data.cast("B")):  # the payload is the last part of an entry
-            predicted = public._replace(base=self.trained.group.public.base, coords=self.trained.group.public.coords)
-            self._copy = (predicted.coords, _host_copy(public, predicted.coords)) if self._small else None
+        public, guess = server.public, trained.task.group.public
+        if trained.ready is not None:
+            trained.ready.synchronize()
+        entry = memoryview(server.ledger.entries[-1] if server.ledger.entries else b"")
+        step = trained.step.view(torch.uint8).numpy()  # the payload, which is the last part of an entry
+        word = np.uint32 if len(step) % 4 == 0 else np.uint8
+        if np.array_equal(np.frombuffer(entry[-len(step) :], word), step.view(word)):
+            predicted = public._replace(base=guess.base, coords=guess.coords)
+            self._copy = (guess.coords, _host_copy(public, guess.coords)) if self._small else None
             return server._replace(public=predicted)
         self.stop()  # a prediction that was wrong once would be wrong again
-        if self.stream is None:
+        if self._stream is None:
             return server
-        torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(self.federation.device)
         if public.device.type == "cpu":
-            return server._replace(public=PublicState(public.version, *bring(public[1:], self.device)))
+            return server._replace(public=PublicState(public.version, *bring(public[1:], self.federation.device)))
         # copies: memory of the side stream must not be reused by it while the main stream reads it
-        trees = (tmap(torch.clone, tree) for tree in public[1:])
-        return server._replace(public=PublicState(public.version, *trees))
+        return server._replace(public=PublicState(public.version, *(tmap(torch.clone, tree) for tree in public[1:])))
 
 
 def _host_copy(public: PublicState, coords: Tree) -> PublicState:
     """A public state on the host; its coordinates are one vector where these are."""
     copy = PublicState(public.version, *bring(public[1:], "cpu"))
-    if isinstance(coords, FlatTree) and not isinstance(copy.coords, FlatTree):
-        copy = copy._replace(coords=cut(flatten(copy.coords), coords.names, coords.like))
+    if isinstance(coords, Vector) and not isinstance(copy.coords, Vector):
+        copy = copy._replace(coords=Vector(flatten(copy.coords), coords.names, coords.like))
     return copy
 
 
-def is_predictable(contract: Contract, server: ServerState, names: frozenset[str]) -> bool:
+def is_predictable(contract: Contract, round: Round) -> bool:
     """Whether the next version is the weighted mean of exact uploads, and no part keeps a state."""
-    method, version = contract.method, server.public.version
+    method, version, server = contract.method, round.version, round.server
     exact = all(codec.exact for codec in (*method.ups, method.down, method.merge_codec))
     return (
         exact
@@ -174,27 +238,26 @@ def is_predictable(contract: Contract, server: ServerState, names: frozenset[str
         and not (method.secure_aggregation or method.budget.tiers or method.next_stage)
         and not (server.opt or server.correction or contract.buffers.blocks or contract.has_client_correction)
         and not contract.shared.blocks
-        and names == contract.coords.named
+        and round.plan.names == contract.coords.named
         and contract.window(version) == contract.window(version + 1)
     )
 
 
-def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Tensor) -> Prediction:
-    """The result of `close_round` for these clients, by the same operations in the same order, on their device.
+def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Vector) -> tuple[Tensor, Tree]:
+    """The step of `Round.close` and the coordinates after it, by the same operations in the same order, on the device.
 
     Args:
         contract: the contract at this version.
         group: the clients.
         samples: number of examples of each.
-        codes: their updates, one row each.
+        codes: their updates.
     """
     public, names, shapes = group.public, contract.coords.names, contract.coords.like
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
     known = {count: received_weight(contract, count) for count in set(samples)}
     weights = [known[samples[i]] for i in order]
-    rows = codes.unbind()
-    mean = cut(weighted_mean([{"": rows[i]} for i in order], weights)[""], names, shapes)
+    mean = Vector(flatten(weighted_mean([codes.row(i) for i in order], weights)), names, shapes)
     # blocks in one vector: a few kernels, not some for each block
-    now = cut(flatten(public.coords), names, shapes)
+    now = Vector(flatten(public.coords), names, shapes)
     change, _ = contract.server_opt(public.version).server_step(mean, {}, now)
-    return Prediction(flatten(change), add(now, change))
+    return flatten(change), add(now, change)

@@ -21,11 +21,11 @@ import torch
 from thinwire.core.tree import bring
 from thinwire.errors import ConfigError
 from thinwire.federation.engine import EngineSettings
-from thinwire.federation.groups import GroupResult, GroupTask, OpenRound
-from thinwire.federation.job import Job, RunState
-from thinwire.federation.pipeline import Trained
-from thinwire.federation.simulation import Simulation
+from thinwire.federation.federation import Collected, Federation
+from thinwire.federation.job import Job
+from thinwire.federation.simulated import GroupTask, SimulatedClients
 from thinwire.federation.transfer import Packed, pack, unpack
+from thinwire.protocol.round import Reply
 from thinwire.protocol.state import PublicState
 
 INSTALL = "pip install 'thinwire[ray]'"
@@ -45,20 +45,20 @@ def need_ray() -> Any:
     return ray
 
 
-class RaySimulation(Simulation):
-    """A simulation whose groups are trained by workers; rounds, records and bytes are those of `Simulation`."""
+class RayClients(SimulatedClients):
+    """Simulated clients whose groups are trained by workers; rounds, records and bytes are the same."""
 
-    def __init__(self, engine: EngineSettings, job: Job) -> None:
-        super().__init__(engine, job)
-        self.ray = need_ray()
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        self.ray, engine, kind = need_ray(), federation.engine, federation.device.type
         cores, gpus = shares(engine.workers, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
-        if self.device.type == "cuda":
+        if kind == "cuda":
             if not gpus:
                 raise ConfigError("device 'cuda' was given, but Ray manages no GPU; write device = 'cpu'")
             cores = 1
-        make = self.ray.remote(Worker).options(num_cpus=cores, num_gpus=gpus if self.device.type == "cuda" else 0)
-        alone = replace(engine, device=self.device.type, workers=0)  # Ray shows a worker only its own GPU
-        whole = self.ray.put(job)
+        make = self.ray.remote(Worker).options(num_cpus=cores, num_gpus=gpus if kind == "cuda" else 0)
+        alone = replace(engine, device=kind, workers=0)  # Ray shows a worker only its own GPU
+        whole = self.ray.put(self.job)
         self.workers = [make.remote(alone, whole) for _ in range(engine.workers)]
         try:
             found = self.ray.get([worker.schema.remote() for worker in self.workers], timeout=START_SECONDS)
@@ -71,10 +71,8 @@ class RaySimulation(Simulation):
                 "workers built another model or method from this job; install the same versions everywhere"
             )
 
-    def _results(
-        self, state: RunState, opened: OpenRound, tasks: list[GroupTask], trained: Trained | None
-    ) -> Iterator[GroupResult]:
-        """The results of all groups; group k is trained by worker k, modulo the number of workers."""
+    def answers(self, tasks: list[GroupTask], got: Collected) -> Iterator[list[Reply]]:
+        """The replies of all groups; group k is trained by worker k, modulo the number of workers."""
         sent = {id(task.group.public): self.ray.put(pack(_on(task.group.public, "cpu"))) for task in tasks}
         jobs = []
         for k, task in enumerate(tasks):
@@ -82,9 +80,9 @@ class RaySimulation(Simulation):
             public = sent[id(task.group.public)]
             jobs.append(self.workers[k % len(self.workers)].train.remote(pack(rest), public))
         try:
-            opened.download()
+            self.downloads(got)
             for job in jobs:
-                yield unpack(self.ray.get(job))
+                yield [one._replace(message=bytes(one.message)) for one in unpack(self.ray.get(job))]
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from None  # as if it had happened here
         finally:
@@ -92,22 +90,22 @@ class RaySimulation(Simulation):
 
 
 class Worker:
-    """A worker process: the same simulation, which trains the groups that it is given."""
+    """A worker process: the same federation, which trains the groups that it is given."""
 
     def __init__(self, engine: EngineSettings, job: Job) -> None:
-        self.simulation = Simulation(engine, job)
+        self.federation = Federation(engine, job)
+        self.clients = SimulatedClients(self.federation)
 
     def schema(self) -> bytes:
         """The hash of method, model, initial weights and seed, which must be the same everywhere."""
-        return self.simulation.contract.schema.digest
+        return self.federation.contract.schema.digest
 
     def train(self, task: Packed, public: Packed) -> Packed:
-        """Train a group (a `GroupTask` without public state) from a public state; returns its `GroupResult`."""
-        here, given = self.simulation, unpack(task)
-        start = _on(unpack(public), here.device)
-        with here.federation.compute(given.onednn):
-            result = here.train_group(given._replace(group=given.group._replace(public=start)))
-        return pack(result._replace(messages=[memoryview(one) for one in result.messages]))  # views are not copied
+        """Train a group (a `GroupTask` without public state) from a public state; returns its replies."""
+        given, start = unpack(task), _on(unpack(public), self.federation.device)
+        with self.federation.compute(given.onednn):
+            replies = self.clients.answer(given._replace(group=given.group._replace(public=start)))
+        return pack([one._replace(message=memoryview(one.message)) for one in replies])  # views are not copied
 
 
 def _on(public: PublicState, device: torch.device | str) -> PublicState:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thinwire.core.key import Key, choices
-from thinwire.core.threads import sent
+from thinwire.core.parallel import sent
 from thinwire.data.examples import Examples
 from thinwire.data.partition import Assignment
 from thinwire.training.batches import Batches, Local, by_size, plan_rounds

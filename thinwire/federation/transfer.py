@@ -1,18 +1,52 @@
-"""Values that processes exchange, as a few bytes of pickle and the arrays beside them, which Ray copies once.
+"""Updates on their way from a GPU, and values that processes exchange.
 
-Pickled as it is, a tensor takes its whole storage with it, also that of other tensors, and is copied several times.
-Here a tensor is an array of its own values, and so is a message. Pickle is for processes that trust each other.
+What Ray sends is a few bytes of pickle and the arrays beside them, which it copies once. Pickled as it is, a tensor
+takes its whole storage with it, also that of other tensors, and is copied several times. Here a tensor is an array of
+its own values, and so is a message. Pickle is for processes that trust each other.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from thinwire.core.parallel import PARALLEL_BYTES, to_host as copy_to_host
+from thinwire.core.tree import bring_async
+from thinwire.core.vector import Vector
+from thinwire.protocol.client import Update
+
+MARGIN_BYTES = 64  # before and after the values of a client; enough for the header of a message with few blocks
+
+
+def to_host(update: Update) -> Callable[[], Update]:
+    """Begin to copy an update to the CPU; a call of the result waits until it is there.
+
+    In between, a GPU can be given further work, which does not delay the transfer. Long codes get free memory around
+    each row, where a message is written without a copy of its values (`wire.message`).
+    """
+    code, wide, done = update.code, None, None
+    if isinstance(code, Vector) and code.data.is_cuda and code.data[0].nbytes >= PARALLEL_BYTES:
+        margin, size = MARGIN_BYTES // code.data.element_size(), code.data.shape[1]
+        wide, done = copy_to_host(code.data.clone(), aside=True, margin=margin)  # a clone: a recording may write to it
+        code = code.with_data(wide[:, margin : margin + size])
+    trees = (code, update.schedule_report, update.unsent, update.moved, update.buffers, update.shared)
+    arrive = bring_async([*trees, {"loss": update.loss, "total": update.total}, *update.opt.values()], "cpu")
+
+    def wait() -> Update:
+        code, report, unsent, moved, buffers, shared, sums, *slots = arrive()
+        if done is not None:
+            done.synchronize()
+        opt = dict(zip(update.opt, slots, strict=True))
+        trees = (code, report, unsent, moved, buffers, shared, opt)
+        return Update(*trees, sums["loss"], sums["total"], update.steps, update.samples, wide)
+
+    return wait
 
 
 class Packed(NamedTuple):

@@ -36,14 +36,15 @@ from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
 from thinwire.federation.engine import EngineSettings
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
+from thinwire.federation.transfer import to_host
 from thinwire.flower.transport import ClientResponse, Deadline
 from thinwire.protocol.client import (
     Group,
-    begin_updates,
     drop_stale,
     initial_client_state,
     make_uploads,
     training_inputs,
+    updates,
 )
 from thinwire.protocol.receive import Received, receive, request_full_state
 from thinwire.protocol.round import EVALUATE, Request, Response
@@ -211,10 +212,11 @@ class Client:
             evaluation = federation.client_evaluation(public, state, client) if evaluated else None
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = self.trainer.train(inputs)
-            updates = begin_updates(self.contract, group, inputs.start, outcome)()
-            secagg = cohort(float(updates.loss[0]), work.samples[0]) if cohort else None
-            (message,), (after,) = make_uploads(self.contract, group, updates, work.samples, secagg)
-        return Response(bytes(message), float(updates.loss[0]), work.samples[0], evaluation=evaluation), after
+            update = to_host(updates(self.contract, group, inputs, outcome))()
+            loss, samples = float(update.loss[0]), work.samples[0]
+            masks = cohort(loss, samples) if cohort else None
+            ((message, after),) = make_uploads(self.contract, group, update, masks)
+        return Response(bytes(message), loss, samples, evaluation=evaluation), after
 
 
 def _is_same(one: PublicState, other: PublicState) -> bool:

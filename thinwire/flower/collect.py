@@ -22,17 +22,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, WireError
-from thinwire.federation.job import RunState
+from thinwire.federation.federation import Collected
 from thinwire.flower.transport import TOO_LONG, ClientResponse, Deadline, Log, RoundPolicy, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.round import Request, Response
-from thinwire.protocol.server import full_state_message, open_round, split_download
-from thinwire.protocol.state import ServerState
-from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
+from thinwire.protocol.round import Reply, Request, Response
+from thinwire.protocol.state import ClientState
+from thinwire.protocol.upload import MAX_EXAMPLES, Upload
 from thinwire.runs.cohort_file import CohortLog
-from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 
@@ -60,47 +57,39 @@ class Asked(NamedTuple):
     """What a client was asked to train from, and when."""
 
     version: int
-    plan: Plan
-    trained: Mapping[int, Tree]  # the values that clients of each tier train
     accepted: int = -1  # the version of its last accepted upload
     since: float = 0.0  # on the clock of the server
 
 
 @dataclass
-class Collected:
-    """What one round has received so far."""
+class FlowerCollected(Collected):
+    """What one round has received so far, and from whom.
 
-    number: int
-    size: int  # the number of uploads that the round is for
-    responses: dict[int, Response] = field(default_factory=dict)
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    cohort: tuple[int, ...] = ()
+    Args:
+        size: the number of uploads that the round is for.
+        requests: what clients were asked.
+        logged: refused clients that are in the log.
+        up: bytes that each client sent.
+        down: bytes that each client was sent.
+        seconds: until the last response of a client.
+    """
+
+    size: int = 0
     requests: dict[int, Request] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)  # clients that the round did not wait for
-    logged: set[int] = field(default_factory=set)  # refused clients that are in the log
-    based: dict[int, int] = field(default_factory=dict)  # the version that each upload was trained from
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_catchup: int = 0
-    drifted: int = 0
-    up: dict[int, int] = field(default_factory=dict)  # bytes by client
+    logged: set[int] = field(default_factory=set)
+    up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)  # until the last response of a client
+    seconds: dict[int, float] = field(default_factory=dict)
 
     @property
-    def counted(self) -> dict[int, Response]:
-        """The responses that are used."""
-        return {i: self.responses[i] for i in self.uploads}
+    def counted(self) -> dict[int, Reply]:
+        """The replies that are used."""
+        return {i: self.replies[i] for i in self.uploads}
 
-    @property
-    def sent_bytes(self) -> tuple[int, int, int]:
-        """Bytes of the round: up, down, and for catching up."""
-        return self.bytes_up, self.bytes_down, self.bytes_catchup
-
-    def sent(self, requests: Mapping[int, Request]) -> None:
-        """Count requests."""
+    def count(self, requests: Mapping[int, Request]) -> None:
+        """Count requests that are sent."""
         for i, request in requests.items():
+            self.downloads[i] = wire.Parts((request.data,))
             self.down[i] = self.down.get(i, 0) + len(request.data)
 
 
@@ -198,20 +187,17 @@ class Collector:
 
     # -- its uploads -----------------------------------------------------------------------------------------------
 
-    def collect(self, state: RunState, plan: Plan, turn: Turn) -> Collected:
+    def collect(self, got: FlowerCollected, turn: Turn) -> None:
         """Ask the cohort, and while there are too few uploads clients that did not respond, and others besides.
 
         Args:
-            state: the state before the round.
-            plan: the plan of the round.
+            got: has the round; receives its uploads.
             turn: how its cohort is taken.
         """
-        number, got, needed = turn.number, Collected(turn.number, turn.size), self.policy.needed(turn.size)
-        public = state.server.public
+        number, needed = turn.number, self.policy.needed(turn.size)
         for attempt in range(self.policy.tries):
             got.cohort = self._again(turn, got.cohort, got.uploads.keys()) if attempt else self.draw(turn)
-            asked = Asked(public.version, plan, trained_by_tier(self.contract, public, got.cohort))
-            self._ask(state.server, got, asked, self.requests(state, got))
+            self._ask(got, self.requests(got))
             self.refuse(got)
             if len(got.uploads) >= needed:
                 got.late -= got.uploads.keys() | got.refused.keys()
@@ -222,52 +208,53 @@ class Collector:
                     self.log(
                         f"round {number}: closed with {len(got.uploads)} of {len(got.cohort)} clients; late: {late}"
                     )
-                return got
+                return
             self.log(f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients responded, {needed} are needed")
         raise WireError(
             f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients sent an upload that can be used, "
             f"{needed} are needed; `thinwire resume` continues when they are back"
         )
 
-    def requests(self, state: RunState, got: Collected) -> dict[int, Request]:
+    def requests(self, got: FlowerCollected) -> dict[int, Request]:
         """The requests to the clients of a cohort that are there and have not sent an upload that can be used."""
+        known, round = got.state.clients, got.round
         new = [i for i in got.cohort if i not in got.requests]
-        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in new}
-        down = open_round(self.contract, state.server, {i: max(0, version) for i, version in accepted.items()})
+        accepted = {i: known[i].version if i in known else -1 for i in new}
+        down = round.downloads({i: max(0, version) for i, version in accepted.items()})
         repeated = {i: request for i, request in got.requests.items() if i in self.here - got.uploads.keys()}
         got.requests |= {i: Request(down[i], accepted[i]) for i in new}
         asked = {i: got.requests[i] for i in got.cohort if i in repeated or i in new}
-        ordinary, more = split_download(self.contract, state.server, {i: one.data for i, one in asked.items()})
-        again, _ = split_download(self.contract, state.server, {i: one.data for i, one in repeated.items()})
+        ordinary, more = round.split({i: one.data for i, one in asked.items()})
+        again, _ = round.split({i: one.data for i, one in repeated.items()})
         got.bytes_down += ordinary - again  # a repeated message counts as catching up
         got.bytes_catchup += more + again
-        got.sent(asked)
+        got.count(asked)
         return asked
 
-    def _ask(self, server: ServerState, got: Collected, now: Asked, requests: Mapping[int, Request]) -> None:
+    def _ask(self, got: FlowerCollected, requests: Mapping[int, Request]) -> None:
         """Collect the responses to requests; clients that request the whole state are sent it, while there is time."""
         busy, deadline = (Deadline(self.policy.seconds, self.clock) for _ in range(2))
-        lost = self._exchange(server, got, now, requests, deadline)
+        lost = self._exchange(got, requests, deadline)
         if len(got.uploads) < self.policy.needed(got.size) or self.policy.grace is None:
             deadline = Deadline(self.policy.seconds, self.clock)
         got.drifted += len(lost)
         full = self.asynchronous.active and len(got.uploads) >= got.size  # then they are sent it in a later round
         if lost and deadline.left() and not full:
             got.bytes_catchup += sum(len(request.data) for request in lost.values())
-            got.sent(lost)
-            self._exchange(server, got, now, lost, deadline)
+            got.count(lost)
+            self._exchange(got, lost, deadline)
         # others are asked until these have responded
         self.busy |= dict.fromkeys(got.late - got.uploads.keys(), busy)
 
     def _exchange(
-        self, server: ServerState, got: Collected, now: Asked, requests: Mapping[int, Request], deadline: Deadline
+        self, got: FlowerCollected, requests: Mapping[int, Request], deadline: Deadline
     ) -> dict[int, Request]:
         """Collect the uploads that can be used; returns what clients need that requested the whole state."""
         lost: dict[int, Request] = {}
         needed, enough, began = self.policy.needed(got.size), False, self.clock.monotonic()
 
         def asked(i: int) -> Asked:
-            return now._replace(accepted=got.requests[i].accepted, since=began)
+            return Asked(got.round.version, got.requests[i].accepted, began)
 
         self.training |= {i: asked(i) for i in requests}
         for client, response in self._responses(requests, lost, deadline):
@@ -286,7 +273,7 @@ class Collector:
             if client in got.uploads or client in lost:
                 continue
             try:
-                result = self._read(server, before, client, response)
+                result = self._read(got, before, client, response)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
@@ -294,7 +281,7 @@ class Collector:
                 lost[client] = Request(result, before.accepted)
                 got.requests.setdefault(client, lost[client])
                 continue
-            got.uploads[client], got.responses[client], got.based[client] = result, response, before.version
+            got.uploads[client] = result
             if self.policy.grace is not None and len(got.uploads) >= needed:
                 deadline.at_most(self.policy.grace)
                 enough = True
@@ -323,33 +310,32 @@ class Collector:
             if lost:
                 return
 
-    def refuse(self, got: Collected, refused: Mapping[int, str] = {}) -> None:
+    def refuse(self, got: FlowerCollected, refused: Mapping[int, str] = {}) -> None:
         """Remove uploads; each refused client is named once in the log of a round."""
         for i, why in refused.items():
             got.refused[i] = why
             got.uploads.pop(i, None)
+            got.replies.pop(i, None)
         for i in sorted(got.refused.keys() - got.logged):
             self.log(f"round {got.number}: refused {self.transport.name(i)}: {got.refused[i]}")
         got.logged |= got.refused.keys()
 
-    def _read(self, server: ServerState, asked: Asked, client: int, response: Response) -> Upload | bytes:
+    def _read(self, got: FlowerCollected, asked: Asked, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
             words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
             raise WireError(f"{words}{visible(response.error, 300)}")
-        contract, staleness = self.contract.at(asked.version), server.public.version - asked.version
+        contract, round = self.contract.at(asked.version), got.round
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            return full_state_message(self.contract, server, response.data, client)
-        trained = asked.trained[contract.tier(client)]
-        upload = decode_upload(contract, asked.plan, asked.version, client, response.data, trained)
-        if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
+            return round.full_state(response.data, client)
+        known = ClientState(asked.version)  # the server knows only the version of a client's last accepted upload
+        facts = response.loss, response.examples, known, response.evaluation
+        reply = Reply(client, asked.version, response.data, *facts)
+        upload = round.read(reply)
+        if not (math.isfinite(response.loss) and 0 < response.examples <= MAX_EXAMPLES):
             raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
-        if self.asynchronous.is_too_stale(staleness):
-            raise WireError(
-                f"it trained version {asked.version}, {staleness} versions ago, and at most "
-                f"{self.asynchronous.most_stale} are used"
-            )
-        return upload._replace(staleness=staleness)
+        got.replies[client] = reply
+        return upload
 
     def _is_older(self, client: int, response: Response, asked: Asked) -> bool:
         """Whether a response is an upload of an earlier version than the client was asked to train: it came twice."""

@@ -1,7 +1,7 @@
 """Which reports and updates of clients are far from those of the others.
 
     bounds     uploads, losses and numbers of examples are compared with the medians of the latest rounds, too
-               (`protocol/norm_bound.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
+               (`protocol/bounds.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
     far off    the norm of a client's update is above 3 times the median of its round or of the latest rounds
     not fit    the median loss that the next cohort reports is above 3 times the median of the latest rounds, and above
                3 times that of each of the last three
@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thinwire.core.tree import Tree, flatten, norm, sub
-from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors, reference
-from thinwire.protocol.recent import FAR, Recent
-from thinwire.protocol.round import Response
+from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, reference
+from thinwire.protocol.round import Reply
 
 
 def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
@@ -33,7 +32,7 @@ def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
     return tuple(client for client, size in sorted(norms.items()) if size > most > 0)
 
 
-def training_loss(responses: Mapping[int, Response], limit: float, recent: Recent) -> tuple[float, dict[int, str]]:
+def training_loss(responses: Mapping[int, Reply], limit: float, recent: Recent) -> tuple[float, dict[int, str]]:
     """The mean loss over all examples, with both bounded as uploads are; and the clients that were, with reasons.
 
     Args:
@@ -77,6 +76,6 @@ def similarity(updates: Mapping[int, Tree], start: Tree) -> tuple[dict[int, floa
     return norms, cosines
 
 
-def reported(responses: Mapping[int, Response]) -> tuple[list[float], list[float]]:
+def reported(responses: Mapping[int, Reply]) -> tuple[list[float], list[float]]:
     """Losses and numbers of examples."""
     return [abs(one.loss) for one in responses.values()], [float(one.examples) for one in responses.values()]

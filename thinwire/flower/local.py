@@ -73,7 +73,6 @@ def deploy(
     folder = RunFolder(path, experiment)
     if folder.exists:
         if done := folder.summary():
-            folder.verify()
             refuse_diverged(done)
             return done
         if not resume:

@@ -26,15 +26,13 @@ import numpy as np
 
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, ThinwireError, WireError
-from thinwire.federation.job import Job, RunState
-from thinwire.flower.collect import Collected, Collector
+from thinwire.federation.job import Job
+from thinwire.flower.collect import Collector, FlowerCollected
 from thinwire.flower.transport import Deadline
-from thinwire.protocol.aggregate import Aggregate
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.next_version import next_version
-from thinwire.protocol.round import Request, Response
-from thinwire.protocol.server import full_state_message, split_download
-from thinwire.protocol.state import ServerState
+from thinwire.protocol.round import Reply, Request, Response
+from thinwire.protocol.server import Aggregate, next_version
+from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import Upload, decode_upload
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
@@ -75,18 +73,17 @@ class SecureRound:
     Args:
         collector: has the contract, the transport, the policy and the log of the server.
         job: what is trained.
-        state: the state before the round.
-        plan: the plan of the round.
-        got: has the cohort; receives uploads whose masks cancel in their sum, counts of bytes, and who was refused.
+        got: has the round and its cohort; receives uploads whose masks cancel in their sum, counts of bytes, and who
+            was refused.
     """
 
-    def __init__(self, collector: Collector, job: Job, state: RunState, plan: Plan, got: Collected) -> None:
-        self.collector, self.policy, self.state, self.plan, self.got = collector, collector.policy, state, plan, got
+    def __init__(self, collector: Collector, job: Job, got: FlowerCollected) -> None:
+        self.collector, self.policy, self.got, self.round = collector, collector.policy, got, got.round
         self.clients, self.cohort = len(job.task.clients), job.cohort
-        self.contract = collector.contract.at(state.server.public.version)
+        self.contract = collector.contract.at(got.round.version)
         self.answered: set[int] = set()  # clients that have answered this version in another session
         self._logged: set[tuple[int, str]] = set()
-        self.requests = collector.requests(state, got)
+        self.requests = collector.requests(got)
         got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
 
     def collect(self) -> None:
@@ -102,7 +99,7 @@ class SecureRound:
         )
 
     def _session(self, attempt: int) -> None:
-        version = self.state.server.public.version
+        version = self.round.version
         name = session_name(str(getattr(self.collector.transport, "run", "")), self.contract, version, attempt)
         self.head = Head(name, version)
         least = max(frames.threshold(self.cohort), self.policy.needed(len(self.requests)))
@@ -150,7 +147,7 @@ class SecureRound:
 
     def _uploads(self, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, Response]:
         """The masked uploads; a client that lost its state is sent the whole one."""
-        contract, server = self.contract, self.state.server
+        contract = self.contract
         shares = {
             client: self.head.pack(frames.UPLOAD)
             + frames.pack_list({sender: theirs[client] for sender, theirs in sealed.items() if sender != client})
@@ -160,7 +157,7 @@ class SecureRound:
         def read(client: int, response: Response) -> Response:
             if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
                 self.got.drifted += 1
-                whole = full_state_message(self.collector.contract, server, response.data, client)
+                whole = self.round.full_state(response.data, client)
                 raise _NeedsState(shares[client] + whole)
             self._words(client, response)
             return response
@@ -187,7 +184,8 @@ class SecureRound:
             masked = words[client][:-WORDS].astype("<u4").tobytes()
             self.got.uploads[client] = Upload({}, 1.0, {}, {}, {}, masked=masked, began=began)
             # loss and examples of one client are not known: each counts with the mean
-            self.got.responses[client] = response._replace(loss=loss, examples=max(1, examples // len(words)))
+            version, mean = self.round.version, max(1, examples // len(words))
+            self.got.replies[client] = Reply(client, version, response.data, loss, mean, ClientState(version))
             self.got.refused.pop(client, None)
 
     def _confirm(self) -> dict[int, bytes]:
@@ -238,8 +236,8 @@ class SecureRound:
     def _words(self, client: int, response: Response) -> np.ndarray:
         """The masked words of an upload, as uint32."""
         contract = self.contract
-        upload = decode_upload(contract, self.plan, self.head.version, client, response.data)
-        size = contract.method.ups[0].size(contract.upload_fields(self.plan)[1])
+        upload = decode_upload(contract, self.round.plan, self.head.version, client, response.data)
+        size = contract.method.ups[0].size(contract.upload_fields(self.round.plan)[1])
         assert size is not None, "a summable codec has a constant size"
         expected = hidden_size(size // 4) + 4 * WORDS
         if len(upload.masked) != expected:
@@ -288,7 +286,7 @@ class SecureRound:
             asked = {client: requests[client] for client in sorted(here)}
             given = {client: data for client, data in downloads.items() if client in here}
             sent = sum(map(len, asked.values()))
-            catchup = split_download(self.collector.contract, self.state.server, given)[1]
+            catchup = self.round.split(given)[1]
             more = sent if attempt else catchup  # a repeated message counts as catching up
             self.got.bytes_down += sent - more
             again = self._exchange(phase, asked, read, answers)

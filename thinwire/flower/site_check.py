@@ -100,7 +100,7 @@ def _two_rounds(experiment: Settings, site: _Site) -> RoundRecord:
         )
     state, record = server.start(), None
     for _ in range(min(2, job.rounds)):
-        site.number = server.federation.sample(state)[1][0]
+        site.number = server.sampler.cohort(state.round)[0]
         try:
             state, record = server.round(state)
         except WireError as error:

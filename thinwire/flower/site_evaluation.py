@@ -17,15 +17,14 @@ from collections.abc import Collection, Mapping
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
-from thinwire.federation.client_evaluations import with_client_evaluations
+from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.flower.collect import Collector
 from thinwire.flower.transport import Deadline
-from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.round import EVALUATE, Request, Response
-from thinwire.protocol.server import open_round
-from thinwire.protocol.upload import MOST_EXAMPLES
+from thinwire.protocol.bounds import WEIGHT_LIMIT, factors
+from thinwire.protocol.round import EVALUATE, Request, Response, Round
+from thinwire.protocol.upload import MAX_EXAMPLES
 from thinwire.training.evaluation import Evaluation
 
 
@@ -49,7 +48,8 @@ def evaluated_at_sites(
         return record
     here = sorted(collector.idle() & set(federation.eligible))
     versions = {i: state.clients[i].version if i in state.clients else -1 for i in here}
-    down = open_round(federation.contract, state.server, {i: max(0, version) for i, version in versions.items()})
+    following = Round.open(federation.contract, state.server)
+    down = following.downloads({i: max(0, version) for i, version in versions.items()})
     requests = {i: Request(down[i], version, EVALUATE) for i, version in versions.items()}
     found: dict[int, Evaluation] = {}
     deadline, name = Deadline(policy.seconds), collector.transport.name
@@ -83,7 +83,7 @@ def checked(response: Response, metrics: Collection[str]) -> Evaluation:
     found = response.evaluation
     if response.error or found is None:
         raise WireError(visible(response.error, 300) or "it has no validation examples")
-    if not math.isfinite(found.loss) or not 0 < found.examples <= MOST_EXAMPLES:
+    if not math.isfinite(found.loss) or not 0 < found.examples <= MAX_EXAMPLES:
         raise WireError(f"its loss is {found.loss} over {found.examples} examples")
     if found.accuracy is not None and not 0 <= found.accuracy <= 1:
         raise WireError(f"its accuracy is {found.accuracy}, expected a number from 0 to 1")

@@ -11,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
+
+from thinwire.kernels.sums_triton import read
 
 Pair = tuple[int, int]
 BLOCK = 1024  # values of one program
@@ -28,11 +31,11 @@ def _gather(
     y,
     rows,
     clients,
-    WIDTH: tl.constexpr,
-    PIXELS: tl.constexpr,
-    AREA: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    B: tl.constexpr,
+    WIDTH: constexpr,
+    PIXELS: constexpr,
+    AREA: constexpr,
+    CHANNELS: constexpr,
+    B: constexpr,
 ):
     """The images and targets of a step, normalized: (pixel / 255 - mean) / deviation.
 
@@ -65,17 +68,17 @@ def _average(
     x,
     out,
     count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    FIRST: tl.constexpr,
-    B: tl.constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    FIRST: constexpr,
+    B: constexpr,
 ):
     """Means over adjacent windows; FIRST: channels first in the result."""
-    OH: tl.constexpr = H // KH
-    OW: tl.constexpr = W // KW
+    OH: constexpr = H // KH
+    OW: constexpr = W // KW
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     known = at < count
     channel = at % C
@@ -86,7 +89,7 @@ def _average(
     source = x + ((image * H + u * KH) * W + v * KW) * C + channel
     for i in tl.static_range(KH):
         for j in tl.static_range(KW):
-            total += tl.load(source + (i * W + j) * C, mask=known, other=0.0).to(tl.float32)
+            total += read(source + (i * W + j) * C, known)
     to = at
     if FIRST:
         to = ((image * C + channel) * OH + u) * OW + v
@@ -99,17 +102,17 @@ def _spread(
     y,
     out,
     count,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    FIRST: tl.constexpr,
-    B: tl.constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    FIRST: constexpr,
+    B: constexpr,
 ):
     """The gradient of `_average` of the ReLU whose result was y."""
-    OH: tl.constexpr = H // KH
-    OW: tl.constexpr = W // KW
+    OH: constexpr = H // KH
+    OW: constexpr = W // KW
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     known = at < count
     channel = at % C
@@ -120,7 +123,7 @@ def _spread(
         source = ((image * C + channel) * OH + u) * OW + v
     else:
         source = ((image * OH + u) * OW + v) * C + channel
-    g = tl.load(grad + source, mask=known, other=0.0).to(tl.float32) / (KH * KW)
+    g = read(grad + source, known) / (KH * KW)
     above = tl.load(y + at, mask=known, other=0.0) > 0
     tl.store(out + at, tl.where(above, g, 0.0), mask=known)
 
@@ -133,16 +136,16 @@ def _sum_parts(
     parts,
     kernel_client,
     bias_client,
-    OUTER: tl.constexpr,
-    INNER: tl.constexpr,
-    KEPT: tl.constexpr,
-    TAPS: tl.constexpr,
-    K_OUTER: tl.constexpr,
-    K_INNER: tl.constexpr,
-    K_TAP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BIAS: tl.constexpr,
-    B: tl.constexpr,
+    OUTER: constexpr,
+    INNER: constexpr,
+    KEPT: constexpr,
+    TAPS: constexpr,
+    K_OUTER: constexpr,
+    K_INNER: constexpr,
+    K_TAP: constexpr,
+    COLUMNS: constexpr,
+    BIAS: constexpr,
+    B: constexpr,
 ):
     """Sum of the terms of a kernel gradient, (o, tap, i), of the first KEPT channels.
 
@@ -176,10 +179,10 @@ def _cross_entropy(
     bias_client,
     grad_client,
     rows_client,
-    CLASSES: tl.constexpr,
-    BIAS: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    CLASSES: constexpr,
+    BIAS: constexpr,
+    N: constexpr,
+    K: constexpr,
 ):
     """Mean loss of one client, added to `losses` times its rows, and the gradients by the outputs and their bias."""
     client = tl.program_id(0).to(tl.int64)
@@ -188,7 +191,7 @@ def _cross_entropy(
     real = (k < CLASSES)[None, :]
     place = (client * n + j)[:, None] * CLASSES + k[None, :]
     known = (j < n)[:, None] & real
-    z = tl.load(outputs + place, mask=known, other=0.0).to(tl.float32)
+    z = read(outputs + place, known)
     if BIAS:
         z += tl.load(bias + client * bias_client + k, mask=k < CLASSES, other=0.0)[None, :]
     z = tl.where(real, z, float("-inf"))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from thinwire.kernels import conv_fused, group_norm
-from thinwire.kernels.conv_cpu import Pair
+from thinwire.kernels.conv_cpu import Pair, pair, window_of
 
 Products = Literal["fused"]
 
@@ -38,7 +38,7 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
         kwargs = kwargs or {}
         if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
             return convolve(*call)
-        if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
+        if func is F.avg_pool2d and (window := window_of(args[0].shape, *args[1:], **kwargs)):
             return means(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
@@ -66,9 +66,9 @@ def _arguments(
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
     """The arguments of `convolve`, or None for an unsupported convolution."""
-    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
+    if isinstance(padding, str) or groups != 1 or pair(dilation) != (1, 1) or x.dim() != 4:
         return None
-    return x, weight, bias, _pair(stride), _pair(padding)
+    return x, weight, bias, pair(stride), pair(padding)
 
 
 def means(x: Tensor, window: Pair) -> Tensor:
@@ -77,24 +77,7 @@ def means(x: Tensor, window: Pair) -> Tensor:
     >>> means(torch.arange(4.0).view(1, 1, 2, 2), (2, 2))
     tensor([[[[1.5000]]]])
     """
-    return _Means.apply(x, window)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _window(
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Pair | None:
-    """The window of an average pooling that `means` supports, or None."""
-    size = _pair(kernel_size)
-    adjacent = stride is None or stride == () or _pair(stride) == size
-    plain = _pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
-    covers = x.dim() == 4 and x.shape[-2] % size[0] == 0 and x.shape[-1] % size[1] == 0
-    return size if adjacent and plain and covers else None
+    return _Means.apply(x, window)  # type: ignore[no-untyped-call]
 
 
 def _norm(
@@ -125,21 +108,13 @@ def batch_norm(
     Sums are in float32, the result has the type of the input. The running variance is the unbiased one, as in torch.
     """
     weight, bias = _affine(x, weight, bias)
-    dims, count, wide = (
-        (0, *range(2, x.dim())),
-        x.numel() // x.shape[1],
-        x.to(torch.promote_types(x.dtype, weight.dtype)),
-    )
-    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    count, wide = x.numel() // x.shape[1], x.to(torch.promote_types(x.dtype, weight.dtype))
+    variance, mean = torch.var_mean(wide, (0, *range(2, x.dim())), correction=0, keepdim=True)
     for running, value in ((running_mean, mean), (running_var, variance * (count / max(1, count - 1)))):
         if running is not None:
             running.mul_(1 - momentum).add_(value.detach().flatten().to(running.dtype), alpha=momentum)
     scale, shift = (block.view(mean.shape) for block in (weight, bias))
     return ((wide - mean) * torch.rsqrt(variance + eps) * scale + shift).to(x.dtype)
-
-
-def _pair(value: Any) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
 class _Means(torch.autograd.Function):

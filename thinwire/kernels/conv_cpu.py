@@ -18,6 +18,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -38,6 +39,28 @@ TILED = 1 << 24  # values of images whose tiles are copied at a time
 MANY = 4  # tiles of a batch: with fewer, transforming them takes longer than multiplying them
 
 
+def pair(value: Any) -> Pair:
+    """A setting of a layer for both axes of an image, from one number or one for each."""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def window_of(
+    shape: Sequence[int],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Pair | None:
+    """The window of an average pooling of images over adjacent windows that cover them; None for another pooling."""
+    size = pair(kernel_size)
+    adjacent = stride is None or stride == () or pair(stride) == size
+    plain = pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
+    covers = len(shape) == 4 and shape[-2] % size[0] == 0 and shape[-1] % size[1] == 0
+    return size if adjacent and plain and covers else None
+
+
 def by_columns(module: nn.Module) -> bool:
     """Replace the convolution and pooling layers of a module in place; returns whether it has convolutions."""
     found = False
@@ -52,7 +75,7 @@ def by_columns(module: nn.Module) -> bool:
 
 def convolve_alone(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The convolution of images (n, channels, height, width) with a kernel (out, channels, height, width)."""
-    return _ConvolveAlone.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
+    return _ConvolveAlone.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call]
 
 
 def patches(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -256,4 +279,4 @@ def _input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: Pair, paddi
         return by_x.contiguous(memory_format=LAST) if x.stride(1) == 1 else by_x
     no, only_x = ((1, 1), False, (0, 0), 1), (True, False, False)
     gradients = torch.ops.aten.convolution_backward(grad, x, kernel, None, stride, padding, *no, only_x)
-    return gradients[0]  # type: ignore[no-any-return]
+    return gradients[0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.conv_cpu import Pair
-from thinwire.kernels.support import batch_dim_first, has_triton, split_clients
+from thinwire.kernels.support import Derivative, batch_dim_first, batch_dims_first, has_triton, split_clients
 
 
 def triton_kernels(x: Tensor) -> Any:
@@ -28,7 +28,7 @@ def convolve_fused(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair,
 
     Kernel and bias may have another type: their gradients have it, without rounding to that of the images.
     """
-    return _Fused.apply(x, kernel, bias, stride, padding)[0]  # type: ignore[no-untyped-call, no-any-return]
+    return _Fused.apply(x, kernel, bias, stride, padding)[0]  # type: ignore[no-untyped-call]
 
 
 class _Fused(torch.autograd.Function):
@@ -85,7 +85,7 @@ def _of_many(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, paddi
     return out, own.new_empty(0) if own is kernel else own
 
 
-class _FusedKernelGradient(torch.autograd.Function):
+class _FusedKernelGradient(Derivative):
     """The gradients with respect to the kernel and the bias, in their type; the second is empty without a bias."""
 
     @staticmethod
@@ -96,26 +96,16 @@ class _FusedKernelGradient(torch.autograd.Function):
         return by_kernel[0], by_bias[0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, grad: Tensor, x: Tensor, *how: Any) -> tuple:
-        c = info.batch_size
-        grad, x = batch_dim_first(grad, in_dims[0], c), batch_dim_first(x, in_dims[1], c)
-        return triton_kernels(x).kernel_gradient(grad, x, *how), (0, 0)
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        return triton_kernels(args[1]).kernel_gradient(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0)
 
 
-class _FusedInputGradient(torch.autograd.Function):
+class _FusedInputGradient(Derivative):
     """The gradient with respect to the images."""
 
     @staticmethod
     def forward(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-        return triton_kernels(grad).input_gradient(grad[None], kernel[None], size, stride, padding)[0]  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        pass
+        return triton_kernels(grad).input_gradient(grad[None], kernel[None], size, stride, padding)[0]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
@@ -123,6 +113,5 @@ class _FusedInputGradient(torch.autograd.Function):
         grad = batch_dim_first(grad, in_dims[0], c)
         if in_dims[1] is None:
             return split_clients(_FusedInputGradient.forward(grad.flatten(0, 1), kernel, size, stride, padding), c), 0
-        return triton_kernels(grad).input_gradient(
-            grad, batch_dim_first(kernel, in_dims[1], c), size, stride, padding
-        ), 0
+        kernel = batch_dim_first(kernel, in_dims[1], c)
+        return triton_kernels(grad).input_gradient(grad, kernel, size, stride, padding), 0

@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from thinwire.kernels.conv_blocks import gradient_block, gradient_parts, product_block
-from thinwire.kernels.sums_triton import sum_rows
+from thinwire.kernels.sums_triton import read, sum_rows
 from thinwire.kernels.support import dot_precision
 
 Pair = tuple[int, int]
@@ -30,43 +31,43 @@ def _multiply_patches(
     out,
     rows,
     x_client,
-    X_IMAGE: tl.constexpr,
-    X_ROW: tl.constexpr,
-    X_COLUMN: tl.constexpr,
-    X_CHANNEL: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    X_HEIGHT: tl.constexpr,
-    X_WIDTH: tl.constexpr,
-    Y_HEIGHT: tl.constexpr,
-    Y_WIDTH: tl.constexpr,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    K_TAP: tl.constexpr,
-    K_INNER: tl.constexpr,
-    K_OUTER: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    BACK: tl.constexpr,
-    BIAS: tl.constexpr,
-    RELU: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    X_IMAGE: constexpr,
+    X_ROW: constexpr,
+    X_COLUMN: constexpr,
+    X_CHANNEL: constexpr,
+    HEIGHT: constexpr,
+    WIDTH: constexpr,
+    X_HEIGHT: constexpr,
+    X_WIDTH: constexpr,
+    Y_HEIGHT: constexpr,
+    Y_WIDTH: constexpr,
+    INNER: constexpr,
+    OUTER: constexpr,
+    K_TAP: constexpr,
+    K_INNER: constexpr,
+    K_OUTER: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    SH: constexpr,
+    SW: constexpr,
+    PH: constexpr,
+    PW: constexpr,
+    BACK: constexpr,
+    BIAS: constexpr,
+    RELU: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + tap, i] kernel[o, tap, i].
 
     BACK: x is the gradient of the output, out that of the input. Pixels of the input are grouped by phase, which is
     their position modulo the stride: all pixels of a phase use the same taps, every stride-th.
     """
-    TH: tl.constexpr = (KH + SH - 1) // SH if BACK else KH
-    TW: tl.constexpr = (KW + SW - 1) // SW if BACK else KW
-    PHASES: tl.constexpr = SH * SW if BACK else 1
+    TH: constexpr = (KH + SH - 1) // SH if BACK else KH
+    TW: constexpr = (KW + SW - 1) // SW if BACK else KW
+    PHASES: constexpr = SH * SW if BACK else 1
     client = (tl.program_id(2) // PHASES).to(tl.int64)
     phase = tl.program_id(2) % PHASES
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -131,7 +132,7 @@ def _multiply_patches(
         b = tl.load(from_kernel[:, None] + (o * K_OUTER)[None, :], mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
+        total += read(bias + client * OUTER + o, o < OUTER)[None, :]
     if RELU:
         total = tl.maximum(total, 0.0)
     images = rows // (HEIGHT * WIDTH)
@@ -150,33 +151,33 @@ def _multiply_by_patches(
     parts,
     out_client,
     x_client,
-    X_IMAGE: tl.constexpr,
-    X_ROW: tl.constexpr,
-    X_COLUMN: tl.constexpr,
-    X_CHANNEL: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    X_HEIGHT: tl.constexpr,
-    X_WIDTH: tl.constexpr,
-    INNER: tl.constexpr,
-    OUTER: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    ONES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    X_IMAGE: constexpr,
+    X_ROW: constexpr,
+    X_COLUMN: constexpr,
+    X_CHANNEL: constexpr,
+    HEIGHT: constexpr,
+    WIDTH: constexpr,
+    X_HEIGHT: constexpr,
+    X_WIDTH: constexpr,
+    INNER: constexpr,
+    OUTER: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    SH: constexpr,
+    SW: constexpr,
+    PH: constexpr,
+    PW: constexpr,
+    ONES: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """One part of the kernel gradient: out[o, tap, i] = sum over some pixels of grad[u, o] x[patch(u), tap, i].
 
     With ONES each patch has one more value, a one: its column is the bias gradient.
     """
-    COLUMNS: tl.constexpr = KH * KW * INNER
+    COLUMNS: constexpr = KH * KW * INNER
     client = (tl.program_id(2) // parts).to(tl.int64)
     part = tl.program_id(2) % parts
     k = tl.program_id(0) * BN + tl.arange(0, BN)

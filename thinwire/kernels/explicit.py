@@ -130,8 +130,7 @@ class ReLU:
 
     def backward(self, grad: Tensor, weights: Tree, grads: Tree) -> Tensor | None:
         """The gradient where the output is above zero; overwrites its argument."""
-        by_x: Tensor = _aten.threshold_backward.grad_input(grad, self.y, 0, grad_input=grad)
-        return by_x
+        return _aten.threshold_backward.grad_input(grad, self.y, 0, grad_input=grad)
 
 
 @dataclass(eq=False)

@@ -88,7 +88,7 @@ class ConvReluPool:
         if self.first:
             return None
         by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), self.kernel, tuple(self.x.shape[-2:]), *place)
-        return by_x.permute(0, 1, 3, 4, 2)  # type: ignore[no-any-return]
+        return by_x.permute(0, 1, 3, 4, 2)
 
     def channels(self, kernel: Tensor) -> int:
         """The channels that pixels of images are to have for this kernel (c, o, i, kh, kw); 0 for those that they have.

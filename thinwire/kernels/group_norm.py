@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.support import batch_dim_first, has_triton
+from thinwire.kernels.support import Derivative, batch_dims_first, has_triton
 
 
 def suits(x: Tensor, groups: int) -> bool:
@@ -20,7 +20,7 @@ def suits(x: Tensor, groups: int) -> bool:
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Group norm of images (n, channels, ...); sums in float32, the result in the dtype of the input."""
-    return _GroupNorm.apply(x, groups, weight, bias, eps)[0]  # type: ignore[no-untyped-call, no-any-return]
+    return _GroupNorm.apply(x, groups, weight, bias, eps)[0]  # type: ignore[no-untyped-call]
 
 
 def _kernels() -> Any:
@@ -51,17 +51,11 @@ class _GroupNorm(torch.autograd.Function):
         return by_x, None, by_weight, by_bias, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple:
-        c = info.batch_size
-        x, weight, bias = (
-            batch_dim_first(x, in_dims[0], c),
-            batch_dim_first(weight, in_dims[2], c),
-            batch_dim_first(bias, in_dims[3], c),
-        )
-        return _kernels().forward(x, groups, weight, bias, eps), (0, 0, 0)
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        return _kernels().forward(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Derivative):
     """The gradients with respect to input, weight and bias."""
 
     @staticmethod
@@ -70,14 +64,5 @@ class _Gradients(torch.autograd.Function):
         return tuple(block[0] for block in gradients)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple, grad: Tensor, x: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor
-    ) -> tuple:
-        c = info.batch_size
-        blocks = zip((grad, x, weight, means, scales), (*in_dims[:2], *in_dims[3:]), strict=True)
-        grad, x, weight, means, scales = (batch_dim_first(block, dim, c) for block, dim in blocks)
-        return _kernels().gradients(grad, x, groups, weight, means, scales), (0, 0, 0)
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        return _kernels().gradients(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)

@@ -13,13 +13,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
+
+from thinwire.kernels.sums_triton import read
 
 VALUES = 1 << 13  # values loaded at a time
 LINE = 32  # channels of a program at least, so that the lines of memory that it loads are used in full
 
 
 @triton.jit
-def _per_channel(of_group, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
+def _per_channel(of_group, GROUPS: constexpr, WIDTH: constexpr):
     """The value of the group of each channel."""
     return tl.reshape(tl.broadcast_to(of_group[:, None], (GROUPS, WIDTH)), (GROUPS * WIDTH,))
 
@@ -34,15 +37,15 @@ def _normalize(
     scales,
     images,
     eps,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    PIXELS: constexpr,
+    CHANNELS: constexpr,
+    GROUPS: constexpr,
+    BM: constexpr,
+    BN: constexpr,
 ):
     """out = (x - mean) / sqrt(variance + eps) weight + bias, mean and variance over the pixels of a group."""
-    WIDTH: tl.constexpr = CHANNELS // GROUPS
-    OWN: tl.constexpr = BN // WIDTH  # groups of this program
+    WIDTH: constexpr = CHANNELS // GROUPS
+    OWN: constexpr = BN // WIDTH  # groups of this program
     index = tl.program_id(0).to(tl.int64)
     client = index // images
     channel = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -50,18 +53,18 @@ def _normalize(
     where = pixel[:, None] * CHANNELS + channel[None, :]
     x += index * PIXELS * CHANNELS
     out += index * PIXELS * CHANNELS
-    total = tl.load(x + where, mask=(pixel < PIXELS)[:, None], other=0.0).to(tl.float32)
+    total = read(x + where, (pixel < PIXELS)[:, None])
     first = total
     for at in range(BM, PIXELS, BM):
         known = (at + pixel < PIXELS)[:, None]
-        total += tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        total += read(x + at * CHANNELS + where, known)
     mean = tl.sum(tl.reshape(tl.sum(total, 0), (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
     of_channel = _per_channel(mean, OWN, WIDTH)[None, :]
     off = tl.where((pixel < PIXELS)[:, None], first - of_channel, 0.0)
     total = off * off
     for at in range(BM, PIXELS, BM):
         known = (at + pixel < PIXELS)[:, None]
-        block = tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        block = read(x + at * CHANNELS + where, known)
         off = tl.where(known, block - of_channel, 0.0)
         total += off * off
     variance = tl.sum(tl.reshape(tl.sum(total, 0), (OWN, WIDTH)), 1) / (PIXELS * WIDTH)
@@ -76,7 +79,7 @@ def _normalize(
     tl.store(out + where, result, mask=(pixel < PIXELS)[:, None])
     for at in range(BM, PIXELS, BM):
         known = (at + pixel < PIXELS)[:, None]
-        block = tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
+        block = read(x + at * CHANNELS + where, known)
         tl.store(out + at * CHANNELS + where, (block - of_channel) * by[None, :] + plus[None, :], mask=known)
 
 
@@ -91,18 +94,18 @@ def _backward(
     by_weight,
     by_bias,
     images,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    PIXELS: constexpr,
+    CHANNELS: constexpr,
+    GROUPS: constexpr,
+    BM: constexpr,
+    BN: constexpr,
 ):
     """With u = (x - mean) scale: by_bias = sum of grad, by_weight = sum of grad u, per image and channel.
 
     by_x = scale (grad weight - mean of grad weight - u mean of grad weight u), means over a group.
     """
-    WIDTH: tl.constexpr = CHANNELS // GROUPS
-    OWN: tl.constexpr = BN // WIDTH
+    WIDTH: constexpr = CHANNELS // GROUPS
+    OWN: constexpr = BN // WIDTH
     index = tl.program_id(0).to(tl.int64)
     client = index // images
     channel = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -115,14 +118,14 @@ def _backward(
     by_x += index * PIXELS * CHANNELS
     mean = _per_channel(tl.load(means + group), OWN, WIDTH)[None, :]
     scale = _per_channel(tl.load(scales + group), OWN, WIDTH)[None, :]
-    first = tl.load(grad + where, mask=inside, other=0.0).to(tl.float32)
-    unit = (tl.load(x + where, mask=inside, other=0.0).to(tl.float32) - mean) * scale
+    first = read(grad + where, inside)
+    unit = (read(x + where, inside) - mean) * scale
     totals = first
     products = first * unit
     for at in range(BM, PIXELS, BM):
         known = (at + pixel < PIXELS)[:, None]
-        g = tl.load(grad + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
-        u = (tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32) - mean) * scale
+        g = read(grad + at * CHANNELS + where, known)
+        u = (read(x + at * CHANNELS + where, known) - mean) * scale
         totals += g
         products += g * u
     plain = tl.sum(totals, 0)
@@ -137,8 +140,8 @@ def _backward(
     tl.store(by_x + where, (first * w[None, :] - plain - unit * along) * scale, mask=inside)
     for at in range(BM, PIXELS, BM):
         known = (at + pixel < PIXELS)[:, None]
-        g = tl.load(grad + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32)
-        u = (tl.load(x + at * CHANNELS + where, mask=known, other=0.0).to(tl.float32) - mean) * scale
+        g = read(grad + at * CHANNELS + where, known)
+        u = (read(x + at * CHANNELS + where, known) - mean) * scale
         tl.store(by_x + at * CHANNELS + where, (g * w[None, :] - plain - u * along) * scale, mask=known)
 
 

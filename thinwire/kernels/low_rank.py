@@ -54,19 +54,20 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Add the adapter in linear layers; merge it for all other functions."""
         kwargs = kwargs or {}
-        if func is F.linear and len(args) > 1 and not self._adapted(args[:1]) and (found := self._of.get(id(args[1]))):
+        layer: tuple = (None, None, None)
+        if func is F.linear and len(args) > 1:
+            layer = (args[2] if len(args) > 2 else kwargs.get("bias"), *args[:2])
+        elif func is torch.addmm and len(args) == 3 and not kwargs:
+            layer = args
+        bias, x, weight = layer
+        if (found := self._of.get(id(weight))) and not self._adapted((x, bias)):
             a, b, transposed, gain = found[1]
-            if not transposed and gain is None:
-                return _added(func(*args, **kwargs), args[0], a, b, self._dropout)
-            if not transposed:
-                bias = args[2] if len(args) > 2 else kwargs.get("bias")
-                return _scaled(_added(func(*args[:2]), args[0], a, b, self._dropout), gain, bias)
-        if func is torch.addmm and len(args) == 3 and not kwargs and (found := self._of.get(id(args[2]))):
-            a, b, transposed, gain = found[1]
-            if transposed and not self._adapted(args[:2]):
+            if transposed == (func is torch.addmm):
                 if gain is None:
-                    return _added(func(*args), args[1], a, b, self._dropout)
-                return _scaled(_added(torch.mm(*args[1:]), args[1], a, b, self._dropout), gain, args[0])
+                    return _added(func(*args, **kwargs), x, a, b, self._dropout)
+                out = torch.mm(x, weight) if transposed else F.linear(x, weight)
+                scaled = _added(out, x, a, b, self._dropout) * gain
+                return (scaled if bias is None else scaled + bias).to(out.dtype)
         if func not in _ATTRIBUTES and (self._adapted(args) or self._adapted(kwargs.values())):
             args = [self._merged(value) for value in args]
             kwargs = {name: self._merged(value) for name, value in kwargs.items()}
@@ -110,12 +111,6 @@ def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor, dropout: float) -> Tens
         change = x.reshape(len(a), -1, x.shape[-1]) @ a.mT @ b.mT
         return (out + change.view(out.shape)).to(out.dtype)
     return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
-
-
-def _scaled(out: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """gain * out + bias in the dtype of the output."""
-    scaled = out if gain is None else out * gain
-    return (scaled if bias is None else scaled + bias).to(out.dtype)
 
 
 def _cacheable() -> bool:

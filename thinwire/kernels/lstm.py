@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.support import batch_dim_first, has_triton
+from thinwire.kernels.support import Derivative, batch_dims_first, has_triton
 
-LEAST = 16  # hidden units: a multiple of it
+UNITS = 16  # hidden units of a tile: their number is a multiple of it
 
 
 def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
         weight: (4 hidden, hidden) W.
     """
     kernel = weight.to(inputs.dtype)
-    if has_triton(inputs.device) and weight.shape[1] % LEAST == 0 and inputs.dtype in (torch.float32, torch.bfloat16):
-        return _Recurrence.apply(inputs, kernel)[0]  # type: ignore[no-untyped-call, no-any-return]
+    if has_triton(inputs.device) and weight.shape[1] % UNITS == 0 and inputs.dtype in (torch.float32, torch.bfloat16):
+        return _Recurrence.apply(inputs, kernel)[0]  # type: ignore[no-untyped-call]
     return _by_steps(inputs, kernel)
 
 
@@ -75,22 +75,16 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
-        stacked = (batch_dim_first(block, dim, info.batch_size) for block, dim in zip(args, in_dims, strict=True))
-        return _kernels().forward(*stacked), (0, 0, 0)
+        return _kernels().forward(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)
 
 
-class _InputGradient(torch.autograd.Function):
+class _InputGradient(Derivative):
     """The gradient with respect to the inputs."""
 
     @staticmethod
     def forward(grad: Tensor, gates: Tensor, cells: Tensor, weight: Tensor) -> Tensor:
-        return _kernels().gradient(grad[None], gates[None], cells[None], weight[None])[0]  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        pass
+        return _kernels().gradient(grad[None], gates[None], cells[None], weight[None])[0]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
-        stacked = (batch_dim_first(block, dim, info.batch_size) for block, dim in zip(args, in_dims, strict=True))
-        return _kernels().gradient(*stacked), 0
+        return _kernels().gradient(*batch_dims_first(args, in_dims, info.batch_size)), 0

@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
+from thinwire.kernels.sums_triton import read
 from thinwire.kernels.support import dot_precision
 
 
@@ -33,11 +35,11 @@ def _forward_step(
     t,
     steps,
     n,
-    HIDDEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    HIDDEN: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """States after step t: of BM examples, BN units of the hidden state."""
     client = tl.program_id(2).to(tl.int64)
@@ -48,10 +50,10 @@ def _forward_step(
     weight += client * (4 * HIDDEN * HIDDEN)
     place = row[:, None] * (4 * HIDDEN) + unit[None, :]
     inputs += at * (4 * HIDDEN)
-    i = tl.load(inputs + place, mask=live, other=0.0).to(tl.float32)
-    f = tl.load(inputs + place + HIDDEN, mask=live, other=0.0).to(tl.float32)
-    g = tl.load(inputs + place + 2 * HIDDEN, mask=live, other=0.0).to(tl.float32)
-    o = tl.load(inputs + place + 3 * HIDDEN, mask=live, other=0.0).to(tl.float32)
+    i = read(inputs + place, live)
+    f = read(inputs + place + HIDDEN, live)
+    g = read(inputs + place + 2 * HIDDEN, live)
+    o = read(inputs + place + 3 * HIDDEN, live)
     own = row[:, None] * HIDDEN + unit[None, :]
     before = tl.zeros((BM, BN), dtype=tl.float32)
     if t > 0:
@@ -90,11 +92,11 @@ def _backward_step(
     t,
     steps,
     n,
-    HIDDEN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    HIDDEN: constexpr,
+    PRECISION: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
 ):
     """Gradients with respect to the inputs of step t, and to the cell before it (`by_cell`, overwritten)."""
     client = tl.program_id(2).to(tl.int64)
@@ -103,7 +105,7 @@ def _backward_step(
     live = (row < n)[:, None]
     at = (client * steps + t) * n
     own = row[:, None] * HIDDEN + unit[None, :]
-    by_h = tl.load(grad + at * HIDDEN + own, mask=live, other=0.0).to(tl.float32)
+    by_h = read(grad + at * HIDDEN + own, live)
     by_cell += client * n * HIDDEN
     by_c = tl.zeros((BM, BN), dtype=tl.float32)
     if t < steps - 1:
@@ -117,10 +119,10 @@ def _backward_step(
         by_c = tl.load(by_cell + own, mask=live, other=0.0)
     place = row[:, None] * (4 * HIDDEN) + unit[None, :]
     gates += at * (4 * HIDDEN)
-    i = tl.load(gates + place, mask=live, other=0.0).to(tl.float32)
-    f = tl.load(gates + place + HIDDEN, mask=live, other=0.0).to(tl.float32)
-    g = tl.load(gates + place + 2 * HIDDEN, mask=live, other=0.0).to(tl.float32)
-    o = tl.load(gates + place + 3 * HIDDEN, mask=live, other=0.0).to(tl.float32)
+    i = read(gates + place, live)
+    f = read(gates + place + HIDDEN, live)
+    g = read(gates + place + 2 * HIDDEN, live)
+    o = read(gates + place + 3 * HIDDEN, live)
     c = _tanh(tl.load(cells + at * HIDDEN + own, mask=live, other=0.0))
     before = tl.load(cells + (at - n) * HIDDEN + own, mask=live & (t > 0), other=0.0)
     by_c += by_h * o * (1 - c * c)

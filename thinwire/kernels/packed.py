@@ -125,7 +125,7 @@ class _ReluPool:
     def backward(self, grad: Tensor) -> Tensor:
         """(n, o) -> (n, 4 o)."""
         by_rows = grad @ self.mean.mT
-        return torch.ops.aten.threshold_backward.grad_input(by_rows, self.rows, 0, grad_input=by_rows)  # type: ignore[no-any-return]
+        return torch.ops.aten.threshold_backward.grad_input(by_rows, self.rows, 0, grad_input=by_rows)
 
 
 class PackedFirst:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.threads import each
+from thinwire.core.parallel import each
 
 ROWS = 16
 PARTS = 4  # partial sums over stripes; a constant, so that results do not depend on the number of threads
@@ -76,8 +76,7 @@ def project(g: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
 
 
 def _as_numpy(vectors: Tensor, size: int) -> np.ndarray:
-    flat: np.ndarray = vectors.detach().reshape(-1, size).numpy()
-    return flat
+    return vectors.detach().reshape(-1, size).numpy()
 
 
 def _parts(part: Callable[[range], np.ndarray], p: int, e: int) -> list[np.ndarray]:
@@ -129,8 +128,7 @@ def _transposed(lines: np.ndarray) -> np.ndarray:
 def _table(values: np.ndarray) -> np.ndarray:
     """For each code, the sum of the values with its signs; missing values are zero."""
     low, high = (_signs() @ np.pad(half, (0, 8 - len(half))) for half in (values[:8], values[8:]))
-    table: np.ndarray = np.add.outer(high, low).astype(np.float32).reshape(-1)
-    return table
+    return np.add.outer(high, low).astype(np.float32).reshape(-1)
 
 
 @lru_cache(maxsize=1)

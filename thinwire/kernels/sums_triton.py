@@ -1,4 +1,4 @@
-"""Triton kernels for the sums of the rows of many matrices, such as the gradient of a bias, and a first minimal one.
+"""Triton kernels for the sums of the rows of many matrices, such as the gradient of a bias, a minimal one, and `read`.
 
 torch has few programs for a sum over long, few columns. Imported only if there is a GPU and triton is installed. Sums
 are computed in float32 in an order that depends on the shape alone.
@@ -10,13 +10,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 VALUES = 1 << 12  # values loaded at a time
 PROGRAMS = 528  # up to which the rows are divided
 
 
 @triton.jit
-def _sum_rows(x, out, rows, chunk, out_client, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def read(pointer, mask):
+    """Values as float32; zeros where the mask is false."""
+    return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sum_rows(x, out, rows, chunk, out_client, COLUMNS: constexpr, BM: constexpr, BN: constexpr):
     """The sum of some rows of a client's matrix."""
     client = tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -28,7 +35,7 @@ def _sum_rows(x, out, rows, chunk, out_client, COLUMNS: tl.constexpr, BM: tl.con
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for at in range(begin, end, BM):
         inside = (at + row < end)[:, None] & known
-        total += tl.load(x + at * COLUMNS, mask=inside, other=0.0).to(tl.float32)
+        total += read(x + at * COLUMNS, inside)
     to = client * out_client + tl.program_id(1) * COLUMNS + column
     tl.store(out + to, tl.sum(total, 0), mask=column < COLUMNS)
 

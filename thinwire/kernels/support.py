@@ -5,8 +5,10 @@ Triton is part of the CUDA builds of torch. It is optional: all operations have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +41,23 @@ def batch_dim_first(value: Tensor, dim: int | None, clients: int) -> Tensor:
     return value.expand(clients, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
+def batch_dims_first(args: Sequence[Any], dims: Sequence[Any], clients: int) -> list[Any]:
+    """`batch_dim_first` of all tensors among some arguments."""
+    pairs = zip(args, dims, strict=True)
+    return [batch_dim_first(one, dim, clients) if isinstance(one, Tensor) else one for one, dim in pairs]
+
+
+class Derivative(torch.autograd.Function):
+    """A derivative as a function of its own, which has a rule for vmap and no derivative."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        """Save nothing."""
+
+
 def split_clients(value: Tensor, clients: int) -> Tensor:
     """Split the first axis into equal parts, one per client. The inverse of `flatten(0, 1)`."""
-    return value.unflatten(0, (clients, -1))  # type: ignore[no-untyped-call, no-any-return]
+    return value.unflatten(0, (clients, -1))  # type: ignore[no-untyped-call]
 
 
 # float32 on tensor cores: each factor is split into two of 11 bits, and three of the four products are computed. This

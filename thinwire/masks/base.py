@@ -6,27 +6,26 @@ server and clients compute the same one, and the codec `masked` sends the values
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree
 
 
-class Mask(Protocol):
+class Mask(ABC):
     """Selects the coordinates that clients train, and those that the server sets to zero.
 
     Masks are trees of boolean blocks; an empty tree selects everything.
     """
 
-    active: ClassVar[bool] = True
+    active = True
     """Whether the mask may select less than everything."""
 
-    prunes: ClassVar[bool] = False
+    prunes = False
     """Whether the server sets coordinates to zero."""
 
-    fixed: ClassVar[bool] = False
+    fixed = False
     """Whether the mask is known before any download; then coordinates outside it are never sent."""
 
     @abstractmethod
@@ -37,7 +36,6 @@ class Mask(Protocol):
             coords: the coordinates that a client downloaded, on the CPU.
             version: the version that the round starts from.
         """
-        ...
 
     def left(self, before: Tree, after: Tree, version: int) -> Tree:
         """Return the mask of coordinates that the server keeps; it sets the others to zero.

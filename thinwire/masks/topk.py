@@ -11,18 +11,18 @@ Magnitude pruning during training, once or in several steps (lottery tickets, Sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, tmap
-from thinwire.core.vectors import cut, join
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, join, split, tmap
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask
 
@@ -52,16 +52,12 @@ class TopKMask(Mask):
     """
 
     density: float = 0.25
-    by: By = field(default="tree", metadata={"rare": True})
-    at: int = field(default=0, metadata={"rare": True})
+    by: By = rare("tree")
+    at: int = rare(0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.25")
-        check_by(self.by)
-        if self.at < 0:
-            raise ConfigError(f"at must be 0 or more rounds, not {self.at}; write for example at = 1")
+        check_settings(self, density="(0, 1]", at="[0, inf)")
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return the mask of the largest coordinates; everything before version `at`."""
@@ -87,13 +83,7 @@ def mask_of_largest(coords: Tree, density: float, by: By = "tree") -> Tree:
     vector, spec = join(coords), Spec.of(coords)
     mask = torch.zeros(len(vector), dtype=torch.bool)
     mask[torch.from_numpy(largest(vector, kept(density, len(vector))))] = True
-    return cut(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
-
-
-def check_by(by: str) -> None:
-    """Raise a ConfigError for an unknown `by`."""
-    if by not in get_args(By):
-        raise ConfigError(f"by must be one of {', '.join(get_args(By))}, not {by!r}; write by = 'block'")
+    return split(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
 
 
 def dead_adapters(coords: Tree, trained: Tree) -> tuple[str, ...]:
@@ -169,14 +159,12 @@ class RandomMask(Mask):
     Not the codec `RandomK`, which sends random values of an update of all coordinates.
     """
 
+    fixed = True
     density: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.1")
-
-    fixed = True
+        check_settings(self, density="(0, 1]")
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return the mask of the random subset."""
@@ -222,24 +210,18 @@ class PruneMask(Mask):
     Not `TopKMask`: there the server keeps all coordinates, and another subset may be trained in the next round.
     """
 
+    prunes = True
     density: float = 0.25
     at: int = 1
     keep: float = 1.0
     every: int = 1
-    by: By = field(default="tree", metadata={"rare": True})
+    by: By = rare("tree")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_by(self.by)
-        for name, value in (("density", self.density), ("keep", self.keep)):
-            if not 0 < value <= 1:
-                raise ConfigError(f"{name} must be above 0 and at most 1, not {value}; write for example {name} = 0.25")
-        if self.every < 1:
-            raise ConfigError(f"every must be 1 or more rounds, not {self.every}")
+        check_settings(self, density="(0, 1]", keep="(0, 1]", every="[1, inf)")
         if self.at < 0 or (self.at == 0 and self.density < 1):
             raise ConfigError(f"at must be 1 or more rounds (or 0 with density = 1), not {self.at}; write at = 1")
-
-    prunes = True
 
     def share(self, version: int) -> float:
         """Return the share of the coordinates that is kept at a version."""

@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 from thinwire.aggregators import Uniform
 from thinwire.core.registry import register
 from thinwire.optimizers import SGD, Adagrad, Adam, FedDyn, FedNova, FedProx, Scaffold, Yogi
-from thinwire.protocol.asynchronous import Asynchronous
-from thinwire.protocol.method import Method
+from thinwire.protocol.method import Asynchronous, Method
 from thinwire.schedules import AllBlocks
 
 
@@ -108,11 +107,11 @@ T = TypeVar("T", bound=Callable[..., Method])
 Arguments = Mapping[str, Any]
 
 
-def on(task: str, **arguments: Any) -> Callable[[T], T]:
-    """Call the function with these arguments when its name is resolved on a task.
+def on(*tasks: str, **arguments: Any) -> Callable[[T], T]:
+    """Call the function with these arguments when its name is resolved on one of some tasks.
 
     Args:
-        task: the name of a task preset, for example `cifar10`.
+        *tasks: names of task presets, for example `cifar10`.
         **arguments: arguments of the function; those that are not given keep their defaults.
 
     >>> @on("cifar10", phi=8)
@@ -124,7 +123,28 @@ def on(task: str, **arguments: Any) -> Callable[[T], T]:
 
     def enter(make: T) -> T:
         inspect.signature(make).bind_partial(**arguments)  # a misspelled argument fails at import
-        make.__dict__["on_tasks"] = {task: arguments, **arguments_on_tasks(make)}
+        make.__dict__["on_tasks"] = {**dict.fromkeys(tasks, arguments), **arguments_on_tasks(make)}
+        return make
+
+    return enter
+
+
+def passes_on(target: Callable[..., Any], *names: str) -> Callable[[T], T]:
+    """Show in the signature of a function with `**options` what it passes on: these parameters of another one, or all.
+
+    >>> @passes_on(fedavgm, "momentum")
+    ... def example(lr: float = 0.1, **options: float) -> Method:
+    ...     return fedavgm(**options)
+    >>> list(inspect.signature(example).parameters)
+    ['momentum', 'lr']
+    """
+    known = inspect.signature(target).parameters
+    shown = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names or known]
+
+    def enter(make: T) -> T:
+        own = list(inspect.signature(make).parameters.values())[:-1]
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        make.__dict__["__signature__"] = inspect.Signature([*shown, *own])
         return make
 
     return enter

@@ -18,26 +18,36 @@ The switch is after a quarter of the rounds that a task has by default. The trai
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from thinwire.aggregators import Uniform
-from thinwire.codecs import Masked, RankSlice, Raw, Threshold, TopK
+from thinwire.codecs import Masked, Raw, Threshold, TopK
 from thinwire.core.registry import register
 from thinwire.masks import NoMask, PruneMask, RandomMask, TopKMask
 from thinwire.masks.topk import By
-from thinwire.methods.fedavg import on
-from thinwire.methods.lora import ATTENTION, LANGUAGE, LANGUAGE_PEFT, MODULES, PEFT, Selectors
+from thinwire.methods.fedavg import on, passes_on
+from thinwire.methods.lora import (
+    ATTENTION,
+    LANGUAGE,
+    LANGUAGE_PEFT,
+    MODULES,
+    PEFT,
+    AdapterOptions,
+    Selectors,
+    by_rank,
+)
 from thinwire.optimizers import SGD, Adam
-from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.method import Method
-from thinwire.protocol.stage import Stage
+from thinwire.protocol.method import Budget, Method, Stage, Tier
 from thinwire.spaces import Frozen, Full, LoRA, Route
 from thinwire.spaces.lora import InitA
 from thinwire.spaces.route import Rule
 
+_with_adapters = passes_on(LoRA, "rank", "alpha", "target_modules", "modules_to_save")
+
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
 @on("text-classification", **PEFT, server_lr=0.01, from_start=False)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,
@@ -121,17 +131,9 @@ def _each_round(keep: float, by: By = "tree") -> PruneMask:
 
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
-def sparse_adapter(
-    rank: int = 8,
-    alpha: float = 16.0,
-    density: float = 0.25,
-    at: int = 1,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    by: By = "tree",
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE)
+@_with_adapters
+def sparse_adapter(density: float = 0.25, at: int = 1, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """SparseAdapter: LoRA pruned once, to the values of largest magnitude, after the first rounds.
 
         M = the density |P| largest of |P| after round `at`          P <- P M,  gradients <- gradients M
@@ -139,10 +141,10 @@ def sparse_adapter(
     Args:
         rank: rank of the adapters.
         alpha: the adapter is scaled by alpha / rank.
-        density: share of the values that are left.
-        at: rounds before pruning. B starts at zero, so pruning too early may leave no value of B.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        density: share of the values that are left.
+        at: rounds before pruning. B starts at zero, so pruning too early may leave no value of B.
         by: `tree`, or `block`: A and B then keep the same share, so the adapter stays alive (`PruneMask`).
 
     Paper: SparseAdapter: An Easy Approach for Improving the Parameter-Efficiency of Adapters (He et al., EMNLP 2022),
@@ -151,22 +153,14 @@ def sparse_adapter(
     >>> sparse_adapter(at=30).mask.at
     30
     """
-    space = LoRA(rank, alpha, target_modules, modules_to_save)
-    return _pruned(PruneMask(density, at=at, by=by)).replace(space=space)
+    return _pruned(PruneMask(density, at=at, by=by)).replace(space=LoRA(**adapters))
 
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
-def adapter_lth(
-    rank: int = 8,
-    alpha: float = 16.0,
-    keep: float = 0.98,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    by: By = "tree",
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE)
+@_with_adapters
+def adapter_lth(keep: float = 0.98, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """Lottery-ticket pruning of LoRA: after every round a share of the values is pruned, without rewinding.
 
         round s trains keep^(s - 1) of the values
@@ -174,9 +168,9 @@ def adapter_lth(
     Args:
         rank: rank of the adapters.
         alpha: the adapter is scaled by alpha / rank.
-        keep: share of the values that each pruning leaves: 0.97, 0.98, 0.99 for 100, 200, 400 rounds.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        keep: share of the values that each pruning leaves: 0.97, 0.98, 0.99 for 100, 200, 400 rounds.
         by: `tree`, or `block`: A and B then keep the same share (`PruneMask`).
 
     Paper: The Lottery Ticket Hypothesis (Frankle and Carbin, ICLR 2019), as compared with by FLASC.
@@ -184,8 +178,7 @@ def adapter_lth(
     >>> adapter_lth(keep=0.97).mask.keep
     0.97
     """
-    space = LoRA(rank, alpha, target_modules, modules_to_save)
-    return _pruned(_each_round(keep, by)).replace(space=space)
+    return _pruned(_each_round(keep, by)).replace(space=LoRA(**adapters))
 
 
 @register("method", "spdst", paper="as compared with by FLASC (modified)")
@@ -248,15 +241,9 @@ def federated_select(density: float = 0.25, by: By = "tree", at: int = 0) -> Met
 
 @register("method", "hetlora", paper="Cho et al., EMNLP 2024, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
-def hetlora(
-    rank: int = 8,
-    alpha: float = 16.0,
-    ranks: tuple[int, ...] = (1, 2, 4),
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE)
+@_with_adapters
+def hetlora(ranks: tuple[int, ...] = (1, 2, 4), **adapters: Unpack[AdapterOptions]) -> Method:
     """HetLoRA: clients with less bandwidth train and send fewer ranks; missing ranks count as zero.
 
         a client of tier b trains the first r_b rows of A and columns of B          mean of the zero-padded updates
@@ -266,9 +253,9 @@ def hetlora(
     Args:
         rank: rank of the server's adapters, and of the clients of the last tier.
         alpha: the adapter is scaled by alpha / rank.
-        ranks: ranks of the other tiers. All tiers have equally many clients.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        ranks: ranks of the other tiers. All tiers have equally many clients.
 
     Paper: Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models (Cho et al., EMNLP 2024), as
     compared with by FLASC.
@@ -276,15 +263,12 @@ def hetlora(
     >>> len(hetlora(ranks=(1, 4)).budget.tiers)
     3
     """
-    smaller = tuple(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks)
-    budget = Budget((*smaller, Tier(up=Raw(), down=Raw())))
-    return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save), budget=budget)
+    return full().replace(space=LoRA(**adapters), budget=by_rank(ranks))
 
 
 @register("method", "lowest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", rank=1, alpha=1.0, **MODULES)
-@on("causal-lm", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
-@on("instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+@on("causal-lm", "instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
 def lowest_tier(
     rank: int = 1,
     alpha: float = 2.0,
@@ -311,15 +295,9 @@ def lowest_tier(
 
 @register("method", "highest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", **ATTENTION)
-@on("causal-lm", **LANGUAGE)
-@on("instructions", **LANGUAGE)
-def highest_tier(
-    rank: int = 8,
-    alpha: float = 16.0,
-    share: float = 0.25,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE)
+@_with_adapters
+def highest_tier(share: float = 0.25, **adapters: Unpack[AdapterOptions]) -> Method:
     """LoRA trained only by the clients with the most bandwidth, one in four; the others never take part.
 
         cohorts are drawn from one tier of the clients
@@ -327,9 +305,9 @@ def highest_tier(
     Args:
         rank: rank of the adapters.
         alpha: the adapter is scaled by alpha / rank.
-        share: share of the clients in that tier.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        share: share of the clients in that tier.
 
     Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024.
 
@@ -337,7 +315,7 @@ def highest_tier(
     [3.0, 1.0]
     """
     tiers = (Tier(share=(1 - share) / share, sampled=False), Tier(share=1.0))
-    return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save), budget=Budget(tiers))
+    return full().replace(space=LoRA(**adapters), budget=Budget(tiers))
 
 
 FIRST_STAGE: Selectors = (*MODULES["target_modules"], *MODULES["modules_to_save"])
@@ -350,14 +328,8 @@ def _only(weights: Selectors) -> Route:
 
 @register("method", "flora", paper="compared with in FLASC, 2024")
 @on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
-def flora(
-    rank: int = 8,
-    alpha: float = 16.0,
-    at: int = 15,
-    first_stage: Selectors = ("*.weight",),
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-) -> Method:
+@_with_adapters
+def flora(at: int = 15, first_stage: Selectors = ("*.weight",), **adapters: Unpack[AdapterOptions]) -> Method:
     """Full fine-tuning for a quarter of the rounds, then LoRA from the low-rank approximation of the update.
 
         rounds 1 to `at`: W          afterwards: W0 + (alpha / rank) B A
@@ -367,31 +339,24 @@ def flora(
     Args:
         rank: rank of the adapters of the second stage.
         alpha: the adapter is scaled by alpha / rank.
-        at: rounds of the first stage.
-        first_stage: selectors of the weights that the first stage trains.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly in the second stage.
+        at: rounds of the first stage.
+        first_stage: selectors of the weights that the first stage trains.
 
     Paper: baseline of FLASC: Federated LoRA with Sparse Communication, 2024.
 
     >>> flora(at=50).next_stage.at
     50
     """
-    adapters = LoRA(rank, alpha, target_modules, modules_to_save)
-    stage = Stage(at, adapters, server_opt=Adam(0.01))
+    stage = Stage(at, LoRA(**adapters), server_opt=Adam(0.01))
     return full(server_lr=0.001).replace(space=_only(first_stage), next_stage=stage)
 
 
 @register("method", "slora", paper="Babakniya et al., 2023, as compared with by FLASC")
 @on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
-def slora(
-    rank: int = 8,
-    alpha: float = 16.0,
-    at: int = 15,
-    first_stage: Selectors = ("*.weight",),
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-) -> Method:
+@_with_adapters
+def slora(at: int = 15, first_stage: Selectors = ("*.weight",), **adapters: Unpack[AdapterOptions]) -> Method:
     """SLoRA: a random tenth of the weights for a quarter of the rounds, then LoRA from what they learned.
 
         rounds 1 to `at`: W0 + M * D, M random and fixed          afterwards: W0 + (alpha / rank) B A
@@ -401,10 +366,10 @@ def slora(
     Args:
         rank: rank of the adapters of the second stage.
         alpha: the adapter is scaled by alpha / rank.
-        at: rounds of the first stage.
-        first_stage: selectors of the weights of which the first stage trains a tenth.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly in the second stage.
+        at: rounds of the first stage.
+        first_stage: selectors of the weights of which the first stage trains a tenth.
 
     Paper: SLoRA: Federated Parameter Efficient Fine-Tuning of Language Models (Babakniya et al., 2023), as compared
     with by FLASC.
@@ -412,7 +377,6 @@ def slora(
     >>> slora().mask.density
     0.1
     """
-    method = flora(rank, alpha, at, first_stage, target_modules, modules_to_save)
-    adapters = LoRA(rank, alpha, target_modules, modules_to_save)
-    stage = Stage(at, adapters, mask=NoMask(), up=Raw(), down=Raw(), server_opt=Adam(0.01))
+    method = flora(at, first_stage, **adapters)
+    stage = Stage(at, LoRA(**adapters), mask=NoMask(), up=Raw(), down=Raw(), server_opt=Adam(0.01))
     return method.replace(mask=RandomMask(0.1), up=Masked(), down=Masked(), next_stage=stage)

@@ -18,15 +18,14 @@ Federated LoRA whose aggregate is the mean of the clients' adapters, not the pro
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from thinwire.aggregators import FlexLoRA
 from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
-from thinwire.methods.fedavg import on
+from thinwire.methods.fedavg import on, passes_on
 from thinwire.optimizers import SGD
-from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.method import Method
+from thinwire.protocol.method import Budget, Method, Tier
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import LoRA, LoRAResidual, LoRASB, LoRAStack
 from thinwire.spaces.lora import InitA
@@ -45,6 +44,39 @@ LANGUAGE: dict[str, Any] = {"rank": 16, "alpha": 32.0, "target_modules": ("query
 LANGUAGE_PEFT: dict[str, Any] = {**LANGUAGE, "init_lora_weights": "kaiming"}
 
 
+class AdapterOptions(TypedDict, total=False):
+    """Arguments of all methods with adapters, as in `LoRA`."""
+
+    rank: int
+    alpha: float
+    target_modules: Selectors
+    modules_to_save: Selectors
+
+
+class LoRAOptions(AdapterOptions, total=False):
+    """Arguments of `lora`, which its variants have, too."""
+
+    init_lora_weights: InitA
+    lr: float
+
+
+def by_rank(ranks: tuple[int, ...]) -> Budget:
+    """Tiers of clients, equally many in each, that send the first ranks only; the clients of the last send all."""
+    return Budget((*(Tier(up=RankSlice(rank), down=RankSlice(rank)) for rank in ranks), Tier(up=Raw(), down=Raw())))
+
+
+def _with_space(method: Method, **changes: Any) -> Method:
+    """Change the settings of the LoRA of a method."""
+    return method.replace(space=replace(cast("LoRA", method.space), **changes))
+
+
+def _in_space(kind: type[LoRA], method: Method) -> Method:
+    """Use another kind of LoRA with the same settings."""
+    space = cast("LoRA", method.space)
+    same = ("rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights", "dense")
+    return method.replace(space=kind(**{name: getattr(space, name) for name in same}))
+
+
 def _at(lr: float, method: Method) -> Method:
     """Set the learning rate, unless it is 0."""
     return method.replace(client_opt=SGD(lr)) if lr else method
@@ -52,8 +84,7 @@ def _at(lr: float, method: Method) -> Method:
 
 @register("method", "lora", paper="Hu et al., ICLR 2022")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
 def lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -85,15 +116,9 @@ def lora(
 
 @register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
 @on("text-classification", **PEFT)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def ffa_lora(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora, "rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights")
+def ffa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FFA-LoRA: LoRA with A frozen at its random values; only B is trained and sent, and its average is exact.
 
         mean_i(B_i A) = mean_i(B_i) A
@@ -110,8 +135,7 @@ def ffa_lora(
     >>> ffa_lora().space.freeze_a
     True
     """
-    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights)
-    return method.replace(space=replace(cast("LoRA", method.space), freeze_a=True))
+    return _with_space(lora(**options), freeze_a=True)
 
 
 @register("method", "fa-lora", paper="baseline of MAPA; after Sun et al., ICLR 2024")
@@ -134,16 +158,9 @@ def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
 
 @register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def fedsa_lora(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-    lr: float = 0.0,
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora)
+def fedsa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedSA-LoRA: LoRA with A averaged and B private: personal models (task.validation_fraction tests them).
 
         W_i = W0 + (alpha / rank) B_i A          A is averaged, B_i stays on client i
@@ -161,23 +178,14 @@ def fedsa_lora(
     >>> fedsa_lora().schedule.private
     ('*/b',)
     """
-    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr)
-    return method.replace(schedule=AllBlocks(private=("*/b",)))
+    return lora(**options).replace(schedule=AllBlocks(private=("*/b",)))
 
 
 @register("method", "fedloru", paper="Park and Klabjan, 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def fedloru(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-    lr: float = 0.0,
-    freeze_a: bool = False,
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora)
+def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
 
         W0 <- W0 + (alpha / rank) B A          then a new A is drawn and B is zero
@@ -200,23 +208,14 @@ def fedloru(
     >>> fedloru().space.redraw_every
     1
     """
-    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr)
-    return method.replace(space=replace(cast("LoRA", method.space), redraw_every=1, freeze_a=freeze_a))
+    return _with_space(lora(**options), redraw_every=1, freeze_a=freeze_a)
 
 
 @register("method", "flexlora", paper="Bai et al., NeurIPS 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def flexlora(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-    lr: float = 0.0,
-    ranks: tuple[int, ...] = (),
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora)
+def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Method:
     """FlexLoRA: LoRA whose server averages the products B_i A_i and cuts the mean to the rank of the adapters.
 
         B A = the best approximation of  sum_i p_i B_i A_i  by a product of that rank
@@ -239,25 +238,15 @@ def flexlora(
     >>> flexlora(ranks=(2, 4)).upload
     'weights'
     """
-    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr).replace(aggregator=FlexLoRA())
-    if not ranks:
-        return method
-    tiers = (*(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks), Tier(up=Raw(), down=Raw()))
-    return method.replace(budget=Budget(tiers), download="full", upload="weights")
+    method = lora(**options).replace(aggregator=FlexLoRA())
+    return method.replace(budget=by_rank(ranks), download="full", upload="weights") if ranks else method
 
 
 @register("method", "fedex-lora", paper="Singhal et al., ACL 2025")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def fedex_lora(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-    lr: float = 0.0,
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora)
+def fedex_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedEx-LoRA: LoRA with averaged factors; the base takes what their product misses, sent as stacked factors.
 
         B, A: mean factors          W0 <- W0 + (alpha / rank) (sum_i p_i B_i A_i - B A)
@@ -279,23 +268,14 @@ def fedex_lora(
     >>> fedex_lora(rank=4).space.rank
     4
     """
-    where = (target_modules, modules_to_save)
-    space = LoRAResidual(rank, alpha, *where, init_lora_weights=init_lora_weights, dense="auto")
-    return lora(lr=lr).replace(space=space)
+    return _in_space(LoRAResidual, lora(**options))
 
 
 @register("method", "flora-stack", paper="Wang et al., NeurIPS 2024")
 @on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", **LANGUAGE_PEFT)
-@on("instructions", **LANGUAGE_PEFT)
-def flora_stack(
-    rank: int = 8,
-    alpha: float = 8.0,
-    target_modules: Selectors = ("*",),
-    modules_to_save: Selectors = (),
-    init_lora_weights: InitA = "isometric",
-    lr: float = 0.0,
-) -> Method:
+@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@passes_on(lora)
+def flora_stack(**options: Unpack[LoRAOptions]) -> Method:
     """FLoRA by stacking: the server broadcasts all clients' adapters, everyone merges them, and new ones start.
 
         W0 <- W0 + (alpha / rank) [p_1 B_1, p_2 B_2, ...] [A_1; A_2; ...]          then a new A is drawn and B is zero
@@ -317,15 +297,12 @@ def flora_stack(
     >>> flora_stack().space.redraw_every
     1
     """
-    where = (target_modules, modules_to_save)
-    space = LoRAStack(rank, alpha, *where, init_lora_weights=init_lora_weights, dense="auto")
-    return lora(lr=lr).replace(space=space)
+    return _in_space(LoRAStack, lora(**options))
 
 
 @register("method", "fed-sb", paper="Singhal et al., 2025")
 @on("text-classification", rank=64, **MODULES)
-@on("causal-lm", rank=64, target_modules=("query-value",))
-@on("instructions", rank=64, target_modules=("query-value",))
+@on("causal-lm", "instructions", rank=64, target_modules=("query-value",))
 def fed_sb(
     rank: int = 32,
     target_modules: Selectors = ("*",),
@@ -351,5 +328,4 @@ def fed_sb(
     >>> fed_sb(rank=16).space.rank
     16
     """
-    method = Method(space=LoRASB(rank, target_modules, modules_to_save, dense="auto"))
-    return method.replace(client_opt=SGD(lr)) if lr else method
+    return _at(lr, Method(space=LoRASB(rank, target_modules, modules_to_save, dense="auto")))

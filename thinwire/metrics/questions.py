@@ -6,7 +6,7 @@ the questions, each group counting the same; the value of a group is under `NAME
 
 from __future__ import annotations
 
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class ExactMatch(ModelMetric):
             chosen = order[first : first + rows]
             prompts = [questions.prompts[i] for i in chosen]
             try:
-                made = model.run(partial(_generated, prompts=prompts, new_tokens=questions.new_tokens))
+                made = model.run(methodcaller("generate", prompts, questions.new_tokens))
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise
@@ -84,10 +84,6 @@ def exact_match() -> ModelMetric:
 def option_accuracy() -> ModelMetric:
     """Share of questions of which the right option is the most likely one."""
     return OptionAccuracy()
-
-
-def _generated(module: Any, prompts: list[Any], new_tokens: int) -> Any:
-    return module.generate(prompts, new_tokens)
 
 
 def _questions(examples: Any, name: str) -> Any:

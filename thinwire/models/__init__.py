@@ -39,23 +39,6 @@ from thinwire.models.transformer import TextClassifier as TextClassifier
 from thinwire.models.vgg import VGG16 as VGG16
 from thinwire.models.wrn import WideResNet as WideResNet
 
-__all__ = [
-    "CausalLM",
-    "ConvNet",
-    "ImageClassifier",
-    "LSTM",
-    "MLP",
-    "NextCharacter",
-    "Pretrained",
-    "ResNet",
-    "Roberta",
-    "TextClassifier",
-    "VGG16",
-    "WideResNet",
-    "build",
-    "count",
-]
-
 
 def build(name: str, **options: Any) -> nn.Module:
     """Build a model by name, initialized from the global generator of torch.
@@ -73,8 +56,7 @@ def build(name: str, **options: Any) -> nn.Module:
     for option in options:
         if option not in known:
             raise UnknownName(f"option of model {name!r}", option, known)
-    model: nn.Module = entry.make(**options)
-    return model
+    return entry.make(**options)
 
 
 def count(model: nn.Module) -> int:

@@ -5,23 +5,27 @@ Paper: He et al., Deep Residual Learning for Image Recognition.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 from torch import Tensor, nn
 
 from thinwire.models.checks import one_of
 
+Norm: TypeAlias = Callable[[int], nn.Module]  # makes a normalization layer for that many channels
 
-def norm_layer(kind: str, channels: int, *, groups: int = 8, affine: bool = True) -> nn.Module:
-    """A normalization layer: batch norm ("bn"), group norm ("gn") or identity ("none").
 
-    >>> norm_layer("gn", 16).num_groups
+def norm_layer(kind: str, *, groups: int = 8, affine: bool = True) -> Norm:
+    """What makes normalization layers: batch norm ("bn"), group norm ("gn") or identity ("none").
+
+    >>> norm_layer("gn")(16).num_groups
     8
     """
     one_of(("bn", "gn", "none"), norm=kind)
     if kind == "bn":
-        return nn.BatchNorm2d(channels, affine=affine)
-    if kind == "gn":
-        return nn.GroupNorm(groups, channels, affine=affine)
-    return nn.Identity()
+        return partial(nn.BatchNorm2d, affine=affine)
+    return partial(nn.GroupNorm, groups, affine=affine) if kind == "gn" else nn.Identity
 
 
 def conv3x3(fan: int, width: int, stride: int = 1) -> nn.Conv2d:
@@ -44,8 +48,7 @@ class BasicBlock(nn.Module):
         width: output channels.
         stride: of the first convolution and of the shortcut.
         project: whether the shortcut has a convolution; required if the shape changes.
-        norm: the kind of `norm_layer`.
-        groups: groups of "gn".
+        norm: makes normalization layers (`norm_layer`).
         dropout: dropout probability between the convolutions.
         zero_gamma: start the scale of the second normalization at 0, so that the block is its shortcut (Goyal et al.).
 
@@ -63,29 +66,22 @@ class BasicBlock(nn.Module):
         *,
         stride: int = 1,
         project: bool = False,
-        norm: str = "bn",
-        groups: int = 8,
+        norm: Norm = nn.BatchNorm2d,
         dropout: float = 0.0,
         zero_gamma: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = conv3x3(fan, width, stride)
-        self.norm1 = norm_layer(norm, width, groups=groups)
+        self.norm1 = norm(width)
         self.relu = nn.ReLU()
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.conv2 = conv3x3(width, width)
-        self.norm2 = norm_layer(norm, width, groups=groups)
+        self.norm2 = norm(width)
         if zero_gamma:
             nn.init.zeros_(self.norm2.get_parameter("weight"))
-        if project:
-            self.shortcut: nn.Module = nn.Sequential(
-                conv1x1(fan, width, stride), norm_layer(norm, width, groups=groups)
-            )
-        else:
-            self.shortcut = nn.Identity()
+        self.shortcut = nn.Sequential(conv1x1(fan, width, stride), norm(width)) if project else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
         """Apply the block."""
         y = self.dropout(self.relu(self.norm1(self.conv1(x))))
-        out: Tensor = self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
-        return out
+        return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))

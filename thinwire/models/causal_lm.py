@@ -14,7 +14,7 @@ from thinwire.core.recording import is_recorded
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import probability
-from thinwire.models.pretrained import quiet, set_dropout
+from thinwire.models.pretrained import additive, library as library, loading, quiet, set_dropout
 from thinwire.models.quantized import quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,8 +59,7 @@ class CausalLM(nn.Module):
             found = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
         finally:
             self.positions = None
-        out: Tensor = found.logits
-        return out
+        return found.logits
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[np.ndarray], new_tokens: int) -> list[list[int]]:
@@ -98,18 +97,13 @@ class CausalLM(nn.Module):
 
     def _causal(self, input_ids: Tensor) -> Tensor:
         """(1, 1, length, length) the additive mask of rows with one record."""
-        length, dtype = input_ids.shape[1], next(self.model.parameters()).dtype
-        mask = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype, device=input_ids.device)
-        return mask.triu(1)[None, None]
+        return additive(_past(input_ids)[None, None], next(self.model.parameters()).dtype)
 
     def _blocks(self, position_ids: Tensor) -> Tensor:
         """(n, 1, length, length) the additive mask of rows that hold several records."""
         record = (position_ids == 0).cumsum(1)
-        length, dtype = position_ids.shape[1], next(self.model.parameters()).dtype
-        seen = (record[:, None, :, None] == record[:, None, None, :]) & torch.ones(
-            length, length, dtype=torch.bool, device=record.device
-        ).tril()
-        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        seen = (record[:, None, :, None] == record[:, None, None, :]) & _past(position_ids)
+        return additive(seen, next(self.model.parameters()).dtype)
 
 
 @register("model", "causal-lm", doc="Any causal language model of Hugging Face, or a GGUF file (needs thinwire[hf]).")
@@ -146,20 +140,16 @@ def causal_lm(
         raise ConfigError("model 'causal-lm' needs a checkpoint: use the task 'causal-lm', or write checkpoint")
     transformers = library("causal-lm")
     folder, more = location(Path(checkpoint))
-    with quiet(transformers):
-        try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, **more)
-            set_dropout(config, dropout)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                config=config,
-                attn_implementation=attention,
-                local_files_only=True,
-                **(more or {"use_safetensors": True}),  # other formats are pickles, which can run code
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise ConfigError(f"no language model can be made from {checkpoint!r} ({reason})") from error
+    with loading(transformers, "language model", checkpoint):
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, **more)
+        set_dropout(config, dropout)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=config,
+            attn_implementation=attention,
+            local_files_only=True,
+            **(more or {"use_safetensors": True}),  # other formats are pickles, which can run code
+        )
     if bits != 32:
         quantize(model, bits, DTYPES[dtype])
     model = model.to(DTYPES[dtype])
@@ -180,13 +170,9 @@ def location(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     return checkpoint.parent, {"gguf_file": checkpoint.name}
 
 
-def library(what: str) -> Any:
-    """The package transformers, an optional dependency."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(f"{what} needs transformers: pip install 'thinwire[hf]'") from error
-    return transformers
+def _past(rows: Tensor) -> Tensor:
+    """(length, length) whether a key is not after a query, for rows (n, length)."""
+    return torch.ones(rows.shape[1], rows.shape[1], dtype=torch.bool, device=rows.device).tril()
 
 
 def _ends(config: Any) -> list[int]:

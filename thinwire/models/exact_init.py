@@ -20,17 +20,15 @@ Other functions that transform random values (`trunc_normal_`, `orthogonal_`) st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.core.key import Key
-
-Draw: TypeAlias = Callable[[Key, Tensor, float, float], Tensor]
 
 
 class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N801 - reads as a function
@@ -60,9 +58,12 @@ class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N
             return self._fill(func(*args, **kwargs), _FACTORIES[func])
         return func(*args, **kwargs)
 
-    def _fill(self, tensor: Tensor, draw: Draw, first: float = 0.0, second: float = 1.0) -> Tensor:
+    def _fill(self, tensor: Tensor, kind: str, first: float = 0.0, second: float = 1.0) -> Tensor:
+        """Uniform values from `first` to `second`, or normal ones of this mean and standard deviation."""
         self.calls += 1
-        return tensor.copy_(draw(self.key.fold("fill", self.calls), tensor, first, second))
+        key = self.key.fold("fill", self.calls)
+        draw, factor = (key.uniform, second - first) if kind == "uniform" else (key.normal, second)
+        return tensor.copy_(draw(*tensor.shape).double().mul_(factor).add_(first).to(tensor.dtype))
 
 
 @contextmanager
@@ -85,14 +86,6 @@ def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
     return tensor
 
 
-def _uniform(key: Key, like: Tensor, low: float, high: float) -> Tensor:
-    return key.uniform(*like.shape).double().mul_(high - low).add_(low).to(like.dtype)
-
-
-def _normal(key: Key, like: Tensor, mean: float, std: float) -> Tensor:
-    return key.normal(*like.shape).double().mul_(std).add_(mean).to(like.dtype)
-
-
 _aten = torch.ops.aten
-_IN_PLACE: dict[Any, Draw] = {_aten.uniform_.default: _uniform, _aten.normal_.default: _normal}
-_FACTORIES: dict[Any, Draw] = {_aten.rand.default: _uniform, _aten.randn.default: _normal}
+_IN_PLACE: dict[Any, str] = {_aten.uniform_.default: "uniform", _aten.normal_.default: "normal"}
+_FACTORIES: dict[Any, str] = {_aten.rand.default: "uniform", _aten.randn.default: "normal"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.models.checks import at_least, probability
-from thinwire.models.pretrained import draw_head, quiet, set_dropout
+from thinwire.models.checks import at_least
+from thinwire.models.pretrained import load_classifier
 
 
 class ImageClassifier(nn.Module):
@@ -41,8 +42,7 @@ class ImageClassifier(nn.Module):
             )
         if self.size is not None and tuple(x.shape[2:]) != self.size:
             x = F.interpolate(x, self.size, mode="bilinear", align_corners=False)
-        out: Tensor = self.model(pixel_values=x.expand(-1, self.channels, -1, -1)).logits
-        return out
+        return self.model(pixel_values=x.expand(-1, self.channels, -1, -1)).logits
 
 
 @register("model", "image-classifier", doc="Any Hugging Face image classifier, such as ViT (needs thinwire[hf]).")
@@ -55,37 +55,10 @@ def image_classifier(classes: int = 2, checkpoint: str = "", dropout: float = 0.
         dropout: dropout probability of all layers; CUDA graphs require 0.
     """
     at_least(2, classes=classes)
-    probability(dropout=dropout)
     folder = Path(checkpoint).expanduser()
     if not checkpoint or not (folder / "config.json").is_file():
         raise ConfigError(
             f"model 'image-classifier' needs a folder with config.json, not {checkpoint!r}; write task.model.checkpoint"
         )
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError("model 'image-classifier' needs transformers: pip install 'thinwire[hf]'") from error
-    auto = transformers.AutoModelForImageClassification
-    with quiet(transformers):
-        try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-            config.num_labels = classes
-            set_dropout(config, dropout)
-            if not list(folder.glob("*.safetensors")):
-                return ImageClassifier(auto.from_config(config, attn_implementation="eager").float())
-            model, info = auto.from_pretrained(
-                str(folder),
-                config=config,
-                attn_implementation="eager",  # plain products: not all fused kernels have a batching rule for vmap
-                use_safetensors=True,  # other formats are pickles, which can run code
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # the head of another number of classes is replaced
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise ConfigError(f"no image classifier can be made from {checkpoint!r} ({reason})") from error
-    model = model.float()
-    new = {*info["missing_keys"], *(str(one[0]) for one in info["mismatched_keys"])}
-    draw_head(model, new)
-    return ImageClassifier(model)
+    load = partial(load_classifier, "ImageClassification", "image classifier", weights_needed=False)
+    return ImageClassifier(load(str(folder), classes, dropout))

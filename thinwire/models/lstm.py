@@ -150,8 +150,7 @@ class NextCharacter(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:  # (n, steps) int64 -> (n, classes)
         """Logits of the character after each sequence."""
-        out: Tensor = self.head(self.lstm(self.embedding(codes)))
-        return out
+        return self.head(self.lstm(self.embedding(codes)))
 
 
 @register("model", "lstm-shakespeare", doc="LSTM of two layers for the next character of Shakespeare.", paper="MAPO")

@@ -41,8 +41,7 @@ class MLP(nn.Module):
         """Logits of a batch of any shape."""
         if math.prod(x.shape[1:]) != self.inputs:
             raise ConfigError(f"examples of shape {tuple(x.shape[1:])} in a model with inputs={self.inputs}")
-        out: Tensor = self.head(self.relu(self.fc1(x.flatten(1))))
-        return out
+        return self.head(self.relu(self.fc1(x.flatten(1))))
 
 
 @register("model", "mlp", doc="One hidden layer, for the digits of scikit-learn; trains in seconds on a CPU.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,8 +43,7 @@ class Pretrained(nn.Module):
         """Logits of a batch of texts; without a mask, all tokens are used."""
         words = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
         kinds = {} if token_type_ids is None else {"token_type_ids": token_type_ids.long()}
-        out: Tensor = self.model(input_ids=input_ids.long(), attention_mask=self._mask(words), **kinds).logits
-        return out
+        return self.model(input_ids=input_ids.long(), attention_mask=self._mask(words), **kinds).logits
 
     def _mask(self, words: Tensor) -> Tensor:
         if self.form == "bits":
@@ -52,7 +52,7 @@ class Pretrained(nn.Module):
         seen = words[:, None, None, :].expand(-1, 1, length, -1)  # (n, 1, queries, keys)
         if self.form == "past":
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=words.device).tril()
-        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        return additive(seen, dtype)
 
     @torch.no_grad()
     def _detect_form(self) -> str:
@@ -60,7 +60,7 @@ class Pretrained(nn.Module):
         config: Any = self.model.config
         words = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
         vocabulary = int(getattr(config, "vocab_size", 2))
-        ids = torch.where(words == 1, 5 + torch.arange(10).view(2, 5), _integer(config.pad_token_id)) % vocabulary
+        ids = torch.where(words == 1, 5 + torch.arange(10).view(2, 5), config.pad_token_id or 0) % vocabulary
         training = self.training
         self.eval()
         wanted = self(ids, words)
@@ -77,6 +77,11 @@ class Pretrained(nn.Module):
         return found
 
 
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive attention mask: 0 where a query sees a key, else the lowest value."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
 @register("model", "pretrained", doc="Any Hugging Face checkpoint with a classification head (needs thinwire[hf]).")
 def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> Pretrained:
     """A checkpoint of transformers with a new classification head, in float32.
@@ -87,43 +92,74 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
         dropout: dropout probability of all layers; CUDA graphs require 0.
     """
     at_least(2, classes=classes)
-    probability(dropout=dropout)
     if not checkpoint:
         raise ConfigError(
             "model 'pretrained' needs a checkpoint folder: use the task 'text-classification', or write checkpoint"
         )
+    return Pretrained(load_classifier("SequenceClassification", "text classifier", checkpoint, classes, dropout))
+
+
+def load_classifier(
+    auto: str, what: str, checkpoint: str, classes: int, dropout: float, *, weights_needed: bool = True
+) -> nn.Module:
+    """A checkpoint of transformers with a new head, in float32.
+
+    Args:
+        auto: the class `AutoModelFor...`.
+        what: the kind of model, for error messages.
+        checkpoint: the folder.
+        classes: number of classes.
+        dropout: dropout probability of all layers.
+        weights_needed: whether a folder without weights is refused; otherwise they are random.
+    """
+    probability(dropout=dropout)
+    transformers = library(f"a {what}")
+    family = getattr(transformers, f"AutoModelFor{auto}")
+    eager = {"attn_implementation": "eager"}  # plain products: not all fused kernels have a batching rule for vmap
+    with loading(transformers, what, checkpoint):
+        config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        config.num_labels = classes
+        set_dropout(config, dropout)
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = getattr(config, "eos_token_id", None)
+        if not weights_needed and not any(Path(checkpoint).glob("*.safetensors")):
+            return family.from_config(config, **eager).float()
+        model, info = family.from_pretrained(
+            checkpoint,
+            config=config,
+            use_safetensors=True,  # other formats are pickles, which can run code
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # the head of another number of classes is replaced
+            output_loading_info=True,
+            **eager,
+        )
+    new = {*info["missing_keys"], *(str(one[0]) for one in info["mismatched_keys"])}
+    std = float(getattr(model.config, "initializer_range", 0.02))
+    with torch.no_grad():
+        for name, block in model.float().named_parameters():  # in a fixed order, so that a seed is reproducible
+            if name in new and block.dim() > 1:
+                block.normal_(0.0, std)
+    return model
+
+
+def library(what: str) -> Any:
+    """The package transformers, an optional dependency."""
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError("model 'pretrained' needs transformers: pip install 'thinwire[hf]'") from error
+        raise ConfigError(f"{what} needs transformers: pip install 'thinwire[hf]'") from error
+    return transformers
+
+
+@contextmanager
+def loading(transformers: Any, what: str, checkpoint: str) -> Iterator[None]:
+    """Errors of transformers become one line that names the checkpoint; its progress bars and warnings are off."""
     with quiet(transformers):
         try:
-            config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-            _configure(config, classes, dropout)
-            model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-                checkpoint,
-                config=config,
-                attn_implementation="eager",  # plain products: not all fused kernels have a batching rule for vmap
-                use_safetensors=True,  # other formats are pickles, which can run code
-                local_files_only=True,
-                output_loading_info=True,
-            )
+            yield
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())[:160]
-            raise ConfigError(
-                f"no text classifier can be made from the checkpoint {checkpoint!r} ({reason})"
-            ) from error
-    model = model.float()
-    draw_head(model, info["missing_keys"])
-    return Pretrained(model)
-
-
-def _configure(config: Any, classes: int, dropout: float) -> None:
-    """Set the number of classes, all dropout probabilities, and the padding token."""
-    config.num_labels = classes
-    set_dropout(config, dropout)
-    if getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = getattr(config, "eos_token_id", None)
+            raise ConfigError(f"no {what} can be made from {checkpoint!r} ({reason})") from error
 
 
 def set_dropout(config: Any, dropout: float) -> None:
@@ -131,15 +167,6 @@ def set_dropout(config: Any, dropout: float) -> None:
     for key, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
             setattr(config, key, dropout)
-
-
-def draw_head(model: nn.Module, missing: Any) -> None:
-    """Initialize the matrices missing in the checkpoint in a fixed order, so that a seed is reproducible."""
-    std = float(getattr(model.config, "initializer_range", 0.02))
-    with torch.no_grad():
-        for name, block in model.named_parameters():
-            if name in set(missing) and block.dim() > 1:
-                block.normal_(0.0, std)
 
 
 @contextmanager
@@ -155,7 +182,3 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) else 0

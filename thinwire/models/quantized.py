@@ -186,7 +186,8 @@ def quantize(model: Any, bits: int, dtype: torch.dtype) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     for path, layer in list(model.named_modules()):
         if type(layer) is nn.Linear and layer is not head and not makes_query_or_value(path):
-            _put(model, path, QuantizedLinear(Blocks.of(layer.weight, bits), layer.bias))
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, QuantizedLinear(Blocks.of(layer.weight, bits), layer.bias))
     _quantize_embedding(model, head, embedding, dtype)
     with torch.no_grad():
         for weight in model.parameters():  # copied, because weights that were read from a file keep all of it in memory
@@ -201,11 +202,6 @@ def _quantize_embedding(model: Any, head: Any, embedding: Any, dtype: torch.dtyp
     model.set_input_embeddings(QuantizedEmbedding(shared, dtype))
     own = shared if tied else Blocks.of(head.weight, 8, SMALL)
     model.set_output_embeddings(QuantizedLinear(own, head.bias))
-
-
-def _put(model: nn.Module, path: str, layer: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, layer)
 
 
 def _symmetric_step(values: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ Papers: He et al. (both); FedLAMA (20 layers, CIFAR-10); FedPara (18 layers).
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
@@ -67,7 +65,8 @@ class ResNet(nn.Module):
         self.channels = channels
         wide = stem == "imagenet"
         self.conv = nn.Conv2d(channels, fan, 7 if wide else 3, 2 if wide else 1, 3 if wide else 1, bias=False)
-        self.norm = norm_layer(norm, fan, groups=groups)
+        make = norm_layer(norm, groups=groups)
+        self.norm = make(fan)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(3, 2, 1) if wide else nn.Identity()
         blocks: list[nn.Module] = []
@@ -75,8 +74,11 @@ class ResNet(nn.Module):
             for i in range(depth):
                 stride = 2 if stage and not i else 1
                 project = not i and (project_first or stride > 1 or fan != width)
-                shape = {"fan": fan, "width": width, "stride": stride, "groups": groups}
-                blocks.append(BasicBlock(**shape, project=project, norm=norm, dropout=dropout, zero_gamma=zero_gamma))
+                blocks.append(
+                    BasicBlock(
+                        fan, width, stride=stride, project=project, norm=make, dropout=dropout, zero_gamma=zero_gamma
+                    )
+                )
                 fan = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(fan, classes)
@@ -87,8 +89,7 @@ class ResNet(nn.Module):
         """Logits of a batch of images of any size."""
         check_images(x, self.channels)
         y = self.blocks(self.pool(self.relu(self.norm(self.conv(x)))))
-        out: Tensor = self.head(y.mean((2, 3)))
-        return out
+        return self.head(y.mean((2, 3)))
 
 
 def _glorot(module: nn.Module) -> None:
@@ -115,8 +116,17 @@ def resnet20(
     The first block of each stage, including the first stage, has a 1x1 convolution on its shortcut. Not the version
     without the first of these (272,474 parameters), nor the one without any (269,722).
     """
-    norms = partial(ResNet, norm=norm, groups=groups, zero_gamma=zero_gamma, init=init)
-    return norms((16, 32, 64), 3, classes, channels=channels, project_first=True)
+    return ResNet(
+        (16, 32, 64),
+        3,
+        classes,
+        channels=channels,
+        norm=norm,
+        groups=groups,
+        project_first=True,
+        zero_gamma=zero_gamma,
+        init=init,
+    )
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import at_least, probability
+from thinwire.models.pretrained import library
 
 PAD = 1  # the padding token of RoBERTa; positions start after it
 
@@ -41,8 +42,7 @@ class Roberta(nn.Module):
             dtype = next(self.model.parameters()).dtype
             mask = torch.where(words, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
             mask = mask.expand(-1, 1, input_ids.shape[1], -1)  # (n, 1, length, length)
-        out: Tensor = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids).logits
-        return out
+        return self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids).logits
 
 
 @register(
@@ -72,10 +72,7 @@ def roberta_large(
     probability(dropout=dropout)
     if width % 64:
         raise ConfigError(f"width = {width}: expected a multiple of 64, the size of an attention head")
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError("model 'roberta-large' needs transformers: pip install 'thinwire[hf]'") from error
+    transformers = library("model 'roberta-large'")
     common: dict[str, Any] = {
         "num_labels": classes,
         "hidden_dropout_prob": dropout,

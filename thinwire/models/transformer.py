@@ -47,8 +47,7 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.depth)
         # a large negative value instead of minus infinity: an empty text must not give NaN
         scores = torch.where(words[:, None, None, :], scores, -1e9)
-        out: Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        return out
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 class TextClassifier(nn.Module):
@@ -109,8 +108,7 @@ class TextClassifier(nn.Module):
         x = self.norm1(x + self.attention(x, words))
         x = self.norm2(x + self.fc2(self.relu(self.fc1(x))))
         weight = words[..., None].to(x.dtype)
-        out: Tensor = self.head((x * weight).sum(1) / weight.sum(1).clamp(min=1))
-        return out
+        return self.head((x * weight).sum(1) / weight.sum(1).clamp(min=1))
 
 
 @register(

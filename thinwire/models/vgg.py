@@ -56,8 +56,7 @@ class VGG16(nn.Module):
         y = self.features(x).mean((2, 3))
         y = self.dropout(self.relu(self.fc1(y)))
         y = self.dropout(self.relu(self.fc2(y)))
-        out: Tensor = self.head(y)
-        return out
+        return self.head(y)
 
 
 @register("model", "vgg16-gn", doc="VGG-16 with group norm.", paper="VGG; FedPara")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.models.blocks import conv1x1, conv3x3, norm_layer
+from thinwire.models.blocks import Norm, conv1x1, conv3x3, norm_layer
 from thinwire.models.checks import at_least, check_images, divides, one_of, probability
 from thinwire.models.resnet import ResNet
 
@@ -19,8 +19,7 @@ class PreBlock(nn.Module):
 
         a = relu(N1(x));   y = conv2(dropout(relu(N2(conv1(a))))) + s,   s = x, or conv1x1(a) if `project`
 
-    Not `BasicBlock`, which normalizes after each convolution and ends with a ReLU. The arguments are the same, with
-    `affine` in addition: whether the normalization has a trained scale and shift.
+    Not `BasicBlock`, which normalizes after each convolution and ends with a ReLU. The arguments are the same.
 
     >>> import torch
     >>> PreBlock(16, 32, stride=2, project=True)(torch.zeros(1, 16, 8, 8)).shape
@@ -34,16 +33,14 @@ class PreBlock(nn.Module):
         *,
         stride: int = 1,
         project: bool = False,
-        norm: str = "bn",
-        groups: int = 8,
-        affine: bool = True,
+        norm: Norm = nn.BatchNorm2d,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.norm1 = norm_layer(norm, fan, groups=groups, affine=affine)
+        self.norm1 = norm(fan)
         self.relu = nn.ReLU()
         self.conv1 = conv3x3(fan, width, stride)
-        self.norm2 = norm_layer(norm, width, groups=groups, affine=affine)
+        self.norm2 = norm(width)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.conv2 = conv3x3(width, width)
         self.shortcut = conv1x1(fan, width, stride) if project else None
@@ -52,8 +49,7 @@ class PreBlock(nn.Module):
         """Apply the block."""
         a = self.relu(self.norm1(x))
         y = self.conv2(self.dropout(self.relu(self.norm2(self.conv1(a)))))
-        out: Tensor = y + (x if self.shortcut is None else self.shortcut(a))
-        return out
+        return y + (x if self.shortcut is None else self.shortcut(a))
 
 
 class WideResNet(nn.Module):
@@ -101,26 +97,17 @@ class WideResNet(nn.Module):
         super().__init__()
         self.channels = channels
         self.conv = conv3x3(channels, 16)
+        make = norm_layer(norm, groups=groups, affine=affine)
         blocks: list[nn.Module] = []
         fan = 16
         for stage, out in enumerate(widths):
             for i in range(blocks_per_stage(depth)):
                 stride = 2 if stage and not i else 1
-                blocks.append(
-                    PreBlock(
-                        fan,
-                        out,
-                        stride=stride,
-                        project=project == "always" or stride > 1 or fan != out,
-                        norm=norm,
-                        groups=groups,
-                        affine=affine,
-                        dropout=dropout,
-                    )
-                )
+                bypass = project == "always" or stride > 1 or fan != out
+                blocks.append(PreBlock(fan, out, stride=stride, project=bypass, norm=make, dropout=dropout))
                 fan = out
         self.blocks = nn.Sequential(*blocks)
-        self.norm = norm_layer(norm, fan, groups=groups, affine=affine)
+        self.norm = make(fan)
         self.relu = nn.ReLU()
         self.head = nn.Linear(fan, classes)
 
@@ -128,8 +115,7 @@ class WideResNet(nn.Module):
         """Logits of a batch of images of any size."""
         check_images(x, self.channels)
         y = self.relu(self.norm(self.blocks(self.conv(x))))
-        out: Tensor = self.head(y.mean((2, 3)))
-        return out
+        return self.head(y.mean((2, 3)))
 
 
 def blocks_per_stage(depth: int) -> int:

@@ -9,17 +9,17 @@ The mode of a Beta posterior over probabilities, from the sampled masks of clien
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
-from thinwire.core.text import check_numbers
-from thinwire.core.tree import Tree
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, zeros_like
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer, check_clip_norm, clip_by_global_norm
+from thinwire.optimizers.base import Optimizer, clip_by_global_norm
 
 
 @dataclass(frozen=True)
@@ -29,38 +29,33 @@ class _Adaptive(Optimizer):
     State: `state["count"][ALL_BLOCKS]` (number of steps), `state["m"][block]` and `state["v"][block]`.
     """
 
+    _decoupled = False  # whether weight decay is added to the step instead of the gradient
     lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
     bias_correction: bool = True
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 0.001")
-        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"{name} must be from 0 up to, not including, 1, not {value}")
-        if not self.eps > 0:
-            raise ConfigError(f"eps must be above 0, not {self.eps}; write for example eps = 1e-8")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
-        check_clip_norm(self.clip_norm)
+        check_settings(
+            self,
+            lr="(0, inf]",
+            beta1="[0, 1)",
+            beta2="[0, 1)",
+            eps="(0, inf]",
+            weight_decay="[0, inf)",
+            clip_norm="(0, inf]",
+        )
 
     def init(self, coords: Tree) -> State:
         """Return zeros for both moments and a step count of 0."""
         first = next(iter(coords.values()), torch.zeros(()))
         # float64, because 1 - 0.999**t in float32 is wrong in the fourth digit
         count = torch.zeros((), dtype=torch.float64, device=first.device)
-        return {
-            "count": {ALL_BLOCKS: count},
-            "m": {name: block.new_zeros(block.shape) for name, block in coords.items()},
-            "v": {name: block.new_zeros(block.shape) for name, block in coords.items()},
-        }
+        return {"count": {ALL_BLOCKS: count}, "m": zeros_like(coords), "v": zeros_like(coords)}
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
@@ -84,11 +79,6 @@ class _Adaptive(Optimizer):
             if self.weight_decay and self._decoupled:
                 change[name] = change[name] - self.lr * self.weight_decay * coords[name]
         return change, {"count": {ALL_BLOCKS: count}, "m": first, "v": second}
-
-    @property
-    def _decoupled(self) -> bool:
-        """Whether weight decay is added to the step instead of the gradient."""
-        return False
 
     def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
@@ -137,9 +127,7 @@ class AdamW(_Adaptive):
 
     weight_decay: float = 0.01
 
-    @property
-    def _decoupled(self) -> bool:
-        return True
+    _decoupled = True
 
 
 @register("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
@@ -223,20 +211,13 @@ class BetaPosterior(Optimizer):
     reset_every: int = 1
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 1.0")
-        if not 1 <= self.prior < math.inf:
-            raise ConfigError(f"prior must be 1 or more, so that the posterior has a mode, not {self.prior}")
-        for name in ("masks", "reset_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {value}")
+        check_settings(self, lr="(0, inf]", prior="[1, inf)", masks="[1, inf)", reset_every="[1, inf)")
 
     def init(self, coords: Tree) -> State:
         """Return no rounds and no masks."""
         return {
             "rounds": {name: block.new_zeros(()) for name, block in coords.items()},
-            "sum": {name: block.new_zeros(block.shape) for name, block in coords.items()},
+            "sum": zeros_like(coords),
         }
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:

@@ -11,58 +11,53 @@ Stochastic gradient descent, for clients and server.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import State
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 
 
-class Optimizer(Protocol):
+class Optimizer(ABC):
     """Turns gradients into updates of the coordinates.
 
     The state is nested by slot and by block, so that a round that synchronizes some blocks changes only their state.
     `update` receives and returns the state of the blocks in `grads`, and values under `ALL_BLOCKS`.
     """
 
-    @property
-    @abstractmethod
-    def lr(self) -> float:
-        """The learning rate."""
-        ...
+    lr: float
+    """The learning rate."""
 
-    @property
-    def clip_norm(self) -> float:
-        """The L2 norm to which `update` scales longer gradients down (`clip_by_global_norm`); inf: none."""
-        return math.inf
+    clip_norm = math.inf
+    """The L2 norm to which `update` scales longer gradients down (`clip_by_global_norm`); inf: none."""
 
-    @property
-    def forward_only(self) -> bool:
-        """Whether local training calls `estimate` instead of a backward pass."""
-        return False
+    forward_only = False
+    """Whether local training calls `estimate` instead of a backward pass."""
+
+    plain = False
+    """Whether `update` is minus `lr` times the gradient, without a state."""
+
+    elementwise = False
+    """Whether `update`, apart from clipping, treats each value alone, with a state of one value for each."""
+
+    reads_coords = True
+    """Whether `update` reads the coordinates; the server then copies them from the GPU in every round."""
 
     @abstractmethod
     def init(self, coords: Tree) -> State:
         """Return the state before the first step."""
-        ...
 
     @abstractmethod
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the update to add to the coordinates, proportional to `lr`, and the next state."""
-        ...
-
-    @property
-    def reads_coords(self) -> bool:
-        """Whether `update` reads the coordinates; the server then copies them from the GPU in every round."""
-        return True
 
     def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the step of the server for a mean update, whose negation is the gradient, and the next state."""
@@ -83,13 +78,13 @@ class Optimizer(Protocol):
         raise TypeError(f"{type(self).__name__} needs gradients")
 
 
-class Correction(Protocol):
+class Correction:
     """Reduces client drift: corrects gradients of local steps or the mean update (FedProx, SCAFFOLD, FedDyn, FedNova).
 
     The three states are trees by block. All methods have a default that corrects nothing.
     """
 
-    active: ClassVar[bool] = True  # False: no method of the correction needs to be called
+    active = True  # False: no method of the correction needs to be called
 
     def init_client(self, coords: Tree) -> Tree:
         """Return the initial state of a client; it is never sent."""
@@ -174,17 +169,6 @@ def clip_by_global_norm(grads: Tree, clip_norm: float) -> Tree:
     return tmap(lambda block: block * factor.to(block.dtype), grads)
 
 
-def check_clip_norm(clip_norm: float) -> None:
-    """Raise ConfigError unless the norm is above 0.
-
-    >>> check_clip_norm(0.0)
-    Traceback (most recent call last):
-    thinwire.errors.ConfigError: clip_norm must be above 0, not 0.0; write clip_norm = 1.0, or inf for no clipping
-    """
-    if not clip_norm > 0:
-        raise ConfigError(f"clip_norm must be above 0, not {clip_norm}; write clip_norm = 1.0, or inf for no clipping")
-
-
 DecayOn = Literal["all", "kernels"]
 
 
@@ -219,23 +203,12 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
-    weight_decay_on: DecayOn = field(default="all", metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
+    weight_decay_on: DecayOn = rare("all")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 0.1")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be from 0 up to, not including, 1, not {self.momentum}")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
-        if self.weight_decay_on not in get_args(DecayOn):
-            raise ConfigError(
-                f"weight_decay_on must be one of {', '.join(get_args(DecayOn))}, not {self.weight_decay_on!r}"
-            )
-        check_clip_norm(self.clip_norm)
+        check_settings(self, lr="(0, inf]", momentum="[0, 1)", weight_decay="[0, inf]", clip_norm="(0, inf]")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs momentum above 0; write for example momentum = 0.9")
 
@@ -246,13 +219,23 @@ class SGD(Optimizer):
         return {"momentum": {name: block.new_zeros(block.shape) for name, block in coords.items()}}
 
     @property
-    def reads_coords(self) -> bool:
+    def plain(self) -> bool:  # type: ignore[override]
+        """Without momentum, weight decay and clipping; not of subclasses, whose `update` may differ."""
+        return type(self) is SGD and not (self.momentum or self.weight_decay) and self.clip_norm == math.inf
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """With weight decay on all coordinates; not of subclasses."""
+        return type(self) is SGD and self.weight_decay_on == "all"
+
+    @property
+    def reads_coords(self) -> bool:  # type: ignore[override]
         """True with weight decay."""
         return self.weight_decay > 0
 
     def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step of the server; plain SGD scales the mean update once, because two negations are exact."""
-        if self.momentum or self.weight_decay or self.clip_norm != math.inf:
+        if not self.plain:
             return super().server_step(update, state, coords)
         return update if self.lr == 1.0 else scale(update, self.lr), state
 

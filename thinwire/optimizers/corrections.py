@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from thinwire.core.registry import register
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, sub, tmap, zeros_like
-from thinwire.errors import ConfigError, WireError
+from thinwire.errors import WireError
 from thinwire.optimizers.base import Correction
 
 
@@ -22,11 +23,6 @@ class NoCorrection(Correction):
     """
 
     active = False
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if "active" not in cls.__dict__:  # a subclass corrects something
-            cls.active = True
 
 
 @register("correction", "fedprox", paper="Li et al., MLSys 2020")
@@ -49,8 +45,7 @@ class FedProx(Correction):
     mu: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.mu >= 0:
-            raise ConfigError(f"mu must be 0 or more, not {self.mu}; write for example mu = 0.1")
+        check_settings(self, mu="[0, inf]")
 
     def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
         """Add the gradient of the proximal term."""
@@ -118,8 +113,7 @@ class FedDyn(Correction):
     alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise ConfigError(f"alpha must be above 0, not {self.alpha}; write for example alpha = 0.1")
+        check_settings(self, alpha="(0, inf]")
 
     def init_client(self, coords: Tree) -> Tree:
         """Return g_i = 0."""
@@ -168,8 +162,7 @@ class FedNova(Correction):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be from 0 up to, not including, 1, not {self.momentum}")
+        check_settings(self, momentum="[0, 1)")
 
     def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
         """Report tau_i."""
@@ -186,5 +179,4 @@ class FedNova(Correction):
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
         """Multiply the mean update by the mean of tau_i."""
-        tau = float(report["steps"])
-        return scale(delta, tau), {}, state
+        return scale(delta, float(report["steps"])), {}, state

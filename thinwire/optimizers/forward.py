@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, scale, zeros_like
-from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer, check_clip_norm, clip_by_global_norm
+from thinwire.optimizers.base import Optimizer, clip_by_global_norm
 
 Order = Literal["turn", "random"]
 
@@ -57,29 +56,16 @@ class ForwardSGD(Optimizer):
     On a server, where there is no loss, it is `SGD`.
     """
 
+    forward_only = True  # `estimate` calls the loss only
     lr: float = 0.01
     directions: int = 10
     mu: float = 1e-3
     order: Order = "turn"
-    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    clip_norm: float = rare(math.inf)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 0.01")
-        if self.directions < 1:
-            raise ConfigError(f"directions must be 1 or more, not {self.directions}; write for example 10")
-        if not self.mu > 0:
-            raise ConfigError(f"mu must be above 0, not {self.mu}; write for example mu = 0.001")
-        if self.order not in get_args(Order):
-            raise ConfigError(f"order must be one of {', '.join(get_args(Order))}, not {self.order!r}")
-        check_clip_norm(self.clip_norm)
-
-    @property
-    def forward_only(self) -> bool:
-        """True: `estimate` calls the loss only."""
-        return True
+        check_settings(self, lr="(0, inf]", directions="[1, inf)", mu="(0, inf]", clip_norm="(0, inf]")
 
     def init(self, coords: Tree) -> State:
         """Return a count of zero steps."""
@@ -97,7 +83,11 @@ class ForwardSGD(Optimizer):
         """Return the slopes along some coordinates, zeros for all others, and the loss at the coordinates."""
         places, total = _places(coords)
         directions = min(self.directions, total)
-        chosen = self._chosen(state, directions, total)
+        count = state["count"][ALL_BLOCKS]
+        if self.order == "random":  # of torch's generator, which training seeds for each client
+            chosen = torch.randint(0, total, (directions,), device=count.device)
+        else:
+            chosen = (count * directions + torch.arange(directions, device=count.device)) % total
         with torch.no_grad(), _same_draws(next(iter(coords.values())).device) as again:
             grads = zeros_like(coords)
             loss, after = loss_after(grads)
@@ -108,13 +98,6 @@ class ForwardSGD(Optimizer):
                 slope = (moved - loss) / (self.mu * directions)
                 grads = {name: block + along[name] * slope.to(block.dtype) for name, block in grads.items()}
         return grads, (loss, after)
-
-    def _chosen(self, state: State, directions: int, total: int) -> Tensor:
-        """The numbers of the coordinates of a step."""
-        count = state["count"][ALL_BLOCKS]
-        if self.order == "random":  # of torch's generator, which training seeds for each client
-            return torch.randint(0, total, (directions,), device=count.device)
-        return (count * directions + torch.arange(directions, device=count.device)) % total
 
 
 def _places(coords: Tree) -> tuple[Tree, int]:

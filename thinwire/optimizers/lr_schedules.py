@@ -12,28 +12,26 @@ A learning-rate schedule that is halved at given versions: where a run went back
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 
-from thinwire.core.registry import register, short_repr
+from thinwire.core.registry import rare, register, short_repr
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 
-_LEAST = 1e-9  # not 0: SCAFFOLD divides by the learning rate
+MIN_FACTOR = 1e-9  # not 0: SCAFFOLD divides by the learning rate
 
 
-class LRSchedule(Protocol):
+class LRSchedule(ABC):
     """A factor on the learning rate, by round. Not a `Schedule`, which decides which blocks are synchronized."""
 
-    constant: ClassVar[bool] = False  # True: the factor is 1 in every round
+    constant = False  # True: the factor is 1 in every round
 
     @abstractmethod
     def factor(self, version: int) -> float:
         """Return the factor of the round that starts from this version (0 is the first); above 0."""
-        ...
 
     def over(self, rounds: int) -> LRSchedule:
         """Return the schedule of a run of that many rounds: fractions become numbers of rounds.
@@ -77,12 +75,11 @@ class ExponentialLR(LRSchedule):
     tau: float = 0.99
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau <= 1:
-            raise ConfigError(f"tau must be above 0 and at most 1, not {self.tau}; write for example tau = 0.99")
+        check_settings(self, tau="(0, 1]")
 
     def factor(self, version: int) -> float:
         """Return tau^t."""
-        return max(self.tau**version, _LEAST)
+        return max(self.tau**version, MIN_FACTOR)
 
 
 @register("lr_schedule", "multistep")
@@ -106,8 +103,7 @@ class MultiStepLR(LRSchedule):
     def __post_init__(self) -> None:
         if not self.at or self.at[0] < 1 or list(self.at) != sorted(set(self.at)):
             raise ConfigError(f"at must be rounds in ascending order, for example at = [50, 75], not {list(self.at)}")
-        if not 0 < self.by <= 1:
-            raise ConfigError(f"by must be above 0 and at most 1, not {self.by}; write for example by = 0.1")
+        check_settings(self, by="(0, 1]")
 
     def over(self, rounds: int) -> MultiStepLR:
         """Return itself."""
@@ -116,7 +112,7 @@ class MultiStepLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return `by` to the power of the number of decreases so far."""
-        return max(self.by ** sum(version >= at for at in self.at), _LEAST)
+        return max(self.by ** sum(version >= at for at in self.at), MIN_FACTOR)
 
 
 @register("lr_schedule", "cosine", paper="Loshchilov and Hutter, ICLR 2017")
@@ -140,17 +136,15 @@ class CosineLR(LRSchedule):
 
     rounds: int = 0
     floor: float = 0.0
-    fraction: float = field(default=1.0, metadata={"rare": True})
+    fraction: float = rare(1.0)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_length("a cosine", self.rounds, self.fraction)
-        if not 0 <= self.floor <= 1:
-            raise ConfigError(f"floor must be from 0 to 1, a share of the learning rate, not {self.floor}")
+        check_settings(self, rounds="[0, inf)", floor="[0, 1]", fraction="(0, 1]")
 
     def over(self, rounds: int) -> CosineLR:
         """Return the cosine with a number of rounds."""
-        return dataclasses.replace(self, rounds=_length("a cosine", self.rounds, self.fraction, rounds))
+        return replace(self, rounds=_length("a cosine", self.rounds, self.fraction, rounds))
 
     def factor(self, version: int) -> float:
         """Return the value of the cosine."""
@@ -178,20 +172,20 @@ class InverseTimeLR(LRSchedule):
     """
 
     rounds: int = 0
-    fraction: float = field(default=0.1, metadata={"rare": True})
+    fraction: float = rare(0.1)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_length("an inverse-time schedule", self.rounds, self.fraction)
+        check_settings(self, rounds="[0, inf)", fraction="(0, 1]")
 
     def over(self, rounds: int) -> InverseTimeLR:
         """Return the schedule with a number of rounds."""
-        return dataclasses.replace(self, rounds=self.rounds or _in_rounds(self.fraction, rounds))
+        return replace(self, rounds=self.rounds or _in_rounds(self.fraction, rounds))
 
     def factor(self, version: int) -> float:
         """Return rounds / (rounds + t)."""
         rounds = _known(self, self.rounds)
-        return max(rounds / (rounds + version), _LEAST)
+        return max(rounds / (rounds + version), MIN_FACTOR)
 
 
 @register("lr_schedule", "warmup", paper="Goyal et al., 2017")
@@ -215,27 +209,20 @@ class WarmupLR(LRSchedule):
 
     rounds: int = 0
     inner: LRSchedule = ConstantLR()
-    fraction: float = field(default=0.05, metadata={"rare": True})
+    fraction: float = rare(0.05)
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_length("a warm-up", self.rounds, self.fraction)
+        check_settings(self, rounds="[0, inf)", fraction="(0, 1]")
 
     def over(self, rounds: int) -> WarmupLR:
         """Return the warm-up with a number of rounds, and the inner schedule over the same run."""
         length = _length("a warm-up", self.rounds, self.fraction, rounds)
-        return dataclasses.replace(self, rounds=length, inner=self.inner.over(rounds))
+        return replace(self, rounds=length, inner=self.inner.over(rounds))
 
     def factor(self, version: int) -> float:
         """Return the factor of the warm-up times that of `inner`."""
         return min(1.0, (version + 1) / _known(self, self.rounds)) * self.inner.factor(version)
-
-
-def _check_length(what: str, rounds: int, fraction: float) -> None:
-    if rounds < 0:
-        raise ConfigError(f"rounds of {what} must be 1 or more, or 0 for a fraction of the run, not {rounds}")
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"fraction of {what} must be above 0 and at most 1, a part of the run, not {fraction}")
 
 
 def _in_rounds(fraction: float, rounds: int) -> int:
@@ -274,8 +261,7 @@ def at_lr_schedule(optimizer: Optimizer, schedule: LRSchedule, version: int) -> 
     factor = schedule.factor(version)
     if factor == 1.0:
         return optimizer
-    changed: Optimizer = dataclasses.replace(optimizer, lr=optimizer.lr * factor)  # type: ignore[type-var]
-    return changed
+    return replace(optimizer, lr=optimizer.lr * factor)  # type: ignore[type-var]
 
 
 @register("lr_schedule", "halved")

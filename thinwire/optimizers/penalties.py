@@ -6,11 +6,10 @@ weights. It returns the gradient of its term with respect to the coordinates.
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,16 +17,17 @@ from torch.func import grad, vjp
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
-from thinwire.core.tree import Tree
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, zeros_like
 from thinwire.errors import ConfigError
 
 Expand: TypeAlias = Callable[[Tree], Tree]
 
 
-class Penalty(Protocol):
+class Penalty(ABC):
     """A term added to the loss of every local step. Not a correction, which has state or refers to the global model."""
 
-    active: ClassVar[bool] = True
+    active = True
     """Whether there is a term to add; if not, `gradient` is never called."""
 
     def check(self, weights: Spec, coords: Spec) -> None:
@@ -44,7 +44,6 @@ class Penalty(Protocol):
             pull: the gradient of the loss with respect to the weights, treated as constant.
             lr: the learning rate of the client optimizer; a tensor where it changes within a recorded program.
         """
-        ...
 
 
 @register("penalty", "none")
@@ -60,7 +59,7 @@ class NoPenalty(Penalty):
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float | Tensor) -> Tree:
         """Return zeros."""
-        return {name: torch.zeros_like(block) for name, block in coords.items()}
+        return zeros_like(coords)
 
 
 @register("penalty", "l1l2")
@@ -91,9 +90,7 @@ class L1L2(Penalty):
     coords: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in (("l1", self.l1), ("l2", self.l2)):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be 0 or more, not {value}")
+        check_settings(self, l1="[0, inf)", l2="[0, inf)")
         if self.coords and self.layers != ("*",):
             raise ConfigError("a penalty is on weights (layers) or on coordinates (coords), not on both; leave one out")
 
@@ -115,8 +112,7 @@ class L1L2(Penalty):
             total = sum((self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum() for w in chosen), torch.zeros(()))
             return torch.as_tensor(total)
 
-        out: Tree = grad(term)(coords)
-        return out
+        return grad(term)(coords)
 
     def _select(self, names: tuple[str, ...]) -> tuple[str, ...]:
         what = "coords" if self.coords else "layers"
@@ -147,8 +143,7 @@ class Jacobian(Penalty):
     squared: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise ConfigError(f"strength must be 0 or more, not {self.strength}")
+        check_settings(self, strength="[0, inf)")
 
     @property
     def active(self) -> bool:  # type: ignore[override]
@@ -167,5 +162,4 @@ class Jacobian(Penalty):
             # a norm has no derivative at 0; a tiny summand makes it differentiable
             return self.strength / 2 * (square if self.squared else (square + 1e-20).sqrt())
 
-        out: Tree = grad(term)(coords)
-        return out
+        return grad(term)(coords)

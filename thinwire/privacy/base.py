@@ -5,9 +5,9 @@ A mechanism acts between sketch and codec, on all values of an update together.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from thinwire.core.registry import register
 from thinwire.core.tree import Tree
 
 
-class Privacy(Protocol):
+class Privacy(ABC):
     """Bounds the influence of each client, and adds noise to the aggregate.
 
     A mechanism subclasses this contract and implements `bound` and `aggregate`; the other members have defaults.
@@ -26,21 +26,23 @@ class Privacy(Protocol):
     client from the server but does not bound or perturb the aggregate; both can be combined, see `masked`.
     """
 
-    active: ClassVar[bool] = True
+    active = True
     """Whether the mechanism changes what is uploaded or released."""
 
-    bounds: ClassVar[bool] = False
+    bounds = False
     """Whether the influence of one client is bounded, so that uploads must hold nothing besides the update."""
 
-    @property
-    def masked(self) -> MaskedPrivacy | None:
-        """The mechanism for secure aggregation, where the server sees the sum only; None if there is none."""
-        return None
+    delta: float | None = None
+    """The delta of (epsilon, delta)-differential privacy; None if the mechanism gives no such guarantee."""
 
+    masked: MaskedPrivacy | None = None
+    """The mechanism for secure aggregation, where the server sees the sum only; None if there is none."""
+
+    @abstractmethod
     def bound(self, code: Tree, key: Key) -> Tree:
         """On the client: clip the update, and add noise if the mechanism is local."""
-        ...
 
+    @abstractmethod
     def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
         """On the server: the aggregate that is released.
 
@@ -50,7 +52,6 @@ class Privacy(Protocol):
             clients: the number of clients in the aggregate.
             key: the key of the noise.
         """
-        ...
 
     def spent(self, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon after these rounds, or None and the reason; None if the mechanism gives no guarantee.
@@ -63,13 +64,14 @@ class Privacy(Protocol):
         return None
 
 
-class MaskedPrivacy(Protocol):
+class MaskedPrivacy(ABC):
     """A mechanism for secure aggregation, where the server sees the sum only: clients clip and add noise themselves."""
 
+    @abstractmethod
     def check_clients(self, clients: int) -> None:
         """Raise a ConfigError if the sum of so many clients is not supported."""
-        ...
 
+    @abstractmethod
     def add_to_sum(self, x: np.ndarray, clients: int, key: Key, least: int = 0) -> np.ndarray:
         """On the client: the integers (int64) that it adds to the sum of so many clients, from its values x.
 
@@ -79,8 +81,8 @@ class MaskedPrivacy(Protocol):
             key: the source of its noise.
             least: how many of them remain at least; their noise must suffice. 0: all.
         """
-        ...
 
+    @abstractmethod
     def of_sum(self, total: np.ndarray, clients: int, began: int = 0, least: int = 0) -> np.ndarray:
         """On the server: the aggregate that is released, as float64, from the sum.
 
@@ -90,7 +92,6 @@ class MaskedPrivacy(Protocol):
             began: the number of clients that began the sum; 0: the same.
             least: as given to `add_to_sum`.
         """
-        ...
 
 
 @register("privacy", "none")

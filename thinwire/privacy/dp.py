@@ -18,10 +18,11 @@ import torch
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, flatten, scale, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import accountant
-from thinwire.privacy.base import Privacy
+from thinwire.privacy.base import MaskedPrivacy, Privacy
 from thinwire.privacy.discrete import MOST_VARIANCE, discrete_gaussian
 from thinwire.privacy.lattice import LONGEST, length, onto_lattice
 
@@ -31,7 +32,7 @@ _SLACK = 2.0**-40  # relative loss of a sum of discrete Gaussians compared to a 
 _VALUES = 1 << 40  # more values than any model has
 
 
-class Lattice(NamedTuple):
+class SumLattice(NamedTuple):
     """The integer grid of the sum: an update of norm `clip` is 2^bits steps long."""
 
     bits: int
@@ -45,7 +46,7 @@ class Lattice(NamedTuple):
 
 @register("privacy", "dp", paper="McMahan et al., ICLR 2018; De et al., 2022; Kairouz et al., ICML 2021")
 @dataclass(frozen=True)
-class DP(Privacy):
+class DP(Privacy, MaskedPrivacy):
     """Clip each client's update and add discrete Gaussian noise to the sum; with Adam on the server, DP-FedAdam.
 
         z_i = round(2^k D_i min(1, clip / |D_i|) / clip)                 integers, |z_i| <= 2^k
@@ -76,13 +77,14 @@ class DP(Privacy):
     >>> one, two = {"w": torch.tensor([6.0, 8.0])}, {"w": torch.tensor([0.0, 2.5])}
     >>> mean = partial(weighted_mean, weights=[1, 1])
     >>> released = part.aggregate([one, two], mean, 2, Key(0))["w"]    # ((0.6, 0.8) + (0, 0.5) + noise) / 2
-    >>> [round(x, 3) for x in released.tolist()], part.lattice(2) == Lattice(bits=29, variance=2**56)
+    >>> [round(x, 3) for x in released.tolist()], part.lattice(2) == SumLattice(bits=29, variance=2**56)
     ([-0.148, 1.169], True)
 
     A simulation draws its noise from the seed of the run, so that it is reproducible; with the seed, the noise can be
     removed. A deployment draws it from a secret key.
     """
 
+    bounds = True
     clip: float = 0.1
     sigma: float = 1.0
     cohort: int = 0
@@ -90,21 +92,12 @@ class DP(Privacy):
     population: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"clip must be above 0, not {self.clip}; write for example clip = 0.1")
-        if not 0 <= self.sigma < math.inf:
-            raise ConfigError(f"sigma must be 0 (no noise) or more, not {self.sigma}")
-        if self.cohort < 0:
-            raise ConfigError(f"cohort must be 0 (the clients of a round) or a number of clients, not {self.cohort}")
-        if not 0 < self.delta < 1:
-            raise ConfigError(f"delta must be between 0 and 1, not {self.delta}; write for example delta = 1e-5")
-        if self.population < 0:
-            raise ConfigError(f"population must be 0 (the task's) or a number of clients, not {self.population}")
-
-    bounds = True
+        check_settings(
+            self, clip="(0, inf)", sigma="[0, inf)", cohort="[0, inf)", delta="(0, 1)", population="[0, inf)"
+        )
 
     @property
-    def masked(self) -> DP:
+    def masked(self) -> DP:  # type: ignore[override]
         """The mechanism itself: clients can add their share of the noise."""
         return self
 
@@ -129,19 +122,19 @@ class DP(Privacy):
         released = unflatten((total + noise).double() / (lattice.most * clients), codes[0])
         return {name: block.to(codes[0][name].dtype) for name, block in released.items()}
 
-    def lattice(self, clients: int) -> Lattice:
+    def lattice(self, clients: int) -> SumLattice:
         """The lattice of the sum of so many clients, as fine as the noise sampler allows."""
         s = self._spread(clients)
         for bits in range(LONGEST.bit_length() - 1, -1, -1):
             if (variance := math.ceil((s * 2**bits) ** 2)) <= MOST_VARIANCE:
-                return Lattice(bits, variance)
+                return SumLattice(bits, variance)
         raise ConfigError(f"noise of {float(s):.3g} times clip is above the limit of 2^28; write a smaller sigma")
 
     def _spread(self, clients: int) -> Fraction:
         """s: the standard deviation of the noise on the sum of so many clients, in units of `clip`."""
         return Fraction(self.sigma) * clients / (self.cohort or clients)
 
-    def _rounded(self, x: torch.Tensor, lattice: Lattice) -> torch.Tensor:
+    def _rounded(self, x: torch.Tensor, lattice: SumLattice) -> torch.Tensor:
         """z_i of one client."""
         return onto_lattice(x, lattice.most / self.clip, lattice.most)
 
@@ -161,7 +154,7 @@ class DP(Privacy):
         """The mean in units of `clip`, from the sum."""
         return total / float(self.masked_lattice(began or clients, least).most * clients)
 
-    def masked_lattice(self, clients: int, least: int = 0) -> Lattice:
+    def masked_lattice(self, clients: int, least: int = 0) -> SumLattice:
         """The finest lattice whose sums fit into 32 bits, with the noise of one client.
 
         Args:
@@ -172,7 +165,7 @@ class DP(Privacy):
         # all clients together have more noise than requested if only some of them must suffice
         widest = s if least == clients else s * Fraction(math.ceil(1024 * math.sqrt(clients / least)), 1024)
         most = int(_RING / (clients + _FAR * widest))
-        lattice = Lattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / least))
+        lattice = SumLattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / least))
         small = s and accountant.gap(clients, lattice.variance, _VALUES) * s > _SLACK
         if most < 1 or small or lattice.variance > MOST_VARIANCE:
             raise ConfigError(

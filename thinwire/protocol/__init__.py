@@ -1,6 +1,9 @@
 """The round between server and clients: methods, states, and the functions both sides call."""
 
-from thinwire.protocol.asynchronous import Asynchronous as Asynchronous
-from thinwire.protocol.budget import Budget as Budget, Tier as Tier
-from thinwire.protocol.method import Method as Method
-from thinwire.protocol.stage import Stage as Stage
+from thinwire.protocol.method import (
+    Asynchronous as Asynchronous,
+    Budget as Budget,
+    Method as Method,
+    Stage as Stage,
+    Tier as Tier,
+)

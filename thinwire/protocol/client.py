@@ -7,24 +7,20 @@ first axis. They train on the device of the public state. Their states, and all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire.core.flat_rows import blocks_of_one
-from thinwire.core.rows import Rows, as_rows
+from thinwire.core.parallel import each
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, MOST_PINNED, each, pinned_empty
 from thinwire.core.tree import (
     Tree,
     all_finite,
-    bring_async,
-    cut,
+    data_of,
     grand_total,
+    repeat,
     restrict,
     stack,
     sub,
@@ -32,16 +28,25 @@ from thinwire.core.tree import (
     to_device,
     unstack,
 )
+from thinwire.core.vector import Vector
 from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
-from thinwire.protocol.starts import Group as Group, common_start, coordinates, trained_starts
 from thinwire.protocol.state import ClientState, PublicState
-from thinwire.protocol.upload import UploadContent, pack_upload
+from thinwire.protocol.upload import pack_upload, raw
 from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+
+
+class Group(NamedTuple):
+    """Some clients of a cohort that start from the same public state and are trained together."""
+
+    public: PublicState
+    plan: Plan
+    clients: tuple[int, ...]
+    states: tuple[ClientState, ...]
 
 
 class Masks(Protocol):
@@ -52,55 +57,32 @@ class Masks(Protocol):
         ...
 
 
-class UploadContext(NamedTuple):
-    """What is the same for all uploads of a group."""
+class Update(NamedTuple):
+    """The updates of a group after local training; trees are stacked, with the clients on the first axis."""
 
-    version: int
-    plan: Plan
-    shared: Tree  # the public state of the correction, on the CPU
-    hints: Tree  # see `Contract.hints`
-    masks: Masks | None = None
-
-
-class ClientUpdate(NamedTuple):
-    """One client's update after local training, on the CPU."""
-
-    code: Tree  # what is encoded for upload
+    code: Tree  # what is encoded for upload; `Vector` where all blocks have one type
     schedule_report: Tree
     unsent: Tree  # changes of blocks outside the plan
-    moved: Tree  # from where the client started; only where the correction needs it
+    moved: Tree  # from where clients started; only where the correction needs it
     buffers: Tree
+    shared: Tree  # the public state of the correction
     opt: State  # where it is kept for the next round
-    steps: int
-    finite: bool  # False if a value of the code, the report or the buffers of some client of the group is not finite
-
-
-class Updates(NamedTuple):
-    """The updates of a group; trees are stacked, with the clients on the first axis."""
-
-    code: Tree  # one matrix under the name "" where `names` is given
-    names: tuple[str, ...]
-    like: tuple[Tensor, ...]  # tensors with the shapes of the blocks
-    schedule_report: Tree
-    unsent: Tree
-    moved: Tree
-    buffers: Tree
-    shared: Tree
-    opt: State
     loss: Tensor
+    total: Tensor  # the sum of code, report and buffers: not finite if one of their values is not
     steps: tuple[int, ...]
-    finite: bool
-    rows: Rows | None = None  # of which the code is a part, on the CPU
+    samples: tuple[int, ...]
+    wide: Tensor | None = None  # the code with free memory around each row, where a message can be written
 
-    def client(self, i: int) -> ClientUpdate:
+    def client(self, i: int) -> Update:
         """The update of the client at position i (views)."""
-        code = cut(self.code[""][i], self.names, self.like) if self.names else unstack(self.code, i)
-        trees = (self.schedule_report, self.unsent, self.moved, self.buffers)
-        if not (any(trees) or self.opt):
-            return ClientUpdate(code, {}, {}, {}, {}, {}, self.steps[i], self.finite)
-        report, unsent, moved, buffers = (unstack(tree, i) if tree else {} for tree in trees)
-        opt = {slot: unstack(tree, i) for slot, tree in self.opt.items()}
-        return ClientUpdate(code, report, unsent, moved, buffers, opt, self.steps[i], self.finite)
+        return self._replace(
+            code=unstack(self.code, i),
+            schedule_report=unstack(self.schedule_report, i) if self.schedule_report else {},
+            unsent=unstack(self.unsent, i) if self.unsent else {},
+            moved=unstack(self.moved, i) if self.moved else {},
+            buffers=unstack(self.buffers, i) if self.buffers else {},
+            opt={slot: unstack(tree, i) for slot, tree in self.opt.items()},
+        )
 
 
 def initial_client_state(contract: Contract, public: PublicState, client: int = EVERYONE) -> ClientState:
@@ -126,175 +108,49 @@ def drop_stale(state: ClientState, synced: frozenset[str]) -> ClientState:
     return replace(state, unsent={name: block for name, block in state.unsent.items() if name not in synced})
 
 
+# -- before local training ---------------------------------------------------------------------------------------------
+
+
 def training_inputs(contract: Contract, model: TrainableModel, group: Group, work: Workload) -> TrainingInputs:
     """The inputs of local training for a group of clients."""
     public, version = group.public, group.public.version
     contract = contract.at(version)
-    method, device = contract.method, public.device
+    method, device, space = contract.method, public.device, contract.method.space
+    basis, start = contract.basis(version, device), _starts(group)
+    own: Tree = {}
+    if method.correction.active:
+        own = to_device(stack([state.correction for state in group.states]), device)
+    differ = space.reparametrized or any(state.unsent for state in group.states)
     return TrainingInputs(
-        model,
-        contract.training_space,
-        method.client_opt,
-        method.correction,
-        method.penalty,
-        public.base,
-        contract.basis(version, device),
-        public.shared,
-        public.buffers,
-        trained_starts(contract, group),
-        to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
-        work,
-        _optimizer_states(contract, group),
-        to_device(contract.trained(public), device) if method.mask.active else {},
-        contract.private,
-        None if method.lr_schedule.constant else method.lr_schedule.factor(version),
-        common_start(contract, group),
+        model=model,
+        space=contract.training_space,
+        optimizer=method.client_opt,
+        correction=method.correction,
+        penalty=method.penalty,
+        base=public.base,
+        basis=basis,
+        shared=public.shared,
+        buffers=public.buffers,
+        start=space.to_trained(public.base, basis, start) if space.reparametrized else start,
+        correction_state=own,
+        work=work,
+        opt_state=_optimizer_states(contract, group),
+        trainable=to_device(contract.trained(public), device) if method.mask.active else {},
+        private=contract.private,
+        lr_factor=None if method.lr_schedule.constant else method.lr_schedule.factor(version),
+        common_start=None if differ else data_of(public.coords),
     )
 
 
-class PendingUpdates(NamedTuple):
-    """The updates of a group on their way to the CPU; a call waits until they are there.
-
-    Args:
-        wait: waits and returns the updates.
-        codes: the codes on the device of training, one row a client; None where blocks have several types.
-    """
-
-    wait: Callable[[], Updates]
-    codes: Tensor | None
-
-    def __call__(self) -> Updates:
-        """Wait, and return the updates."""
-        return self.wait()
-
-
-def begin_updates(contract: Contract, group: Group, start: Tree, outcome: TrainingOutcome) -> PendingUpdates:
-    """Updates from the outcome of local training. A call of the result waits until they are on the CPU.
-
-    Args:
-        contract: the contract.
-        group: the clients.
-        start: the stacked values that training started from.
-        outcome: the outcome of training.
-
-    In between, a GPU can be given further work, which does not delay the transfer.
-    """
-    contract, public, plan = contract.at(group.public.version), group.public, group.plan
-    method = contract.method
-    trained, outcome = outcome.coords, outcome._replace(coords=coordinates(contract, group, start, outcome.coords))
-    delta = sub(outcome.coords, public.coords)
-    sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
-    report: Tree = {}
-    if contract.upload_fields(plan)[2].blocks:
-        report = method.schedule.reports(restrict(delta, plan.names), plan)
-    if not method.sketch.is_identity or method.privacy.active:
-        sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
-    unsent: Tree = {}
-    if not plan.names.issuperset(delta):
-        unsent = {name: block for name, block in delta.items() if name not in plan.names}
-    moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
-    opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
-    names, like = tuple(sent), blocks_of_one(sent)
-    if (rows := as_rows(sent)) is not None:  # one row a client: the codec gets contiguous values
-        sent = {"": rows.whole}
-    sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
-    trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
-    arrive = bring_async(trees, "cpu")
-
-    def wait() -> Updates:
-        code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
-        here = None if rows is None else rows._replace(whole=code[""])
-        return Updates(
-            *(code if here is None else {"": here.values}, names if here else (), like, notes, kept, ways, buffers),
-            *(shared, dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps),
-            *(math.isfinite(sums["all"].item()), here),
-        )
-
-    return PendingUpdates(wait, None if rows is None else rows.values)
-
-
-def make_uploads(
-    contract: Contract, group: Group, updates: Updates, samples: tuple[int, ...], masks: Masks | None = None
-) -> tuple[list[Bytes], list[ClientState]]:
-    """The upload and the next state of each client of a group.
-
-    Args:
-        contract: the contract.
-        group: the clients.
-        updates: their updates.
-        samples: number of examples of each.
-        masks: hides payloads; needed for secure aggregation.
-    """
-    contract, public = contract.at(group.public.version), group.public
-    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), masks)
-    pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST_PINNED
-    allocate = partial(pinned_empty, pinned=pinned)
-    unchanged = ClientState(public.version)  # one object for all clients that keep nothing
-
-    def one(i: int) -> tuple[Bytes, ClientState]:
-        client = group.clients[i]
-        pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
-        message: Bytes
-        if wire.length(pieces) < LEAST:
-            message = wire.join_pieces(pieces)
-        else:  # around the values, without a copy, if the codec sends them as they are
-            message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
-        return message, unchanged if state.is_empty else state
-
-    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
-    return list(messages), list(states)
-
-
-def make_upload(
-    contract: Contract, context: UploadContext, client: int, state: ClientState, update: ClientUpdate, samples: int
-) -> tuple[wire.Pieces, ClientState]:
-    """One client's upload, in pieces, and its next state: correction, codec, masking, packing.
-
-    Args:
-        contract: the contract at this version.
-        context: what is the same for all clients of the group.
-        client: the number of the client.
-        state: its state before the round.
-        update: its update.
-        samples: its number of examples.
-    """
-    method, version = contract.method, context.version
-    own, report = state.correction, dict[str, Tensor]()
-    if contract.has_client_correction:
-        lr = contract.client_opt(version).lr
-        own, report = method.correction.finish(update.moved, update.steps, lr, own, context.shared)
-    # before the codec, whose result for a NaN is not defined
-    check = (report,) if update.finite else (report, update.code, update.schedule_report, update.buffers)
-    if not all(all_finite(tree) for tree in check if tree):
-        raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
-    codec_state = _codec_state(contract, client, state, version) if state.codec else state.codec
-    payload, codec_state = contract.up(client).encode(
-        update.code, codec_state, contract.peer(version, client, context.hints)
-    )
-    weight, content = method.client_weight.weight(samples), None
-    if method.secure_aggregation:
-        if context.masks is None:
-            raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass masks")
-        payload = context.masks.mask(contract, payload, weight, version, client)
-    else:
-        content = UploadContent(weight, update.buffers, report, update.schedule_report)
-    pieces = pack_upload(contract, context.plan, version, client, payload, content)
-    # clones: a view would keep the blocks of all clients in memory
-    unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
-    opt = smap(torch.clone, update.opt) if update.opt else {}
-    return pieces, ClientState(version, unsent, own, codec_state, opt)
-
-
-def _code(contract: Contract, sent: Tree, version: int, client: int) -> Tree:
-    """The sketch of one client's update, bounded by the privacy mechanism."""
-    code = contract.method.sketch.encode(sent, contract.sketch_key(version))
-    return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
-
-
-def _codec_state(contract: Contract, client: int, state: ClientState, version: int) -> Tree:
-    """The state of a client's upload codec, which is reset if the basis was redrawn since."""
-    stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
-    return contract.up(client).init(contract.code) if stale else state.codec
+def _starts(group: Group) -> Tree:
+    """Stacked initial coordinates: the public ones, plus each client's unsent changes."""
+    coords, states = group.public.coords, group.states
+    start = repeat(coords, len(states))
+    for name in {name for state in states for name in state.unsent}:
+        zero = torch.zeros_like(coords[name], device="cpu")
+        unsent = torch.stack([state.unsent.get(name, zero) for state in states])
+        start[name] = start[name] + unsent.to(coords[name].device)
+    return start
 
 
 def _keeps_optimizer(method: Method, version: int) -> bool:
@@ -317,3 +173,124 @@ def _optimizer_states(contract: Contract, group: Group) -> State | None:
         for state in group.states
     ]
     return state_to_device(stack_states(kept), public.device)
+
+
+# -- after local training ----------------------------------------------------------------------------------------------
+
+
+def updates(contract: Contract, group: Group, inputs: TrainingInputs, outcome: TrainingOutcome) -> Update:
+    """The updates of a group from the outcome of local training, on its device."""
+    contract, public, plan = contract.at(group.public.version), group.public, group.plan
+    method, start = contract.method, inputs.start
+    coords = _coordinates(contract, group, start, outcome.coords)
+    delta = sub(coords, public.coords)
+    code = restrict(delta if method.upload == "delta" else coords, plan.names)
+    report: Tree = {}
+    if contract.upload_fields(plan)[2].blocks:
+        report = method.schedule.reports(restrict(delta, plan.names), plan)
+    if not method.sketch.is_identity or method.privacy.active:
+        code = stack([_code(contract, unstack(code, i), public.version, c) for i, c in enumerate(group.clients)])
+    unsent: Tree = {}
+    if not plan.names.issuperset(delta):
+        unsent = {name: block for name, block in delta.items() if name not in plan.names}
+    code = Vector.rows(code)
+    return Update(
+        code,
+        report,
+        unsent,
+        moved=restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {},
+        buffers=outcome.buffers,
+        shared=public.shared,
+        opt=outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {},
+        loss=outcome.loss,
+        total=grand_total(code, report, outcome.buffers),
+        steps=outcome.steps,
+        samples=inputs.work.samples,
+    )
+
+
+def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
+    """The stacked coordinates of trained values; those of values that training did not change stay the same."""
+    space, public = contract.method.space, group.public
+    if not space.reparametrized:
+        return trained
+    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
+    return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
+
+
+def _code(contract: Contract, sent: Tree, version: int, client: int) -> Tree:
+    """The sketch of one client's update, bounded by the privacy mechanism."""
+    code = contract.method.sketch.encode(sent, contract.sketch_key(version))
+    return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
+
+
+def make_uploads(
+    contract: Contract, group: Group, update: Update, masks: Masks | None = None
+) -> list[tuple[Bytes, ClientState]]:
+    """The upload and the next state of each client of a group.
+
+    Args:
+        contract: the contract.
+        group: the clients.
+        update: their updates, on the CPU.
+        masks: hides payloads; needed for secure aggregation.
+    """
+    contract = contract.at(group.public.version)
+    hints, finite = contract.hints(group.public), math.isfinite(update.total.item())
+    unchanged = ClientState(group.public.version)  # one object for all clients that keep nothing
+
+    def one(i: int) -> tuple[Bytes, ClientState]:
+        message, state = _upload(contract, group, i, update.client(i), hints, finite, masks)
+        return message, unchanged if state.is_empty else state
+
+    return each(one, range(len(group.clients)), contract.code.nbytes)
+
+
+def _upload(
+    contract: Contract, group: Group, i: int, update: Update, hints: Tree, finite: bool, masks: Masks | None
+) -> tuple[Bytes, ClientState]:
+    """The upload of one client, and its next state: correction, codec, masking, packing.
+
+    Args:
+        contract: the contract at this version.
+        group: the clients.
+        i: the position of this one.
+        update: its update.
+        hints: what both ends know about its values (`Contract.hints`).
+        finite: whether all values of the group are finite.
+        masks: hides payloads.
+    """
+    method, version, client, state = contract.method, group.public.version, group.clients[i], group.states[i]
+    own, report = state.correction, dict[str, Tensor]()
+    if contract.has_client_correction:
+        lr = contract.client_opt(version).lr
+        own, report = method.correction.finish(update.moved, update.steps[i], lr, own, update.shared)
+    # before the codec, whose result for a NaN is not defined
+    check = (report,) if finite else (report, update.code, update.schedule_report, update.buffers)
+    if not all(all_finite(tree) for tree in check if tree):
+        raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
+    kept = _codec_state(contract, client, state, version) if state.codec else state.codec
+    payload, kept = contract.up(client).encode(update.code, kept, contract.peer(version, client, hints))
+    weight = method.client_weight.weight(update.samples[i])
+    fields = {wire.COORDS: payload}
+    if method.secure_aggregation:
+        if masks is None:
+            raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass masks")
+        fields[wire.COORDS] = masks.mask(contract, payload, weight, version, client)
+    else:
+        if method.client_weight.sent:
+            fields[wire.WEIGHT] = wire.pack_weight(weight)
+        trees = {wire.BUFFERS: update.buffers, wire.SHARED: report, wire.REPORT: update.schedule_report}
+        fields |= {number: raw(tree) for number, tree in trees.items() if tree}
+    room = None if update.wide is None else update.wide[i].view(torch.uint8).numpy()
+    message = pack_upload(contract, group.plan, version, client, fields, room)
+    # clones: a view would keep the blocks of all clients in memory
+    unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
+    opt = smap(torch.clone, update.opt) if update.opt else {}
+    return message, ClientState(version, unsent, own, kept, opt)
+
+
+def _codec_state(contract: Contract, client: int, state: ClientState, version: int) -> Tree:
+    """The state of a client's upload codec, which is reset if the basis was redrawn since."""
+    stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
+    return contract.up(client).init(contract.code) if stale else state.codec

@@ -156,6 +156,11 @@ class Contract:
         return 2 * sum(part.nbytes for part in parts) + _SPARE
 
     @cached_property
+    def has_drift_check(self) -> bool:
+        """Whether downloads contain a drift check; full downloads need none."""
+        return self.method.drift_check and self.method.download == "incremental"
+
+    @cached_property
     def max_steps(self) -> int:
         """The largest number of bodies of steps: each costs a client a merge, or the slower draws of a sketch."""
         sketch = self.method.sketch

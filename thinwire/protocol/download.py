@@ -1,4 +1,4 @@
-"""Downloads: the shortest message that brings a client from its version to the current one.
+"""Downloads: the shortest message that brings a client from its version to the current one, and ledger entries.
 
 Incremental downloads: each window (the rounds of one basis) that a client missed costs the missed entries or the
 coordinates at its end, whichever is shorter. All of it never costs more than the whole state, nor more than 512 bodies
@@ -6,123 +6,120 @@ coordinates at its end, whichever is shorter. All of it never costs more than th
 from method, model and seed. Full downloads: always the coordinates, encoded by the download codec.
 
 Every message ends in the *request*: the blocks that the round synchronizes, and what is new besides coordinates.
+
+*Sums of entries* take the place of several entries where steps add up without rounding. Steps that are multiples of a
+power of two (`Lattice`, `OnLattice`) add up exactly in floating point, as long as the coordinates are multiples of a
+power of two themselves and not too large for it. Then
+
+    coords(now) = coords(v) + sum of the entries since v
+
+holds bit for bit, in any order: a client that replays every entry and one that adds the sum have the same state. The
+sum is one vector of small integers, which `LatticeSum` encodes in fewer bytes than the entries take together. Nothing
+relies on the codec: the server checks each step (`adds_up`), and the ledger remembers since which version all of them
+were exact (`Ledger.adds_since`). Sums never go further back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
+from typing import NamedTuple
 
-from thinwire.core.tree import bring, restrict
-from thinwire.protocol.contract import EVERYONE, Contract
+import torch
+from torch import Tensor
+
+from thinwire.core.tree import Tree, bring, restrict
+from thinwire.errors import WireError
+from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.drift_check import pack_drift_check
-from thinwire.protocol.entries import WindowSnapshot, least_snapshot, snapshot_parts
-from thinwire.protocol.fields import raw
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.sums import Sums
+from thinwire.protocol.upload import expect_fields, planned_names, raw, unraw
+from thinwire.schedules.base import Plan
+from thinwire.spaces.base import Stack, Stacking
 from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes
+from thinwire.wire.bits import Bytes, read_varint, varint
+
+_CPU = torch.device("cpu")
 
 
-class RoundOpening:
+class Downloads:
     """The messages that open one round; what they share is encoded at most once.
 
     Args:
-        contract: the contract.
+        contract: the contract at the server's version.
         server: the server's state.
-        names: the blocks that the round synchronizes; by default the schedule is asked.
+        plan: the plan of the round.
     """
 
-    def __init__(self, contract: Contract, server: ServerState, names: frozenset[str] | None = None) -> None:
-        self.contract, self.server = contract.at(server.public.version), server
-        self.names = plan_round(self.contract, server).names if names is None else names
+    def __init__(self, contract: Contract, server: ServerState, plan: Plan) -> None:
+        self.contract, self.server, self.plan = contract, server, plan
+        self._made: dict[tuple[int, int], wire.Parts] = {}  # messages by version and tier
         self._full: dict[int, Bytes] = {}  # coordinates by tier
-        self._snapshots: dict[frozenset[str], tuple[Bytes, ...]] = {}  # in parts, by the blocks in them
-        self._sums = Sums(self.contract, server.ledger)
-        self._requests: dict[bool, bytes] = {}  # with news or without
+        self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
+        self._sums = Sums(contract, server.ledger)
+        self._requests: dict[bool, Bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
 
-    def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
-        """One message to each client, in pieces; see `open_round`."""
-        full, out = self.contract.method.download == "full", {}
-        made: dict[tuple[int, int], wire.Pieces] = {}
-        for client, version in sorted(versions.items(), key=lambda item: -item[1]):  # sums go back step by step
-            like = (version, self.contract.tier(client) if full else 0)
-            if like not in made:
-                made[like] = self.shortest(version, client)
-            out[client] = made[like]
+    def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
+        """One message to each client, the shortest that brings it from its version to the current one."""
+        newest_first = sorted(versions.items(), key=lambda item: -item[1])  # sums go back step by step
+        out = {client: self.shortest(version, client) for client, version in newest_first}
         return {client: out[client] for client in versions}
 
-    def split(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
+    @cached_property
+    def ordinary(self) -> int:
+        """The size of the message to a client that has the previous version."""
+        return len(self.shortest(max(0, self.server.public.version - 1)))
 
-        The ordinary part of a message is the size of the message to a client that has the previous version.
-        """
-        total = sum(sizes)
-        if self.contract.method.download == "full":
-            return total, 0
-        ordinary = wire.length(self.shortest(max(0, self.server.public.version - 1)))
-        down = sum(min(one, ordinary) for one in sizes)
-        return down, total - down
-
-    def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
+    def shortest(self, version: int, client: int = EVERYONE) -> wire.Parts:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
-        contract, now = self.contract, self.server.public.version
-        past = self.server.ledger.past_way(version) if contract.method.download == "incremental" else None
+        like = (version, self.contract.tier(client) if self.contract.method.download == "full" else 0)
+        if like not in self._made:
+            self._made[like] = self._shortest(version, client)
+        return self._made[like]
+
+    def _shortest(self, version: int, client: int) -> wire.Parts:
+        contract, now, server = self.contract, self.server.public.version, self.server
+        past = server.ledger.past_way(version) if contract.method.download == "incremental" else None
         if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
             return self.state(version, client)
-        steps = self.steps(version, past)
-        if contract.window(now) and wire.length(steps) > contract.weights.nbytes + contract.coords.nbytes:
-            return min(steps, self.state(version, client), key=wire.length)
+        bodies = *past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version)
+        steps = wire.pack_parts(wire.STEPS, now, bodies, contract.schema, now - version)
+        if contract.window(now) and len(steps) > contract.weights.nbytes + contract.coords.nbytes:
+            return min(steps, self.state(version, client), key=len)
         return steps  # before the first merge no state is shorter: do not build it
 
-    def steps(self, version: int, past: tuple[Bytes, ...]) -> wire.Pieces:
-        """The entries and snapshots from a version to now; `past` are those before the open window."""
-        now, opened = self.server.public.version, self._open_window(version, self.contract.max_steps - len(past))
-        bodies = *past, *opened, self._request(now > version)
-        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version)
-
-    def state(self, version: int, client: int) -> wire.Pieces:
+    def state(self, version: int, client: int) -> wire.Parts:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
-        contract, now, public = self.contract, self.server.public.version, self.public
+        contract, now, public = self.contract, self.server.public.version, self._public
         if contract.method.download == "full":
             fields = {wire.COORDS: self._encoded(client)}
         else:
             base = {wire.BASE: raw(public.base)} if contract.window(now) else {}
             fields = {wire.COORDS: raw(restrict(public.coords, contract.sendable.names)), **base}
         body = wire.pack_body(wire.Body(self.server.ledger.synced_since(version), fields), contract.schema)
-        return wire.pack_pieces(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
+        return wire.pack_parts(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
 
     def _open_window(self, version: int, most: int) -> tuple[Bytes, ...]:
-        """From a version, or else from the beginning of the open window, to now, in at most this number of bodies.
-
-        A snapshot is one body in several parts.
-        """
-        contract, ledger = self.contract, self.server.ledger
+        """From a version, or else from the beginning of the open window, to now, in at most this number of bodies."""
+        ledger = self.server.ledger
         start = max(version, ledger.opened)
         if start == ledger.version:
             return ()
         entries, touched = ledger.since(start), ledger.synced_since(start)
-        if entries is not None and len(entries) > most:
-            entries = None
-        ways: list[tuple[Bytes, ...]] = [] if entries is None else [entries]
+        ways: list[tuple[Bytes, ...]] = [] if entries is None or len(entries) > most else [entries]
         ways += [] if (total := self._sums.body(start)) is None else [(total,)]
-        best = min(ways, key=wire.length, default=None)
-        if best is not None and wire.length(best) <= least_snapshot(contract, touched):
+        best = min(ways, key=_length, default=None)
+        if best is not None and _length(best) <= _least_snapshot(self.contract, touched):
             return best
-        snapshot = self._snapshot(touched)
-        return snapshot if best is None or wire.length(snapshot) < wire.length(best) else best
-
-    def _snapshot(self, names: frozenset[str]) -> tuple[Bytes, ...]:
-        """The current values of these blocks, in parts."""
-        if names not in self._snapshots:
-            values = restrict(self.public.coords, names)
-            self._snapshots[names] = snapshot_parts(self.contract, WindowSnapshot(names, values))
-        return self._snapshots[names]
+        if touched not in self._snapshots:
+            self._snapshots[touched] = pack_snapshot(self.contract, restrict(self._public.coords, touched))
+        snapshot = self._snapshots[touched]
+        return (snapshot,) if best is None or len(snapshot) < _length(best) else best
 
     @cached_property
-    def public(self) -> PublicState:
+    def _public(self) -> PublicState:
         """The public state on the CPU, where bytes are produced; the base only if it was merged into, else not sent."""
         public = self.server.public
         if self.contract.window(public.version):
@@ -131,27 +128,192 @@ class RoundOpening:
 
     def _encoded(self, client: int) -> Bytes:
         """The coordinates as all clients of a tier receive them in a full download."""
-        contract, public, tier = self.contract, self.public, self.contract.tier(client)
+        contract, public, tier = self.contract, self._public, self.contract.tier(client)
         if tier not in self._full:
             coords = restrict(public.coords, contract.sendable.names)
             peer = contract.peer(public.version, EVERYONE, contract.moving)
             self._full[tier], _ = contract.down(client).encode(coords, {}, peer)
         return self._full[tier]
 
-    def _request(self, news: bool) -> bytes:
+    def _request(self, news: bool) -> Bytes:
         """The last body: the plan of the round, the shared state and buffers if they are news, and the drift check."""
+        contract = self.contract
         if news not in self._requests:
             fields: dict[int, Bytes] = {}
-            if news and (self.contract.shared.blocks or self.contract.buffers.blocks):
-                trees = {wire.SHARED: self.public.shared, wire.BUFFERS: self.public.buffers}
+            if news and (contract.shared.blocks or contract.buffers.blocks):
+                trees = {wire.SHARED: self._public.shared, wire.BUFFERS: self._public.buffers}
                 fields = {number: raw(tree) for number, tree in trees.items() if tree}
-            if has_drift_check(self.contract):
-                self._drift_check = self._drift_check or pack_drift_check(self.contract, self.server.public)
+            if contract.has_drift_check:
+                self._drift_check = self._drift_check or pack_drift_check(contract, self.server.public)
                 fields[wire.DRIFT_CHECK] = self._drift_check
-            self._requests[news] = wire.pack_body(wire.Body(self.names, fields), self.contract.schema)
+            self._requests[news] = wire.pack_body(wire.Body(self.plan.names, fields), contract.schema)
         return self._requests[news]
 
 
-def has_drift_check(contract: Contract) -> bool:
-    """Whether downloads contain a drift check; full downloads need none."""
-    return contract.method.drift_check and contract.method.download == "incremental"
+def _length(bodies: tuple[Bytes, ...]) -> int:
+    return sum(map(len, bodies))
+
+
+# -- ledger entries, snapshots and sums, as the bytes that are sent ----------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What one version adds: the aggregated code of the synchronized blocks, or what was recovered from it."""
+
+    names: frozenset[str]
+    code: Tree
+    stack: Stack | None = None  # what it adds to the base, in a space with `stacking`
+
+
+def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tuple[Bytes, Tree]:
+    """The entry that leads from `version` to the next one, as it is broadcast, and the next state of the codec."""
+    fields: dict[int, Bytes] = {wire.COORDS: b""}
+    if contract.step.blocks:
+        fields[wire.COORDS], codec = contract.method.down.encode(step.code, codec, contract.peer(version, EVERYONE))
+    if step.stack is not None:
+        fields[wire.STACK] = _pack_stack(contract, step.stack, version)
+    return wire.pack_body(wire.Body(step.names, fields), contract.schema), codec
+
+
+def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
+    """The entry that leads from `version` to the next one, from a body that is not trusted."""
+    names = planned_names(contract, body)
+    stacking = contract.method.space.stacking
+    expect_fields(body, {wire.COORDS} if stacking is None else {wire.COORDS, wire.STACK})
+    spec, data = contract.step_of(contract.coords.restrict(names)), body.fields[wire.COORDS]
+    if not contract.step.blocks:
+        code = unraw(data, spec)
+    else:
+        code = contract.method.down.decode(data, spec, contract.peer(version, EVERYONE))
+    if stacking is None:
+        return Step(names, bring((code,), device)[0])
+    count, blocks = _read_stack(contract, stacking, body.fields[wire.STACK], version)
+    code, blocks = bring((code, blocks), device)
+    return Step(names, code, Stack(count, blocks))
+
+
+def _pack_stack(contract: Contract, stack: Stack, version: int) -> bytes:
+    """How many adapters are stacked, and their factors, encoded by the download codec, which keeps no state of them."""
+    if not stack.blocks:
+        return varint(stack.adapters)
+    down = contract.method.down
+    return varint(stack.adapters) + bytes(down.encode(stack.blocks, {}, contract.peer(version, STACKED))[0])
+
+
+def _read_stack(contract: Contract, stacking: Stacking, data: Bytes, version: int) -> Stack:
+    """A stack, from bytes that are not trusted: of any number of adapters it is at most as large as the weights."""
+    count, at = read_varint(data, 0)
+    spec = stacking.stack_spec(contract.weights, count)
+    if spec.blocks:
+        return Stack(count, contract.method.down.decode(data[at:], spec, contract.peer(version, STACKED)))
+    return Stack(count, unraw(data[at:], spec))
+
+
+def pack_snapshot(contract: Contract, values: Tree, end: int | None = None) -> Bytes:
+    """The values of some coordinates after several versions of one window, as they are sent.
+
+    Args:
+        contract: the contract.
+        values: the coordinates.
+        end: the version that the window led to: then the merge codec encodes them. Within a window, None, it does where
+            it is exact; else they are raw.
+    """
+    codec = contract.method.merge_codec
+    if end is None and not codec.exact:
+        payload = raw(values)
+    else:
+        payload, _ = codec.encode(values, {}, contract.peer(end or 0, EVERYONE))
+    return wire.pack_body(wire.Body(frozenset(values), {wire.VALUES: payload}), contract.schema)
+
+
+def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> Tree:
+    """The values of a snapshot, from a body that is not trusted; see `pack_snapshot`."""
+    spec = contract.coords.restrict(planned_names(contract, body))
+    expect_fields(body, {wire.VALUES})
+    data = body.fields[wire.VALUES]
+    codec = contract.method.merge_codec
+    if end is None and not codec.exact:
+        values = unraw(data, spec)
+    else:
+        values = codec.decode(data, spec, contract.peer(end or 0, EVERYONE))
+    return bring((values,), device)[0]
+
+
+def _least_snapshot(contract: Contract, names: frozenset[str]) -> int:
+    """A lower bound on the length of a snapshot within a window; 0 where it depends on the values."""
+    codec, spec = contract.method.merge_codec, contract.coords.restrict(names)
+    values = codec.size(spec) if codec.exact else spec.nbytes
+    return values + 1 + len(varint(values)) if values else 0
+
+
+def adds_up(before: Tree, step: Tree, after: Tree) -> bool:
+    """Whether after = before + step without rounding, value by value.
+
+    >>> one, tiny = {"w": torch.ones(1)}, {"w": torch.full((1,), 2.0**-30)}
+    >>> adds_up(one, one, {"w": torch.full((1,), 2.0)}), adds_up(one, tiny, one)
+    (True, False)
+    """
+    return all(_is_exact(before[name].double(), step[name].double(), after[name].double()) for name in step)
+
+
+def _is_exact(before: Tensor, step: Tensor, after: Tensor) -> bool:
+    # both differences: one alone could be rounded in float64. A negative zero would lose its sign in a sum.
+    exact = (after - before == step) & (after - step == before) & ~((after == 0) & after.signbit())
+    return bool(exact.all())
+
+
+class Sums:
+    """Sums of the newest entries of a ledger; versions in descending order decode each entry once.
+
+    Args:
+        contract: the contract.
+        ledger: the ledger.
+    """
+
+    def __init__(self, contract: Contract, ledger: Ledger) -> None:
+        self._contract, self._ledger = contract, ledger
+        self._since, self._total = ledger.version, dict[str, Tensor]()
+
+    def body(self, version: int) -> Bytes | None:
+        """The sum of the entries since that version, as it is sent; None where there is none.
+
+        There is none where an entry is missing or was rounded, and none of a single entry or of more than 512.
+        """
+        ledger, missed = self._ledger, self._ledger.version - version
+        if not self._contract.method.sends_sums or version < ledger.adds_since or not 1 < missed <= wire.MAX_STEPS:
+            return None
+        entries = ledger.since(version)
+        return None if entries is None else pack_sum(self._contract, self._add(version, entries))
+
+    def _add(self, version: int, entries: tuple[Bytes, ...]) -> Step:
+        """The sum, in float64, of these entries, of which the first starts at that version."""
+        if version > self._since:
+            self._since, self._total = self._ledger.version, {}
+        for at in reversed(range(version, self._since)):
+            body = wire.unpack_body(entries[at - version], self._contract.schema)
+            for name, block in read_step(self._contract, body, at, _CPU).code.items():
+                more = block.double()
+                self._total[name] = self._total[name] + more if name in self._total else more
+        self._since = version
+        total = {name: self._total[name] for name in self._contract.coords.names if name in self._total}
+        return Step(frozenset(total), total)
+
+
+def pack_sum(contract: Contract, total: Step) -> Bytes | None:
+    """A sum of entries as it is sent, encoded by the merge codec; None if its values are too long for their type."""
+    values = {block.name: total.code[block.name].to(block.dtype) for block in contract.coords.restrict(total.names)}
+    if not all(torch.equal(values[name].double(), block) for name, block in total.code.items()):
+        return None
+    payload, _ = contract.method.merge_codec.encode(values, {}, contract.peer(0, EVERYONE))
+    return wire.pack_body(wire.Body(total.names, {wire.SUM: payload}), contract.schema)
+
+
+def read_sum(contract: Contract, body: wire.Body, device: torch.device) -> Step:
+    """A sum of entries, from a body that is not trusted."""
+    if not contract.method.sends_sums:
+        raise WireError("the message has a sum of entries, which is not sent with this method")
+    names = planned_names(contract, body)
+    expect_fields(body, {wire.SUM})
+    spec = contract.coords.restrict(names)
+    total = contract.method.merge_codec.decode(body.fields[wire.SUM], spec, contract.peer(0, EVERYONE))
+    return Step(names, bring((total,), device)[0])

@@ -40,15 +40,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.flat_rows import number_of_values
 from thinwire.core.key import Key, signs_of_each
+from thinwire.core.parallel import each
 from thinwire.core.spec import Spec
-from thinwire.core.threads import each
-from thinwire.core.tree import Tree, flatten, to_device
+from thinwire.core.tree import Tree, flatten, number_of_values, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.fields import unraw
 from thinwire.protocol.state import PublicState
+from thinwire.protocol.upload import unraw
 from thinwire.wire.bits import Bytes
 
 TOLERANCE = 1e-4

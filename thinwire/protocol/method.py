@@ -1,11 +1,11 @@
-"""A federated method: one part for each decision of a round. The defaults are FedAvg.
+"""A federated method: one part for each decision of a round; and its tiers, its second stage, asynchronous rounds.
 
 >>> Method() == Method(client_opt=SGD(0.1))
 True
 >>> Method().replace(upload="weights").upload
 'weights'
 
-The defaults are the only concrete parts that the protocol imports.
+The defaults are FedAvg. They are the only concrete parts that the protocol imports.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Literal, get_args
 
 from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
+from thinwire.core.key import Key
+from thinwire.core.text import check_numbers
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask, NoMask
 from thinwire.optimizers.base import SGD, Correction, Optimizer
@@ -24,9 +26,6 @@ from thinwire.optimizers.corrections import NoCorrection
 from thinwire.optimizers.lr_schedules import ConstantLR, LRSchedule, at_lr_schedule
 from thinwire.optimizers.penalties import NoPenalty, Penalty
 from thinwire.privacy.base import NoPrivacy, Privacy
-from thinwire.protocol.asynchronous import Asynchronous
-from thinwire.protocol.budget import Budget
-from thinwire.protocol.stage import Stage
 from thinwire.schedules.base import AllBlocks, Schedule
 from thinwire.sketches.base import Identity, Sketch
 from thinwire.spaces.base import Full, Space
@@ -41,6 +40,175 @@ EMA_DECAY = 0.95  # see `Method.ema_decay`
 
 
 @dataclass(frozen=True)
+class Tier:
+    """Clients with the same codecs: a density, a number of bits, a rank.
+
+    Args:
+        share: how likely a client belongs to this tier, in proportion to the other tiers' shares.
+        sampled: whether these clients ever take part; without them a cohort is drawn from the others.
+        up: the codec of their uploads; None for the method's.
+        down: the codec of downloads to them (full downloads only); None for the method's.
+    """
+
+    share: float = 1.0
+    sampled: bool = field(default=True, repr=False)  # no message depends on it
+    up: Codec | None = None
+    down: Codec | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The tier of each client, known to both ends without a message. Without tiers all clients have the same codecs.
+
+        tier(i) = clients[i] where that is given, else drawn once for the whole run with P(tier) = share / sum of shares
+
+    Args:
+        tiers: the tiers. In a file: `budget = { tiers = [{ share = 0.5, up = { kind = "topk", density = 0.01 } },
+            { share = 0.5 }] }`.
+        clients: the tier of each client, by client number; empty draws them from the seed.
+
+    >>> from thinwire.codecs import TopK
+    >>> budget = Budget((Tier(0.75, up=TopK(0.01)), Tier(0.25)))
+    >>> drawn = [budget.tier(client, Key(0)) for client in range(1000)]
+    >>> 700 < drawn.count(0) < 800, drawn == [budget.tier(client, Key(0)) for client in range(1000)]
+    (True, True)
+    >>> Budget(budget.tiers, clients=(1, 0)).tier(0, Key(0))
+    1
+    """
+
+    tiers: tuple[Tier, ...] = ()
+    clients: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for i, tier in enumerate(self.tiers):
+            if not 0 < tier.share < float("inf"):
+                raise ConfigError(f"the share of tier {i} must be above 0, not {tier.share}")
+        if self.tiers and not any(tier.sampled for tier in self.tiers):
+            raise ConfigError("no tier of the budget is sampled; remove sampled = false from one of them")
+        if self.clients and not self.tiers:
+            raise ConfigError("budget.clients gives clients a tier, but there are no budget.tiers")
+        for client, own in enumerate(self.clients):
+            if not 0 <= own < len(self.tiers):
+                last = len(self.tiers) - 1
+                raise ConfigError(f"budget.clients puts client {client} into tier {own}; write one from 0 to {last}")
+
+    def check(self, clients: int) -> None:
+        """Raise a ConfigError if the list of clients does not have the length of the task's."""
+        if self.clients and len(self.clients) != clients:
+            raise ConfigError(
+                f"budget.clients gives {len(self.clients)} clients a tier, but the task has {clients}; give each one, "
+                "or leave the list out to draw tiers by their shares"
+            )
+
+    def tier(self, client: int, key: Key) -> int:
+        """The number of a client's tier."""
+        if len(self.tiers) < 2:
+            return 0
+        if client < 0 or (self.clients and client >= len(self.clients)):
+            raise ConfigError(f"client {client} has no tier; tiers are for the clients from 0 to the last of the task")
+        if self.clients:
+            return self.clients[client]
+        at = float(key.fold(client).uniform(1)) * sum(tier.share for tier in self.tiers)
+        for i, tier in enumerate(self.tiers):
+            at -= tier.share
+            if at < 0:
+                return i
+        return len(self.tiers) - 1  # a remainder of rounding
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The second stage of a method; parts that are None stay those of the method.
+
+        version < at     coordinates of the first space
+        version = at     coordinates of `space` closest to the weights then (`from_weights`), on the base of version 0
+        version > at     trained with new optimizer states
+
+    Args:
+        at: number of rounds of the first stage.
+        space: the space of the second stage; one that can start from given weights, such as `LoRA` or `Full`.
+        mask: which parameters are trained.
+        up: the codec of uploads.
+        down: the codec of downloads.
+        client_opt: the client optimizer.
+        server_opt: the server optimizer.
+
+    Nothing more is sent at the switch: with full downloads, which this needs, clients receive the coordinates of their
+    stage in every round, and the base is that of version 0.
+
+    >>> Stage(at=50).at
+    50
+    """
+
+    at: int = 50
+    space: Space | None = None
+    mask: Mask | None = None
+    up: Codec | None = None
+    down: Codec | None = None
+    client_opt: Optimizer | None = None
+    server_opt: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        if self.at < 1:
+            raise ConfigError(f"next_stage.at must be 1 or more rounds, not {self.at}; write for example at = 50")
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """How rounds go on without slow clients. Without `concurrency`, a round waits for its whole cohort.
+
+        asked at the start of a round    clients, until concurrency * cohort of them train at the same time
+        end of a round                   when `cohort` uploads have arrived; the other clients go on training
+        update of client i               (1 + tau_i)^-exponent * (its update),   tau_i = version now - version trained
+
+    Args:
+        concurrency: clients that train at the same time, in units of the cohort: 1 or more; 0 for synchronous rounds.
+        exponent: how fast the weight of an update falls with its staleness tau; 0 for not at all.
+        most_stale: the largest staleness of an upload that is used; 0 for any.
+
+    >>> [round(Asynchronous(2.0).factor(staleness), 3) for staleness in (0, 1, 3)]
+    [1.0, 0.707, 0.5]
+    >>> Asynchronous(2.0).clients(10, 100), Asynchronous(2.0).clients(10, 15)
+    (20, 15)
+    """
+
+    concurrency: float = 0.0
+    exponent: float = 0.5
+    most_stale: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not (self.concurrency == 0 or 1 <= self.concurrency < math.inf):
+            raise ConfigError(
+                "asynchronous.concurrency must be 0 (synchronous rounds) or 1 and more, in units of the cohort, "
+                f"not {self.concurrency}; write for example 2.0"
+            )
+        if not 0 <= self.exponent < math.inf:
+            raise ConfigError(
+                f"asynchronous.exponent must be 0 (no weights) or more, not {self.exponent}; write for example 0.5"
+            )
+        if self.most_stale < 0:
+            raise ConfigError(f"asynchronous.most_stale must be 0 (any) or a number of versions, not {self.most_stale}")
+
+    @property
+    def active(self) -> bool:
+        """Whether rounds are asynchronous."""
+        return self.concurrency > 0
+
+    def clients(self, cohort: int, eligible: int) -> int:
+        """The number of clients that train at the same time."""
+        return min(round(self.concurrency * cohort), eligible)
+
+    def factor(self, staleness: int) -> float:
+        """The factor of an update that is based on a version so many versions ago."""
+        return float((1 + staleness) ** -self.exponent)
+
+    def is_too_stale(self, staleness: int) -> bool:
+        """Whether an upload is not used, because it is based on a version too long ago."""
+        return 0 < self.most_stale < staleness
+
+
+@dataclass(frozen=True)
 class Method:
     """Which parameters are trained, what is sent, when, and how it is aggregated. The defaults are FedAvg.
 
@@ -52,7 +220,7 @@ class Method:
         down: the codec of downloads.
         merge_codec: encodes the coordinates when their basis is redrawn. Its loss is the same for everyone, and a
             client that missed the window downloads the short form. In a space that keeps its basis, `lattice-sum`
-            encodes the sum of the entries that a client missed (`protocol/sums.py`).
+            encodes the sum of the entries that a client missed (`protocol/download.py`).
         download: `incremental`: clients keep the public state and receive what was added since their version; `full`:
             clients keep nothing and receive all coordinates, encoded by `down`, in every round.
         upload: whether clients send the change of the coordinates (`delta`) or the coordinates (`weights`).
@@ -81,7 +249,7 @@ class Method:
         budget: tiers of clients with other codecs than `up` and `down`.
         evaluate: which model is evaluated and saved: the `server`'s, the one that a `client` receives through `down`
             (full downloads; with incremental ones they are the same), or the `average` of the server's models after
-            each round, which costs no bytes (`federation/average.py`).
+            each round, which costs no bytes (`federation/evaluation.py`).
         ema_decay: the weight of the earlier average: avg_t = m avg_{t-1} + (1 - m) w_t, m = min(ema_decay, 1 - 1/t).
         secure_aggregation: sum uploads under masks that cancel, so that the server learns only the sum.
         next_stage: what changes after some rounds (full downloads only).
@@ -162,7 +330,7 @@ class Method:
 
     @property
     def sends_sums(self) -> bool:
-        """Whether clients that missed rounds can be sent the sum of the missed entries (`protocol/sums.py`)."""
+        """Whether clients that missed rounds can be sent the sum of the missed entries (`protocol/download.py`)."""
         kept = self.download == "incremental" and not self.space.redraw_every
         return kept and self.sketch.is_identity and self.merge_codec.encodes_sums
 

@@ -1,7 +1,8 @@
-"""On a client: from a download to the current public state.
+"""From one public version to a later one: on a client from a download, on the server from its own step.
 
 The client replays the entries that it missed, or takes over the whole state. If the result is not the server's state
-(`Drifted`), it sends `request_full_state`, and the server responds with the whole state.
+(`Drifted`), it sends `request_full_state`, and the server responds with the whole state. `apply_step` and `advance` are
+the same on the server and on every client.
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from thinwire.core.tree import Tree, all_finite, to_device
+from thinwire.core.tree import Tree, add, all_finite, restrict, to_device
 from thinwire.errors import WireError
-from thinwire.protocol.advance import advance, apply_step
 from thinwire.protocol.contract import EVERYONE, Contract
-from thinwire.protocol.download import has_drift_check
+from thinwire.protocol.download import Step, read_snapshot, read_step, read_sum
 from thinwire.protocol.drift_check import check_drift
-from thinwire.protocol.entries import read_snapshot, read_step
-from thinwire.protocol.fields import expect_fields, planned_names, unraw
 from thinwire.protocol.state import PublicState
-from thinwire.protocol.sums import read_sum
+from thinwire.protocol.upload import expect_fields, planned_names, unraw
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import Stack
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 
 class Received(NamedTuple):
@@ -32,7 +31,7 @@ class Received(NamedTuple):
     plan: Plan  # which blocks the round requests
 
 
-def receive(contract: Contract, public: PublicState, data: bytes, client: int = EVERYONE) -> Received:
+def receive(contract: Contract, public: PublicState, data: Bytes, client: int = EVERYONE) -> Received:
     """The current public state from a download.
 
     Raises Drifted if replaying does not give the server's state. The client then sends `request_full_state`, and reads
@@ -75,13 +74,13 @@ def request_full_state(contract: Contract, version: int, client: int) -> bytes:
         version: the version that it had before the message that it could not apply.
         client: its number.
     """
-    return wire.pack(wire.LOST, version, (), contract.schema.sent_by(client))
+    return bytes(wire.pack(wire.LOST, version, (), contract.schema.sent_by(client)))
 
 
 def _read_request(contract: Contract, message: wire.Message) -> wire.Body:
     """The last body of a download, with exactly the fields that this message must have."""
     request = wire.unpack_body(message.bodies[-1], contract.schema)
-    expected = {wire.DRIFT_CHECK} if has_drift_check(contract) else set()
+    expected = {wire.DRIFT_CHECK} if contract.has_drift_check else set()
     if message.behind or message.kind == wire.STATE:
         expected |= {wire.SHARED} if contract.shared.blocks else set()
         expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
@@ -122,8 +121,8 @@ def _take_body(
         return step.names, apply_step(contract, public, step), public.version + 1, step.stack
     end = contract.window_end(public.version)
     version = last if end is None else min(last, end)
-    snapshot = read_snapshot(contract, body, public.device, end if version == end else None)
-    return snapshot.names, {**public.coords, **snapshot.values}, version, None
+    values = read_snapshot(contract, body, public.device, end if version == end else None)
+    return frozenset(values), {**public.coords, **values}, version, None
 
 
 def _take_state(
@@ -146,3 +145,45 @@ def _take_state(
     known = {**public.coords, **to_device(coords, device)}
     coords = {name: known[name] for name in contract.coords.names}  # without blocks of an earlier stage
     return PublicState(message.version, base, coords, public.shared, public.buffers), synced
+
+
+def apply_step(contract: Contract, public: PublicState, step: Step) -> Tree:
+    """All coordinates after one entry, in the basis in which they were trained."""
+    change, sketch = step.code, contract.method.sketch
+    if not (sketch.is_identity or sketch.recovers):
+        planned = contract.coords.restrict(step.names)
+        change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
+    if not change:
+        return public.coords
+    moved = add(restrict(public.coords, change), change)
+    return moved if list(moved) == list(public.coords) else {**public.coords, **moved}
+
+
+def advance(
+    contract: Contract, public: PublicState, coords: Tree, version: int, stack: Stack | None = None
+) -> PublicState:
+    """public(v) -> public(version) with these coordinates; the caller replaces shared state and buffers.
+
+    The window must not end before `version`, but may end at it: then the stack of the entry, if it has one, is added to
+    the base, the coordinates are merged into it, and new ones begin (`Space.merge`). Base and coordinates depend only
+    on the coordinates at the end and on stacks, not on the way there.
+    """
+    space, base = contract.method.space, public.base
+    if stack is not None and stack.blocks and space.stacking is not None:
+        base = space.stacking.with_stack(base, stack.blocks)
+    if space.redraw_every and contract.window(version) != contract.window(public.version):
+        basis = contract.basis(public.version, public.device)
+        base, coords = space.merge(base, basis, coords, contract.key.fold("init", version))
+    return PublicState(version, base, coords, public.shared, public.buffers)
+
+
+def switch_stage(contract: Contract, later: Contract, public: PublicState) -> PublicState:
+    """The same version in the coordinates of the second stage, on the same base.
+
+    Only the server does this: full downloads send the result to clients.
+    """
+    basis = contract.basis(public.version - 1, public.device)
+    weights = contract.method.space.expand(public.base, basis, public.coords)
+    coords = later.method.space.from_weights(public.base, weights, contract.key.fold("init", public.version))
+    shared = later.method.correction.init_shared(coords)
+    return public._replace(coords=coords, shared=shared)

@@ -1,38 +1,40 @@
-"""The round, as simulation and deployment call it. Both ends compute `advance` alike.
+"""The round between server and clients, as a simulation and a deployment call it.
 
     server                                    client
-    open_round   ── steps or state ──►        receive            the public state of version v, bit for bit
-                                              training_inputs    -> train -> begin_updates
-    decode_uploads  ◄── upload ───────        make_uploads       correction, codec, masking, packing
-    close_round                               aggregate, server optimizer, broadcast codec, ledger
+    Round.open                                                   which blocks this round synchronizes
+    Round.downloads  ── steps or state ──►    receive            the public state of version v, bit for bit
+                                              training_inputs    -> train -> updates
+    Round.read       ◄── upload ──────────    make_uploads       correction, codec, masking, packing
+    Round.close                               aggregate, server optimizer, broadcast codec, ledger
     advance: public(v) -> public(v + 1)       (the client does the same with its next download)
 
 The server applies the *decoded* broadcast to itself, so that a lossy download codec cannot make it drift from its
-clients. All functions are pure: states go in and come out.
+clients. All of it is pure: states go in and come out; there are no threads, sockets or clocks here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from thinwire.protocol.advance import advance as advance
-from thinwire.protocol.client import (
-    Group as Group,
-    begin_updates as begin_updates,
-    drop_stale as drop_stale,
-    initial_client_state as initial_client_state,
-    make_uploads as make_uploads,
-    training_inputs as training_inputs,
-)
-from thinwire.protocol.receive import receive as receive
-from thinwire.protocol.server import close_round as close_round, open_round as open_round
-from thinwire.protocol.setup import (
-    initial_server_state as initial_server_state,
-    make_contract as make_contract,
-    plan_round as plan_round,
-)
-from thinwire.protocol.upload import decode_uploads as decode_uploads
+from thinwire.core.key import Key
+from thinwire.core.tree import Tree, restrict, to_device
+from thinwire.errors import Diverged, Unfit, WireError
+from thinwire.protocol.bounds import bound_uploads
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.download import Downloads
+from thinwire.protocol.method import NORM_BOUND
+from thinwire.protocol.server import SumMasked, aggregate, next_version
+from thinwire.protocol.setup import plan_round
+from thinwire.protocol.state import ClientState, ServerState, SyncCounts
+from thinwire.protocol.upload import Upload, as_received, decode_upload
+from thinwire.schedules.base import Plan
 from thinwire.training.evaluation import Evaluation
+from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 EVALUATE = "evaluate"  # phase of a request for an evaluation alone
 
@@ -46,10 +48,196 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What a client sends back: an upload and values for the metrics, an evaluation, or an error message."""
+    """What a client in another process sends back: an upload and values for the metrics, an evaluation, or an error."""
 
     data: bytes
     loss: float = 0.0
     examples: int = 0
     error: str = ""
     evaluation: Evaluation | None = None  # of the received model on the client's validation examples
+
+
+class Reply(NamedTuple):
+    """The upload of a client, not decoded, and what is known about it."""
+
+    client: int
+    version: int  # that it trained from
+    message: Bytes
+    loss: float
+    examples: int
+    state: ClientState  # after its upload; a server of real clients knows only the version
+    evaluation: Evaluation | None = None
+    arrives: float = 0.0  # on the simulated clock
+
+
+class Closed(NamedTuple):
+    """A closed round: the server's next state, and the clients whose uploads were changed or left out, with reasons."""
+
+    server: ServerState
+    bounded: dict[int, str]  # scaled down: see `bounds`
+    refused: dict[int, str]  # left out: far beyond any bound, or the next state would not be finite with them
+    medians: Mapping[str, float] = {}  # of each part of the uploads, for `Recent`
+    norms: Mapping[int, float] = {}  # of each client's update
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """An open round: pure functions of the contract and the server's state. Who the clients are, it does not know.
+
+    Args:
+        contract: the contract, of all stages.
+        server: the server's state.
+        plan: which blocks the round synchronizes.
+    """
+
+    contract: Contract
+    server: ServerState
+    plan: Plan
+    _hints: dict[int, Tree] = field(default_factory=dict, init=False, repr=False)  # by tier
+
+    @classmethod
+    def open(cls, contract: Contract, server: ServerState) -> Round:
+        """The next round."""
+        return cls(contract, server, plan_round(contract, server))
+
+    @property
+    def version(self) -> int:
+        """The version that the round starts from."""
+        return self.server.public.version
+
+    @cached_property
+    def _downloads(self) -> Downloads:
+        return Downloads(self.contract.at(self.version), self.server, self.plan)
+
+    def downloads(self, versions: Mapping[int, int]) -> dict[int, bytes]:
+        """One message to each client, the shortest that brings it from its version to the current one.
+
+        Args:
+            versions: the version of each client.
+        """
+        return {client: bytes(parts) for client, parts in self.download_parts(versions).items()}
+
+    def download_parts(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
+        """As `downloads`, without copies of what messages share: a simulation counts them and seldom joins them."""
+        return self._downloads.messages(versions)
+
+    def split(self, messages: Mapping[int, Sized]) -> tuple[int, int]:
+        """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
+
+        The ordinary part of a message is the size of the message to a client that has the previous version.
+        """
+        sizes = [len(one) for one in messages.values()]
+        if self.contract.at(self.version).method.download == "full":
+            return sum(sizes), 0
+        down = sum(min(one, self._downloads.ordinary) for one in sizes)
+        return down, sum(sizes) - down
+
+    def full_state(self, data: Bytes, client: int) -> bytes:
+        """The whole state, for a client that requested it.
+
+        Args:
+            data: the client's message (`request_full_state`), not trusted.
+            client: its number.
+        """
+        contract = self.contract.at(self.version)
+        message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
+        if message.kind != wire.LOST:
+            raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} requests no state, expected 'lost'")
+        if message.version > self.version:
+            raise WireError(f"a client is lost at version {message.version}, the server is at {self.version}")
+        return bytes(self._downloads.state(message.version, client))
+
+    def read(self, reply: Reply) -> Upload:
+        """The decoded upload of a client, as of the version that it trained from; raises WireError if it is refused."""
+        contract, client, staleness = self.contract.at(reply.version), reply.client, self.version - reply.version
+        if staleness and contract.method.asynchronous.is_too_stale(staleness):
+            raise WireError(
+                f"it trained version {reply.version}, {staleness} versions ago, and at most "
+                f"{contract.method.asynchronous.most_stale} are used"
+            )
+        hints = self.hints(client) if contract.has_hints else None
+        upload = decode_upload(contract, self.plan, reply.version, client, reply.message, hints)
+        return upload._replace(staleness=staleness) if staleness else upload
+
+    def hints(self, client: int) -> Tree:
+        """What both ends know about the values of an upload (`Contract.hints`).
+
+        They depend on the coordinates that the client received. Those of stale uploads are of a mask that is fixed.
+        """
+        contract = self.contract.at(self.version)
+        tier = contract.tier(client)
+        if tier not in self._hints:
+            self._hints[tier] = contract.hints(as_received(contract, self.server.public, contract.down(client)))
+        return self._hints[tier]
+
+    def close(
+        self,
+        uploads: Mapping[int, Upload],
+        registered: int,
+        noise: Key | None = None,
+        recent: Mapping[str, float] | None = None,
+        sum_masked: SumMasked | None = None,
+    ) -> Closed:
+        """Aggregate the uploads and make the next version.
+
+        Args:
+            uploads: the decoded uploads, by client number.
+            registered: number of clients in all.
+            noise: the source of noise for differential privacy; by default the seed, which clients know.
+            recent: the medians of the latest rounds (`Recent.sizes`); None to compare uploads only with each other.
+            sum_masked: sums masked uploads (`thinwire.secure.masks`); needed for secure aggregation.
+
+        Uploads far beyond their bound are left out. The whole next state is checked: if it is not finite, clients far
+        above the median norm are left out, and if that does not help, Diverged is raised.
+        """
+        if not uploads:
+            raise WireError(
+                f"no client responded in the round from version {self.version}; repeat the round, or sample other "
+                "clients"
+            )
+        contract, public, plan = self.contract.at(self.version), self.server.public, self.plan
+        method, clients = contract.method, sorted(uploads)
+        received = [uploads[client] for client in clients]
+
+        def after(used: list[Upload]) -> ServerState:
+            total = aggregate(contract, public, plan, used, noise, sum_masked)
+            return next_version(self.contract, self.server, plan, total, len(used) / registered)
+
+        if method.secure_aggregation:
+            return Closed(after(received), {}, {})
+        start = to_device(restrict(public.coords, plan.names), "cpu") if method.upload == "weights" else {}
+        buffers = to_device(public.buffers, "cpu") if public.buffers else {}
+        limit = 0.0 if method.privacy.bounds else method.norm_bound
+        found = bound_uploads(clients, received, limit, start, buffers, recent)
+        usable = {i: one for i, one in zip(clients, found.uploads, strict=True) if i not in found.refused}
+        if not usable:
+            raise Unfit("no upload of this round can be used", found.refused)
+        try:
+            server = after(list(usable.values()))
+            return Closed(server, found.why, dict(found.refused), found.medians, found.norms)
+        except Diverged:
+            beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, recent)
+            far = {**beyond.why, **beyond.refused}
+            left = [one for client, one in usable.items() if client not in far]
+            if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
+                raise
+        refused = {client: f"the next state is not finite with it: {reason}" for client, reason in far.items()}
+        return Closed(after(left), found.why, {**refused, **found.refused}, found.medians, found.norms)
+
+    def counts(self, before: SyncCounts, clients: Collection[int]) -> SyncCounts:
+        """How often each block was synchronized, after this round was closed with uploads of these clients.
+
+        Uploads whose blocks have other sizes than `block_bytes` says are refused, so these bytes were sent.
+        """
+        contract = self.contract.at(self.version)
+        method, planned = contract.method, contract.coords.restrict(self.plan.names)
+        syncs = {**before.syncs, **{name: before.syncs.get(name, 0) + 1 for name in planned.names}}
+        if before.bytes_up is None or (not method.sketch.is_identity and method.sketch.spec(planned) != planned):
+            return SyncCounts(syncs, None)
+        bytes_up = dict(before.bytes_up)
+        for tier, uploads in Counter(map(contract.tier, clients)).items():
+            if (sizes := method.ups[tier].block_bytes(planned)) is None:
+                return SyncCounts(syncs, None)
+            for name, size in sizes.items():
+                bytes_up[name] = bytes_up.get(name, 0) + uploads * size
+        return SyncCounts(syncs, bytes_up)

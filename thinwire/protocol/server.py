@@ -1,117 +1,273 @@
-"""On the server: open a round, and from decoded uploads to the next version."""
+"""On the server: from decoded uploads to the next version.
+
+    aggregate       the mean update, and the means of what clients report besides it
+    next_version    correction, server optimizer, mask, broadcast codec, merge, ledger
+
+Aggregates and the server's own states are on the CPU, where uploads are decoded; the next version is made on the device
+of the public state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from thinwire.core.tree import restrict, to_device
-from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.protocol.aggregate import Terms as Terms, aggregate
+import torch
+
+from thinwire.core.key import Key
+from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
+from thinwire.core.tree import Tree, add, all_finite, bring, is_vector_of, restrict, scale, sub, tmap, to_device
+from thinwire.errors import Diverged
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.download import RoundOpening
-from thinwire.protocol.method import NORM_BOUND
-from thinwire.protocol.next_version import next_version
-from thinwire.protocol.norm_bound import bound_uploads
-from thinwire.protocol.state import ServerState
+from thinwire.protocol.download import Step, adds_up, pack_snapshot, pack_step, read_snapshot, read_step
+from thinwire.protocol.ledger import Ledger
+from thinwire.protocol.receive import advance, apply_step, switch_stage
+from thinwire.protocol.setup import UNRECOVERED, initial_optimizer_state, initial_server_state
+from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import Upload
 from thinwire.schedules.base import Plan
+from thinwire.spaces.base import Stack
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 
-class ClosedRound(NamedTuple):
-    """A closed round: the server's next state, and the clients whose uploads were changed or left out, with reasons."""
+class Aggregate(NamedTuple):
+    """The aggregated uploads of a round, on the CPU."""
 
-    server: ServerState
-    bounded: dict[int, str]  # scaled down: see `norm_bound`
-    refused: dict[int, str]  # left out: far beyond any bound, or the next state would not be finite with them
-    medians: Mapping[str, float] = {}  # of each part of the uploads, for `recent`
-    norms: Mapping[int, float] = {}  # of each client's update
+    update: Tree  # of the coordinates, or its sketch
+    report: Tree  # of the correction
+    schedule_report: Tree
+    buffers: Tree
+    stack: Stack | None = None  # what is added to the base
 
 
-def open_round(contract: Contract, server: ServerState, versions: Mapping[int, int]) -> dict[int, bytes]:
-    """One message to each client of the cohort, the shortest that brings it from its version to the current one.
+SumMasked = Callable[[Contract, Plan, int, Sequence[Bytes], Key, tuple[int, int]], Tree]
+"""The sum of masked uploads; see `thinwire.secure.masks.sum_masked`."""
+
+
+def aggregate(
+    contract: Contract,
+    public: PublicState,
+    plan: Plan,
+    uploads: Sequence[Upload],
+    noise: Key | None = None,
+    sum_masked: SumMasked | None = None,
+) -> Aggregate:
+    """Aggregate uploads with the aggregator and the privacy mechanism of the method.
 
     Args:
-        contract: the contract.
-        server: the server's state.
-        versions: the version of each client of the cohort.
+        contract: the contract at this version.
+        public: the public state that clients trained from; in asynchronous rounds the current one.
+        plan: the plan of the round.
+        uploads: the uploads that count.
+        noise: the source of noise for differential privacy; by default the seed, which clients know.
+        sum_masked: sums masked uploads; needed for secure aggregation.
     """
-    return {client: b"".join(pieces) for client, pieces in RoundOpening(contract, server).messages(versions).items()}
+    method, noise = contract.method, noise or contract.key.fold("release", public.version)
+    if method.secure_aggregation:
+        assert sum_masked is not None, "secure_aggregation = true needs `sum_masked` of thinwire.secure.masks"
+        payloads, began = [one.masked for one in uploads], uploads[0].began
+        update = sum_masked(contract, plan, public.version, payloads, noise, began)
+        return Aggregate(_as_delta(contract, public, plan, update), {}, {}, {})
+    codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
+    if method.correction.active:
+        factors = [method.correction.factor(one.report) for one in uploads]
+        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if method.asynchronous.active:
+        factors = [method.asynchronous.factor(one.staleness) for one in uploads]
+        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if method.aggregator.of_values and method.upload == "delta":
+        codes = [add(_start(public, plan), code) for code in codes]
+    if not method.aggregator.is_weighted_mean:
+        codes, weights = method.aggregator.admit(codes, weights)
+    mean = partial(method.aggregator.of, weights=weights)
+    update = method.privacy.aggregate(codes, mean, len(uploads), noise) if method.privacy.active else mean(codes)
+    stack = None
+    if (stacking := method.space.stacking) is not None:
+        values = codes if method.upload == "weights" else [add(_start(public, plan), code) for code in codes]
+        total = math.fsum(weights)
+        stack = stacking.stack(values, [weight / total for weight in weights])
+        update = restrict(update, contract.step_of(contract.coords.restrict(plan.names)).named)
+    first = uploads[0]
+    return Aggregate(
+        _as_delta(contract, public, plan, update),
+        mean([one.report for one in uploads]) if first.report else {},
+        mean([one.schedule_report for one in uploads]) if first.schedule_report else {},
+        mean([one.buffers for one in uploads]) if first.buffers else {},
+        stack,
+    )
 
 
-def close_round(
-    contract: Contract, server: ServerState, plan: Plan, uploads: Mapping[int, Upload], terms: Terms
-) -> ClosedRound:
-    """Aggregate the uploads of a round and make the next version.
+def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:
+    """The change of the coordinates, where the coordinates themselves were aggregated."""
+    if contract.method.upload == "delta" and not contract.method.aggregator.of_values:
+        return update
+    return sub(update, restrict(_start(public, plan), update))
+
+
+def _start(public: PublicState, plan: Plan) -> Tree:
+    """The coordinates that clients started from."""
+    return to_device(restrict(public.coords, plan.names), "cpu")
+
+
+class Change(NamedTuple):
+    """The server's step before it is broadcast, and the states of the parts that made it."""
+
+    change: Tree
+    shared: Tree  # change of the public state of the correction
+    opt: State
+    correction: Tree
+
+
+def next_version(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> ServerState:
+    """The server's state at the next version, all of it finite; raises Diverged otherwise.
 
     Args:
         contract: the contract.
         server: the server's state.
         plan: the plan of the round.
-        uploads: the decoded uploads, by client number.
-        terms: number of clients, noise, what uploads are compared with, and how masked ones are summed.
-
-    Uploads far beyond their bound are left out. The whole next state is checked: if it is not finite, clients far above
-    the median norm are left out, and if that does not help, Diverged is raised. Aggregates and the server's own states
-    are on the CPU, where uploads are decoded; the next version is made on the device of the public state.
+        total: the aggregated uploads.
+        fraction: the fraction of all clients that took part.
     """
+    whole, contract, public = contract, contract.at(server.public.version), server.public
+    schedule = _observe(contract, server, plan, total)
+    made = _server_step(contract, server, plan, total, fraction)
+    step, body, codec = _broadcast(contract, server, Step(plan.names, made.change, total.stack))
+    stack, at = step.stack, public.device
+    code, shared, buffers = bring((step.code, made.shared, total.buffers), at)
+    coords = apply_step(contract, public, Step(step.names, code))
+    coords, body, end = _end_window(contract, public, plan, coords, body)
+    stack = None if stack is None else stack._replace(blocks=to_device(stack.blocks, at))
+    after = advance(contract, public, coords, public.version + 1, stack)
+    if shared or buffers:
+        shared = {**public.shared, **add(restrict(public.shared, shared), shared)}
+        after = after._replace(shared=shared, buffers=buffers or public.buffers)
+    if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
+        raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
+    if (later := whole.at(after.version)) is not contract:
+        return _checked(initial_server_state(later, switch_stage(contract, later, after)))
+    opt = merge_states(server.opt, made.opt) if server.opt else made.opt
+    if contract.method.space.redraw_every and contract.window(after.version) != contract.window(public.version):
+        # optimizer and codec states of the old coordinates have no meaning in the new basis
+        opt, codec = initial_optimizer_state(contract), contract.method.down.init(contract.step)
+    exact = contract.method.sends_sums and adds_up(public.coords, code, coords)
+    ledger = append_entry(contract, server.ledger, plan, body, end, exact)
+    return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
+
+
+def _observe(contract: Contract, server: ServerState, plan: Plan, total: Aggregate) -> Tree:
+    """The next state of the schedule, from the decoded mean update and the mean report."""
+    method, public = contract.method, server.public
+    decoded = total.update
+    if not method.sketch.is_identity:
+        planned, key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
+        decoded = to_device(method.sketch.decode(to_device(decoded, public.device), planned, key), "cpu")
+    return method.schedule.observe(server.schedule, plan, decoded, total.schedule_report)
+
+
+def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> Change:
+    """The step of the server optimizer on the corrected mean update; states of other blocks do not change."""
+    method, version, update = contract.method, server.public.version, total.update
+    optimizer = contract.server_opt(version)
+    coords: Tree = {}
+    if optimizer.reads_coords or method.mask.active:
+        coords = to_device(restrict(server.public.coords, plan.names), "cpu")
+    shared, own = dict[str, torch.Tensor](), server.correction
+    if method.correction.active:
+        absent = contract.code.named - update.keys()
+        own = {name: block for name, block in server.correction.items() if name not in absent}
+        update, shared, own = method.correction.server(update, total.report, fraction, own)
+    kept = {slot: tree for slot, tree in server.opt.items() if slot != UNRECOVERED}
+    state = restrict_state(kept, update.keys()) if kept else kept
+    change, opt = optimizer.server_step(update, state, coords)
+    if not all_finite(change):  # before the codec, whose result for a NaN is not defined
+        raise Diverged(f"the step to version {version + 1} is not finite; try a smaller learning rate")
+    if method.mask.active:
+        if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), version + 1)):
+            change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
+            opt = _masked(opt, left)
+        if moving := restrict(contract.moving, change.keys()):
+            change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving)  # noise is masked, too
+            opt = _masked(opt, moving)
+    made = Change(change, shared, opt, own)
+    return _recovered(contract, server, plan, made) if method.sketch.recovers else made
+
+
+def _recovered(contract: Contract, server: ServerState, plan: Plan, made: Change) -> Change:
+    """The update that the sketch recovers from this step and what earlier ones left; the rest is kept."""
+    planned, key = contract.coords.restrict(plan.names), contract.sketch_key(server.public.version)
+    total = add(restrict(server.opt[UNRECOVERED], made.change.keys()), made.change)
+    update, left = contract.method.sketch.recover(total, planned, key)
+    opt = _masked({**made.opt, UNRECOVERED: total}, left)
+    return made._replace(change=update, opt=opt)
+
+
+def _masked(opt: State, mask: Tree) -> State:
+    """An optimizer state with zeros for the values outside a mask."""
+
+    def kept(name: str, block: torch.Tensor) -> torch.Tensor:
+        inside = mask.get(name)
+        return block if inside is None or inside.shape != block.shape else torch.where(inside, block, 0)
+
+    return {slot: {name: kept(name, block) for name, block in tree.items()} for slot, tree in opt.items()}
+
+
+def _broadcast(contract: Contract, server: ServerState, step: Step) -> tuple[Step, Bytes, Tree]:
+    """The step as clients decode it, its ledger entry, and the next state of the download codec.
+
+    The server applies the *decoded* step to its own state, so that a lossy codec cannot make it drift from its clients.
+    """
+    if contract.method.download == "full":  # broadcasts no steps
+        return step, b"", server.codec
     version = server.public.version
-    if not uploads:
-        raise WireError(
-            f"no client responded in the round from version {version}; repeat the round, or sample other clients"
-        )
-    method = contract.at(version).method
-    clients = sorted(uploads)
-    received = [uploads[client] for client in clients]
-    if method.secure_aggregation:
-        return ClosedRound(_close(contract, server, plan, received, terms), {}, {})
-    start = to_device(restrict(server.public.coords, plan.names), "cpu") if method.upload == "weights" else {}
-    buffers = to_device(server.public.buffers, "cpu") if server.public.buffers else {}
-    limit = 0.0 if method.privacy.bounds else method.norm_bound
-    found = bound_uploads(clients, received, limit, start, buffers, terms.recent)
-    usable = {i: one for i, one in zip(clients, found.uploads, strict=True) if i not in found.refused}
-    if not usable:
-        raise Unfit("no upload of this round can be used", found.refused)
-    facts = found.medians, found.norms
-    try:
-        after = _close(contract, server, plan, list(usable.values()), terms)
-        return ClosedRound(after, found.why, dict(found.refused), *facts)
-    except Diverged:
-        beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, terms.recent)
-        far = {**beyond.why, **beyond.refused}
-        left = [one for client, one in usable.items() if client not in far]
-        if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
-            raise
-    refused = {client: f"the next state is not finite with it: {reason}" for client, reason in far.items()}
-    after = _close(contract, server, plan, left, terms)
-    return ClosedRound(after, found.why, {**refused, **found.refused}, *facts)
+    body, codec = pack_step(contract, step, version, server.codec)
+    spec = contract.step_of(contract.coords.restrict(step.names))
+    if contract.method.down.exact and step.stack is None and is_vector_of(step.code, spec):
+        return step, body, codec  # the body decodes to the same bits
+    return read_step(contract, wire.unpack_body(body, contract.schema), version, torch.device("cpu")), body, codec
 
 
-def full_state_message(contract: Contract, server: ServerState, data: bytes, client: int) -> bytes:
-    """The whole state, for a client that requested it.
-
-    Args:
-        contract: the contract.
-        server: the server's state.
-        data: the client's message (`request_full_state`), not trusted.
-        client: its number.
-    """
-    contract = contract.at(server.public.version)
-    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
-    if message.kind != wire.LOST:
-        raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} requests no state, expected 'lost'")
-    if message.version > server.public.version:
-        raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
-    return b"".join(RoundOpening(contract, server).state(message.version, client))
+def _end_window(
+    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: Bytes
+) -> tuple[Tree, Bytes, Bytes | None]:
+    """Coordinates, entry and snapshot of the end of the window, if the window ends with this round."""
+    method, version = contract.method, public.version + 1
+    if method.download == "full" or version != contract.window_end(public.version):
+        return coords, body, None
+    values = to_device(restrict(coords, plan.names), "cpu")
+    end = pack_snapshot(contract, values, version)
+    if not method.merge_codec.exact:  # everyone merges what the codec decodes, also those who have every entry
+        decoded = read_snapshot(contract, wire.unpack_body(end, contract.schema), public.device, version)
+        return {**coords, **decoded}, end, end
+    return coords, body, body if method.space.redraw_every == 1 else end  # of a window of one round one entry is enough
 
 
-def split_download(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
-    """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds."""
-    return RoundOpening(contract, server).split([len(data) for data in messages.values()])
+def append_entry(
+    contract: Contract, ledger: Ledger, plan: Plan, body: Bytes, end: Bytes | None, adds_up: bool = False
+) -> Ledger:
+    """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
+    if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed
+        return ledger.append(b"", plan.names, limit=-1, longest=-1)
+    # drop entries larger than a full state; after a merge that state contains the whole base
+    limit = contract.coords.nbytes + contract.weights.nbytes
+    # the coordinates, and at least what a body adds to them; sums of entries are shorter than the entries
+    longest = contract.coords.nbytes * (4 if contract.method.sends_sums else 1) + 16
+    return ledger.append(body, plan.names, limit=limit, longest=longest, end=end, adds_up=adds_up)
 
 
-def _close(contract: Contract, server: ServerState, plan: Plan, uploads: list[Upload], terms: Terms) -> ServerState:
-    """The next state with these uploads."""
-    total = aggregate(contract.at(server.public.version), server.public, plan, uploads, terms)
-    return next_version(contract, server, plan, total, len(uploads) / terms.registered)
+def _checked(server: ServerState) -> ServerState:
+    """The same state; raises Diverged if a state of a part, or a buffer, is not finite."""
+    public = server.public
+    if server.opt and not state_is_finite(server.opt):
+        raise _not_finite("optimizer", public.version)
+    states = (("correction", server.correction), ("correction", public.shared), ("schedule", server.schedule))
+    for part, tree in (*states, ("codec", server.codec), ("buffers", public.buffers)):
+        if tree and not all_finite(tree):
+            raise _not_finite(part, public.version)
+    return server
+
+
+def _not_finite(part: str, version: int) -> Diverged:
+    return Diverged(f"the state of the {part} of version {version} is not finite; try a smaller learning rate")

@@ -6,26 +6,29 @@ Parts that cannot work together are found here, before anything is trained.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from thinwire.codecs.base import check_fits
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.state import State
-from thinwire.core.tree import Tree, restrict, to_device
+from thinwire.core.tree import Tree, restrict, tmap, to_device
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.compatibility import check_method
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.fields import raw
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.sums import on_grid
+from thinwire.protocol.upload import raw
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
+_MANTISSA = {torch.float32: 24, torch.float64: 53}
+_SPARE = 4  # bits by which coordinates can grow beyond the largest one of their block at the start
 UNRECOVERED = "unrecovered"  # the slot of the server optimizer's state for codes that were not broadcast yet
 
 
@@ -80,6 +83,26 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
     if method.privacy.bounds:
         _check_bounded(contract)
     return contract, PublicState(0, weights, coords, shared, buffers)
+
+
+def on_grid(coords: Tree) -> Tree:
+    """Initial coordinates as multiples of a power of two, so that steps on a lattice are added to them exactly.
+
+    The power of two of a block is 2^-20 times that above its largest value (float32): its values can grow sixteenfold.
+    Blocks of short types are not rounded; their steps are not exact either.
+
+    >>> on_grid({"w": torch.tensor([0.1, 1.0])})["w"].tolist()
+    [0.10000038146972656, 1.0]
+    """
+    return tmap(_rounded, coords)
+
+
+def _rounded(block: Tensor) -> Tensor:
+    largest = float(block.abs().max()) if block.numel() else 0.0
+    if block.dtype not in _MANTISSA or not 0 < largest < math.inf:
+        return block
+    grid = math.ldexp(1.0, max(-1000, math.frexp(largest)[1] + _SPARE - _MANTISSA[block.dtype]))
+    return (torch.round(block.double() / grid) * grid).to(block.dtype)
 
 
 def _digest(method: Method, specs: tuple[Spec, ...], blocks: tuple, key: Key) -> bytes:

@@ -1,8 +1,9 @@
-"""States: what everyone knows, what the server keeps, what a client keeps."""
+"""States: what everyone knows, what the server keeps, what a client keeps, and what is counted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -61,3 +62,97 @@ class ClientState:
     def is_empty(self) -> bool:
         """Whether nothing is kept besides the version."""
         return not (self.unsent or self.correction or self.codec or self.opt)
+
+
+@dataclass(frozen=True)
+class SyncCounts:
+    """Counts by block since the first round; blocks that were never synchronized are absent.
+
+    Args:
+        syncs: number of rounds in which a block was synchronized.
+        bytes_up: bytes that clients uploaded for it, without headers; None where the codec mixes blocks.
+    """
+
+    syncs: Mapping[str, int] = field(default_factory=dict)
+    bytes_up: Mapping[str, int] | None = field(default_factory=dict)
+
+
+_SHELF = 256
+
+
+class ClientStates(Mapping[int, ClientState]):
+    """An immutable mapping from client numbers to the states of all clients that have taken part.
+
+    States go in and come out of a round, so the mapping before it must not change. Copying a million entries to change
+    a hundred would take longer than a small model's round: entries are kept in shelves of 256, and only shelves with
+    changes are copied.
+
+    >>> before = ClientStates({3: ClientState(1)})
+    >>> after = before.updated({3: ClientState(2), 700: ClientState(2)}.items())
+    >>> before[3].version, after[3].version, len(before), len(after), sorted(after)
+    (1, 2, 1, 2, [3, 700])
+    """
+
+    def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
+        self._shelves: dict[int, dict[int, ClientState]] = {}
+        for i, state in (states or {}).items():
+            self._shelves.setdefault(i // _SHELF, {})[i] = state
+
+    @classmethod
+    def of(cls, states: Mapping[int, ClientState]) -> ClientStates:
+        """The same states as ClientStates, without a copy if they are that already."""
+        return states if isinstance(states, ClientStates) else cls(states)
+
+    def updated(self, states: Iterable[tuple[int, ClientState]]) -> ClientStates:
+        """A mapping in which these clients have these states."""
+        after = ClientStates()
+        after._shelves = dict(self._shelves)
+        for i, state in states:
+            at = i // _SHELF
+            shelf = after._shelves.get(at)
+            if shelf is None or shelf is self._shelves.get(at):
+                shelf = after._shelves[at] = dict(shelf or ())
+            shelf[i] = state
+        return after
+
+    def __getitem__(self, i: int) -> ClientState:
+        return self._shelves[i // _SHELF][i]
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for shelf in self._shelves.values() for i in shelf)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shelves.values()))
+
+
+def hand_over(
+    states: Mapping[int, ClientState], cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
+) -> dict[int, ClientState]:
+    """The states of a cohort, in which each client has the optimizer state of its place (`Method.opt_owner = "place"`).
+
+        opt of cohort_t[p] at the start of round t = opt of cohort_{t-1}[p] at the end of round t - 1
+
+    Programs in which m machines train the m clients of a round have one optimizer for each machine. Its momentum is
+    then that of the client which the machine trained before. Cohorts are in the order drawn, so that who follows whom
+    is random.
+
+    Args:
+        states: the states of its clients.
+        cohort: its clients in the order of their places.
+        last: those of the round before. Places that were empty then have no optimizer state.
+        kept: the states of clients after that round.
+
+    >>> kept = {7: ClientState(1, opt={"momentum": {}})}
+    >>> hand_over({4: ClientState(), 7: kept[7]}, (4, 7), (7,), kept)[4].opt
+    {'momentum': {}}
+    """
+    opts = [kept[i].opt if i in kept else {} for i in last]
+    opts += [{}] * (len(cohort) - len(opts))
+    return {i: replace(states[i], opt=opt) for i, opt in zip(cohort, opts, strict=False)}
+
+
+def left_behind(
+    cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
+) -> Iterator[tuple[int, ClientState]]:
+    """The clients of the last cohort that are not in this one, without the optimizer states that they handed over."""
+    return ((i, replace(kept[i], opt={})) for i in last if i in kept and i not in cohort)

@@ -7,22 +7,25 @@ the method has, finite values, and the range of each field.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
-from thinwire.codecs.base import Codec
-from thinwire.core.threads import each
+import numpy as np
+
+from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.core.key import Key
+from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
-from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
 from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
-from thinwire.wire.weight import decode as decode_weight, encode as encode_weight
 
-MOST_EXAMPLES = 1 << 40  # a larger weight is not a number of examples
+MAX_EXAMPLES = 1 << 40  # a larger weight is not a number of examples
+_RAW = Raw()
+_NO_PEER = Peer(Key(0))  # Raw uses no shared randomness
 
 
 class Upload(NamedTuple):
@@ -39,52 +42,38 @@ class Upload(NamedTuple):
     staleness: int = 0  # versions since the one that it is based on
 
 
-class UploadContent(NamedTuple):
-    """What one client puts into an upload, besides the encoded update."""
-
-    weight: float
-    buffers: Tree
-    report: Tree
-    schedule_report: Tree
-
-
 def pack_upload(
-    contract: Contract, plan: Plan, version: int, client: int, payload: Bytes, content: UploadContent | None
-) -> wire.Pieces:
-    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent."""
-    fields = {wire.COORDS: payload}
-    if content is not None:
-        if contract.method.client_weight.sent:
-            fields[wire.WEIGHT] = encode_weight(content.weight)
-        trees = {wire.BUFFERS: content.buffers, wire.SHARED: content.report, wire.REPORT: content.schedule_report}
-        fields |= {number: raw(tree) for number, tree in trees.items() if tree}
+    contract: Contract,
+    plan: Plan,
+    version: int,
+    client: int,
+    fields: Mapping[int, Bytes],
+    room: np.ndarray | None = None,
+) -> Bytes:
+    """The message of one client: the payload of its update, and what the method sends besides it.
+
+    Args:
+        contract: the contract at `version`.
+        plan: the plan of the round.
+        version: the version that the client trained from.
+        client: its number.
+        fields: the payload of each field.
+        room: memory around a long payload (`wire.pack`).
+    """
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client))
+    return wire.pack(wire.UP, version, body, contract.schema.sent_by(client), room=room)
 
 
 def received_weight(contract: Contract, samples: int) -> float:
     """The weight that the server receives from a client with this number of examples: a float32."""
     weight = contract.method.client_weight
-    return decode_weight(encode_weight(weight.weight(samples))) if weight.sent else weight.weight(0)
-
-
-def decode_uploads(
-    contract: Contract, public: PublicState, plan: Plan, messages: Mapping[int, Bytes]
-) -> dict[int, Upload]:
-    """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
-    contract, clients = contract.at(public.version), sorted(messages)
-    hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
-
-    def decode(i: int) -> Upload:
-        return decode_upload(contract, plan, public.version, i, messages[i], hints.get(contract.tier(i)))
-
-    return dict(zip(clients, each(decode, clients, contract.code.nbytes), strict=True))
+    return wire.unpack_weight(wire.pack_weight(weight.weight(samples))) if weight.sent else weight.weight(0)
 
 
 def decode_upload(
     contract: Contract, plan: Plan, version: int, client: int, data: Bytes, hints: Tree | None = None
 ) -> Upload:
-    """Decode and check one upload.
+    """Decode and check one upload; raises WireError if it is refused.
 
     Args:
         contract: the contract at `version`.
@@ -102,7 +91,7 @@ def decode_upload(
     code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
     upload = Upload(
         code,
-        decode_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
+        wire.unpack_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
         unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
         unraw(fields[wire.REPORT], report) if report.blocks else {},
@@ -127,8 +116,8 @@ def _fields(contract: Contract, plan: Plan, version: int, client: int, message: 
 
 def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:
     """Raise WireError for a field outside its range."""
-    if not 0 < upload.weight <= MOST_EXAMPLES:
-        raise WireError(f"client {client} sent weight {upload.weight}; expected above 0 and at most {MOST_EXAMPLES}")
+    if not 0 < upload.weight <= MAX_EXAMPLES:
+        raise WireError(f"client {client} sent weight {upload.weight}; expected above 0 and at most {MAX_EXAMPLES}")
     trees = (upload.buffers, upload.report, upload.schedule_report)
     if not (math.isfinite(upload.norm) and all(all_finite(tree) for tree in trees if tree)):
         raise WireError(f"client {client} sent a value that is not finite")
@@ -142,15 +131,6 @@ def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:
         contract.method.correction.factor(upload.report)  # raises WireError for a report that no client sends
 
 
-def trained_by_tier(contract: Contract, public: PublicState, clients: Iterable[int]) -> dict[int, Tree]:
-    """The hints of uploads of each tier (`Contract.hints`); they depend on the coordinates that clients received."""
-    contract = contract.at(public.version)
-    downs = {contract.tier(client): contract.down(client) for client in clients}
-    if not contract.has_hints:
-        return {tier: {} for tier in downs}
-    return {tier: contract.hints(as_received(contract, public, down)) for tier, down in downs.items()}
-
-
 def as_received(contract: Contract, public: PublicState, down: Codec) -> PublicState:
     """A public state as clients with this download codec receive it; incremental downloads are exact."""
     if contract.method.download == "incremental" or down.exact:
@@ -160,3 +140,30 @@ def as_received(contract: Contract, public: PublicState, down: Codec) -> PublicS
     decoded = down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer)
     received = contract.with_fixed_values(decoded, coords)
     return public._replace(coords={**public.coords, **to_device(received, public.device)})
+
+
+# -- fields of messages ------------------------------------------------------------------------------------------------
+
+
+def raw(tree: Tree) -> Bytes:
+    """A tree as the bytes of its values; inverse: `unraw`."""
+    return _RAW.encode(tree, {}, _NO_PEER)[0]
+
+
+def unraw(data: Bytes, spec: Spec) -> Tree:
+    """The tree with this spec from the bytes of its values; inverse: `raw`."""
+    return _RAW.decode(data, spec, _NO_PEER)
+
+
+def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
+    """The blocks of a body. Raises WireError for private blocks, so that no message can read or overwrite them."""
+    names = contract.coords.named if body.plan is None else body.plan
+    if private := names - contract.sendable.named:
+        raise WireError(f"the message contains block {min(private)!r}, which is private and never sent")
+    return names
+
+
+def expect_fields(body: wire.Body, expected: Set[int]) -> None:
+    """Raise WireError unless a body has exactly these fields."""
+    if body.fields.keys() != expected:
+        raise WireError(f"the message has fields {sorted(body.fields)}, expected {sorted(expected)}")

@@ -10,29 +10,31 @@ from typing import Any, NamedTuple
 from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
-from thinwire.reports.baseline import Costs, headline, untuned
-from thinwire.reports.page import Cells, Chapter, Drawing, Lead, Piece
+from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
 from thinwire.reports.seed_groups import (
     ACCURACY,
     SLOW,
+    Costs,
     SeedGroup,
     TargetCost,
     byte_columns,
     differing,
+    headline,
+    metric_value,
     number_text,
-    numbers_of,
     objective_key,
     objective_name,
     percent_text,
     result_columns,
     target_text,
+    untuned,
 )
 from thinwire.runs.collapse import FAILED_RUNS, count_broken
 from thinwire.runs.records import ROLLED_BACK
 from thinwire.runs.search_record import SearchRecord, read_search
 from thinwire.runs.toml import flat
 
-MOST_LAYERS = 16
+MAX_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."
 _NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
 _TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
@@ -73,7 +75,7 @@ def overview(section: Section) -> Chapter:
         if metric != ranked and any(group.curve(metric) for group in groups):
             drawn.append(curve_drawing(section.name, groups, metric))
     lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
-    pieces: list[Piece] = [*section.notes, *([Lead(lead)] if lead else []), *([tuned] if tuned else [])]
+    pieces: list[Piece] = [*section.notes, *([Headline(lead)] if lead else []), *([tuned] if tuned else [])]
     pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section)]
     name = name.removeprefix("test ")
     return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
@@ -121,8 +123,7 @@ def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
         label = f"{label} ({len(group.runs)} of {len(runs)} seeds; the others failed)"
     elif failed:
         label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in failed))})"
-    points = [(p.bytes if by_bytes else p.round, p.value, p.low, p.high) for p in group.curve(metric)]
-    return figures.Curve(label, points, len(failed) == len(runs))
+    return figures.Curve(label, group.curve(metric, by_bytes), len(failed) == len(runs))
 
 
 def _setup(groups: Sequence[SeedGroup]) -> str:
@@ -256,10 +257,10 @@ def targets_chapter(section: Section) -> Chapter | None:
         rows = []
         for i, (group, cost) in enumerate(zip(groups, reached, strict=True)):
             if cost is not None:
-                some = "" if cost.seeds == len(group.runs) else f" ({cost.seeds} of {len(group.runs)} seeds)"
-                sent = human_bytes(cost.bytes.mean)
-                parts = list(cost.by_direction.values())
-                rows.append(figures.Bar(f"{group.label}{some}", sent, parts, cost.spread, i))
+                sent, count = cost.by_seed.values(), f"{len(cost.by_seed)} of {len(group.runs)}"
+                label = group.label if len(sent) == len(group.runs) else f"{group.label} ({count} seeds)"
+                spread, total = (min(sent), max(sent)), human_bytes(cost.bytes.mean)
+                rows.append(figures.Bar(label, total, cost.by_direction, spread, i))
         never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
         note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
         if any(len(group.runs) > 1 for group in groups):
@@ -280,17 +281,16 @@ def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCos
     seeds = len(group.runs)
     if cost is None:
         return [group.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
-    half = cost.bytes.half
-    ends = [] if half is None else [max(0.0, cost.bytes.mean - half), cost.bytes.mean + half]
+    mean, _, half = cost.bytes
     return [
         group.label,
-        human_bytes(cost.bytes.mean),
-        f"{baseline.bytes.mean / cost.bytes.mean:.3g}x" if baseline and cost.seeds == seeds else "-",
-        f"{cost.rounds.mean:.1f}",
-        " to ".join(map(human_bytes, ends)) or "-",
-        human_bytes(cost.ideal),
+        human_bytes(mean),
+        f"{baseline.bytes.mean / mean:.3g}x" if baseline and len(cost.by_seed) == seeds else "-",
+        f"{cost.rounds:.1f}",
+        "-" if half is None else f"{human_bytes(max(0.0, mean - half))} to {human_bytes(mean + half)}",
+        human_bytes(sum(cost.by_direction[:2])),
         human_seconds(cost.seconds),
-        f"{cost.seeds} of {seeds}",
+        f"{len(cost.by_seed)} of {seeds}",
     ]
 
 
@@ -301,9 +301,9 @@ def layers_chapter(section: Section) -> Chapter | None:
         summary = group.runs[0].summary or {}
         layers = [row for row in summary.get("layers") or [] if isinstance(row, dict) and "layer" in row]
         what, rows = figures.layer_bars(layers, summary.get("rounds"), i)
-        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MOST_LAYERS]
+        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MAX_LAYERS]
         if len(ranked) < len(rows):
-            what += f", the {MOST_LAYERS} largest of {len(rows)}"
+            what += f", the {MAX_LAYERS} largest of {len(rows)}"
         # without bytes, layers that were synchronized in every round are not worth a figure
         if layers and ("bytes" in what or any(row.get("syncs") != summary.get("rounds") for row in layers)):
             charts.append((group, what, [row for row in rows if row in ranked]))
@@ -426,7 +426,7 @@ def retry_text(retry: Mapping[str, Any]) -> str:
     >>> retry_text(found)
     'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
     """
-    number, back, lr, lost = (numbers_of(retry).get(key, 0) for key in ("round", "from_round", "lr", "bytes_abandoned"))
+    number, back, lr, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "lr", "bytes_abandoned"))
     where = f"round {back:g}" if back else "the start"
     status = visible(str(retry.get("status")), 40)
     out = [f"{one}" for one in retry.get("left_out") or () if isinstance(one, int)]

@@ -28,7 +28,7 @@ from thinwire.runs.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from thinwire.data.describe_partition import PartitionDescription
+    from thinwire.data.partition import PartitionDescription
 
 WIDE, NARROW = 1020, 340
 _NAMES = ("page", "card", "ink", "soft", "edge", "grid", "note", *(f"c{i}" for i in range(8)))

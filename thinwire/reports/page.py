@@ -41,13 +41,13 @@ class Drawing(NamedTuple):
     draw: Callable[..., Figure]  # width=...
 
 
-class Lead(NamedTuple):
+class Headline(NamedTuple):
     """The main result, in one sentence."""
 
     text: str
 
 
-Piece = Cells | Drawing | Lead | str
+Piece = Cells | Drawing | Headline | str
 
 
 class Chapter(NamedTuple):
@@ -81,7 +81,7 @@ def _html(piece: Piece, name: str) -> str:
     if isinstance(piece, str):
         kind = ' class="note"' if piece.startswith("Note: ") else ""
         return f"<p{kind}>{escape(piece)}</p>"
-    if isinstance(piece, Lead):
+    if isinstance(piece, Headline):
         return f'<p class="lead">{escape(piece.text)}</p>'
     if isinstance(piece, Cells):
         table = _table_html(piece)
@@ -118,8 +118,8 @@ def as_markdown(title: str, chapters: Sequence[Chapter], about: str = "") -> str
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(piece: Cells | Lead | str) -> str:
-    if isinstance(piece, str | Lead):
+def _markdown(piece: Cells | Headline | str) -> str:
+    if isinstance(piece, str | Headline):
         return plain(piece if isinstance(piece, str) else piece.text)
     cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
     table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ConfigError
 from thinwire.metrics.objective import Objective
-from thinwire.reports.baseline import Costs, baseline_of, choose_targets
 from thinwire.reports.chapters import CHAPTERS, Section, curve_drawing, definitions
 from thinwire.reports.page import Chapter, as_html, as_markdown
 from thinwire.reports.seed_groups import (
     ACCURACY,
+    Costs,
     SeedGroup,
+    baseline_of,
+    choose_targets,
     group,
     objective_key,
     objective_name,
 )
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.files import write_atomically
-from thinwire.runs.records import Recorded, find_runs, read_run
+from thinwire.runs.records import SavedRun, find_runs, read_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,22 +85,17 @@ def plot(runs: Sequence[Any]) -> Figure:
     return curve_drawing(groups[0].task, groups, objective_key(groups[0].objective)).draw()
 
 
-def _read(runs: Sequence[Any]) -> tuple[list[Recorded], list[Recorded]]:
+def _read(runs: Sequence[Any]) -> tuple[list[SavedRun], list[SavedRun]]:
     """The runs that have a finished round, and those that failed before; an error if none has one."""
-    recorded = [read_run(path) for path in find_runs([_path(run) for run in runs])]
+    if any(hasattr(run, "history") and run.path is None for run in runs):
+        raise ConfigError("this run was not written to a directory; write tw.simulate(..., out='runs/name')")
+    recorded = [read_run(path) for path in find_runs(Path(getattr(run, "path", run)) for run in runs)]
     lost = [run for run in recorded if not run.records and run.verdict.status in BROKEN]
     found = [run for run in recorded if run.records]
     if not found:
         why = f"; {lost[0].name} {lost[0].verdict.status}: {lost[0].verdict.why}" if lost else " yet"
         raise ConfigError(f"nothing to report: these runs have no finished round{why}")
     return found, lost
-
-
-def _path(run: Any) -> Path:
-    """The run directory of an argument of `report`."""
-    if hasattr(run, "history") and run.path is None:
-        raise ConfigError("this run was not written to a directory; write tw.simulate(..., out='runs/name')")
-    return Path(getattr(run, "path", None) or run)
 
 
 def _sections(task: str, groups: Sequence[SeedGroup], targets: Sequence[float], compute: float | None) -> list[Section]:

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save
-
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.metrics.objective import Objective
-from thinwire.runs.checkpoint import load_best
+from thinwire.runs.checkpoint import load_best, tensor_bytes
 
 
 class BestModel:
@@ -59,31 +57,23 @@ class BestModel:
                 raise CheckpointError(f"the best model, of round {self.lead.round}, was not kept; run it again")
             self.kept[self.lead.round] = found
 
-    def after(self, records: Sequence[RoundRecord], weights: Callable[[], Tree], points: Iterable[int] = ()) -> None:
-        """Add the last record; its model is kept if it is the best so far.
+    def after(self, record: RoundRecord, weights: Callable[[], Tree], good: int = 0) -> None:
+        """Add a record; its model is kept if it is the best so far.
 
         Args:
-            records: the records so far.
-            weights: makes the model of the last one.
-            points: the rounds after which the run may continue without reading the disk.
+            record: the record.
+            weights: makes its model.
+            good: the round of a state to which the run may go back without reading the disk.
         """
-        last = records[-1]
-        self.lead = self.lead.after(last._asdict())
-        if self.lead.round == last.round:
-            needed = self._needed(records, points)
-            self.kept = {number: model for number, model in self.kept.items() if number in needed}
-            self.kept[last.round] = weights()
-
-    def _needed(self, records: Sequence[RoundRecord], points: Iterable[int]) -> set[int]:
-        """The best round as of each of these rounds."""
-        start = Lead(self.lead.objective)
-        return {start.along(record._asdict() for record in records[:number]).round for number in points}
+        self.lead = self.lead.after(record._asdict())
+        if self.lead.round == record.round:
+            needed = max((number for number in self.kept if number <= good), default=0)
+            self.kept = {number: model for number, model in self.kept.items() if number == needed}
+            self.kept[record.round] = weights()
 
     def as_bytes(self) -> bytes:
         """The best model as the contents of a file."""
-        blocks = {name: block.detach().cpu().contiguous().clone() for name, block in (self.weights or {}).items()}
-        # one key: the order of several is random, and the bytes with it
-        return bytes(save(blocks, metadata={"round": str(self.lead.round)}))
+        return tensor_bytes(self.weights or {}, round=str(self.lead.round))
 
 
 @dataclass(frozen=True)
@@ -116,6 +106,14 @@ def selected_by(job: Job) -> Objective:
 def by_validation(objective: Objective) -> Objective:
     """What the best round of a run with validation examples is chosen by."""
     return ValidationObjective() if objective.name == "accuracy" else ValidationObjective("loss", False)
+
+
+def recorded_objective(summary: Mapping[str, Any] | None) -> Objective | None:
+    """The objective in a summary, which may come from a damaged file; None if it has none."""
+    entry = (summary or {}).get("objective")
+    if isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and name:
+        return Objective(name, entry.get("higher_is_better") is not False)
+    return None
 
 
 class Lead(NamedTuple):

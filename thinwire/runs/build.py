@@ -38,10 +38,9 @@ from thinwire.core.reference import (
 )
 from thinwire.core.registry import lookup
 from thinwire.core.text import unfit_for_a_name, visible
-from thinwire.data.examples import AugmentedImages, Examples, Images, Source
+from thinwire.data.examples import AugmentedImages, Examples, Images, Source, image_values, standardized
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.losses import loss_by_name
-from thinwire.data.scaling import image_values, standardized
 from thinwire.data.task import Task, assign_clients, client_names, validation_fraction
 from thinwire.errors import ConfigError, DataError
 from thinwire.federation.job import Job

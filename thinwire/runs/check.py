@@ -15,27 +15,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.core.tree import restrict
-from thinwire.federation.groups import GroupTask
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Settings
-from thinwire.federation.simulation import Simulation
-from thinwire.protocol.advance import switch_stage
-from thinwire.protocol.aggregate import Terms
+from thinwire.federation.simulated import GroupTask, SimulatedClients
 from thinwire.protocol.client import Group, initial_client_state
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.download import RoundOpening
-from thinwire.protocol.entries import WindowSnapshot, pack_window_end
+from thinwire.protocol.download import pack_snapshot
 from thinwire.protocol.ledger import Ledger
-from thinwire.protocol.next_version import append_entry
-from thinwire.protocol.server import close_round
+from thinwire.protocol.receive import switch_stage
+from thinwire.protocol.round import Reply, Round
+from thinwire.protocol.server import append_entry
 from thinwire.protocol.setup import initial_server_state, plan_round
-from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.upload import decode_uploads
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.runs.build import build_job
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.training.batches import plan_batches
-from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 TRAINED = 10  # clients of the first cohort that take a step
@@ -123,9 +119,9 @@ def _upload(simulation: Simulation, public: PublicState, client: int) -> Bytes:
     if not simulation.job.local.trainer:
         work = work.first(1, 1)
     cohort = tuple(sorted({client, *simulation.federation.sampler.cohort(public.version)}))
-    task = GroupTask(public.version, simulation.backends.initial()[0], None, group, cohort)
-    with simulation.federation.compute(None):
-        return simulation.train_group(task, work).messages[0]
+    clients = SimulatedClients(simulation)
+    with simulation.compute(None):
+        return clients.answer(GroupTask(public.version, clients.backend[0], None, group, cohort), work)[0].message
 
 
 def _traffic(simulation: Simulation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
@@ -143,8 +139,8 @@ def _traffic(simulation: Simulation, public: PublicState, until: int, known: dic
     full, after = contract.method.download == "full", server
     if not full:
         after = _next(simulation, server, plan, {client: messages[client] for client in few})
-    opening = RoundOpening(contract, after, plan.names)
-    sizes = {tier: wire.length(opening.shortest(since, client)) for tier, client in one_of_each.items()}
+    made = Round(contract, after, plan).downloads(dict.fromkeys(one_of_each.values(), since))
+    sizes = {tier: len(made[client]) for tier, client in one_of_each.items()}
     down = [sizes[tier] for tier in tiers]
     total, held = [0, 0, 0], dict[int, int]()
     for version in range(since, until):
@@ -154,9 +150,8 @@ def _traffic(simulation: Simulation, public: PublicState, until: int, known: dic
             total[1] += sum(down[client] for client in cohort)
             continue
         server = server._replace(public=after.public._replace(version=version))
-        opening = RoundOpening(contract, server, plan.names)
-        made = opening.messages({client: held.get(client, 0) for client in cohort})
-        ordinary, extra = opening.split([wire.length(pieces) for pieces in made.values()])
+        round = Round(contract, server, plan)
+        ordinary, extra = round.split(round.downloads({client: held.get(client, 0) for client in cohort}))
         total[1], total[2] = total[1] + ordinary, total[2] + extra
         held.update(dict.fromkeys(cohort, version))
         server = server._replace(ledger=_appended(contract, server, after, plan))
@@ -166,12 +161,12 @@ def _traffic(simulation: Simulation, public: PublicState, until: int, known: dic
 
 def _next(simulation: Simulation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
     """The state after a round in which the cohort sends these messages, repeated if there are fewer than clients."""
-    contract = simulation.contract.at(server.public.version)
-    uploads = list(decode_uploads(contract, server.public, plan, messages).values())
+    round, version = Round(simulation.contract, server, plan), server.public.version
+    sent = [Reply(client, version, data, 0.0, 1, ClientState(version)) for client, data in messages.items()]
+    uploads = [round.read(one) for one in sorted(sent)]
     cohort = simulation.federation.sampler.cohort(server.public.version)
-    sent = {client: uploads[i % len(uploads)] for i, client in enumerate(cohort)}
-    terms = Terms(len(simulation.job.task.clients), sum_masked=sum_masked)
-    return close_round(contract, server, plan, sent, terms).server
+    repeated = {client: uploads[i % len(uploads)] for i, client in enumerate(cohort)}
+    return round.close(repeated, len(simulation.job.task.clients), sum_masked=sum_masked).server
 
 
 def _appended(contract: Contract, server: ServerState, after: ServerState, plan: Plan) -> Ledger:
@@ -182,7 +177,7 @@ def _appended(contract: Contract, server: ServerState, after: ServerState, plan:
     end: Bytes | None = None
     if version == contract.window_end(version - 1):
         values = restrict(after.public.coords, plan.names)
-        end = pack_window_end(contract, WindowSnapshot(plan.names, values), version)
+        end = pack_snapshot(contract, values, version)
         if not method.merge_codec.exact:
             body = end
         elif method.space.redraw_every == 1:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,19 +34,11 @@ FORMAT = 3
 ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
 
 
-class Bounds(NamedTuple):
-    """Number of rounds and clients of the experiment, the limits for the counts of a checkpoint."""
-
-    rounds: int = 1 << 40
-    clients: int = 1 << 40
-
-
 def save_checkpoint(
     folder: Path,
     state: RunState,
     config: str,
     metrics: str = "",
-    retries: int = 0,
     keep: int = KEEP,
     best: Tree | None = None,
 ) -> None:
@@ -57,32 +49,34 @@ def save_checkpoint(
         state: the state.
         config: the digest of the experiment.
         metrics: the lines of `metrics.jsonl` up to that round.
-        retries: how often the run went back before (`retry.py`).
         keep: number of checkpoints in the folder that are kept.
         best: the best model so far, if it is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
     packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
-    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    data = tensor_bytes(tensors)
     write_atomically(file.with_suffix(".safetensors"), data)
     sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics, "retries": retries}
+    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics}
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
         remove_checkpoint(folder, old)
 
 
-def load_checkpoint(
-    folder: Path, config: str, device: Device = None, bounds: Bounds | None = None, number: int | None = None
-) -> RunState | None:
+def tensor_bytes(tensors: Tree, **metadata: str) -> bytes:
+    """The contents of a safetensors file; of metadata one key at most, since the order of several is random."""
+    blocks = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    return bytes(save(blocks, metadata=metadata or None))
+
+
+def load_checkpoint(folder: Path, config: str, device: Device = None, number: int | None = None) -> RunState | None:
     """The state of a checkpoint, by default the newest; None if there is none.
 
     Args:
         folder: the folder of checkpoints.
         config: the digest of the experiment, which must match.
         device: the device of the public state and the averaged model; server and client states are on the CPU.
-        bounds: the limits of the experiment; by default very large ones.
         number: the round of the checkpoint.
     """
     rounds = [one for one in rounds_in(folder) if number is None or one <= number]
@@ -101,8 +95,6 @@ def load_checkpoint(
             for name, one in _tensors(path, meta, older).items()
         }
         state: RunState = unpack(RunState, meta["state"], tensors)
-        if wrong := _out_of_range(state, bounds or Bounds()):
-            raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
         return state
     except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
@@ -125,30 +117,6 @@ def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
     if hashlib.sha256(data).hexdigest() != meta["sha256"]:
         raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
     return dict(load(data))
-
-
-def _out_of_range(state: RunState, bounds: Bounds) -> str:
-    """Describe the first count of a state that is out of range; "" if there is none."""
-    ledger, version, flights = state.server.ledger, state.server.public.version, state.flights
-    clients = [*state.clients, *state.cohort, *state.recent.far, *(one.client for one in flights)]
-    seen = [ledger.version, ledger.opened, ledger.adds_since, *ledger.synced.values()]
-    seen += [*(one.version for one in state.clients.values()), *(one.version for one in flights)]
-    seen += [edge for window in ledger.past for edge in window[:2]]
-    if len({one.client for one in flights}) < len(flights):
-        return "a client that trains is in it twice"
-    ranges: tuple[tuple[str, Iterable[int], int], ...] = (
-        ("round", [state.round], bounds.rounds),
-        ("version", [version], state.round),
-        ("version of a client or an entry", seen, version),
-        ("client", clients, bounds.clients - 1),
-        ("number of clients trained together", [state.chunk], bounds.clients),
-        ("number of synchronizations", state.sync_counts.syncs.values(), state.round),
-    )
-    for what, values, most in ranges:
-        for value in values:
-            if value > most:
-                return f"it holds the {what} {value}, expected 0 to {most:,}"
-    return ""
 
 
 def pack(value: Any, tensors: Tree, path: str = "") -> Any:

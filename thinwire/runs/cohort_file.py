@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.runs.files import INVALID, append, unpack, write_atomically
+from thinwire.runs.files import append, parse_lines, unpack, write_atomically
 
 COHORTS = "cohorts.jsonl"
 
 
-class RecordedRound(NamedTuple):
+class RoundCohort(NamedTuple):
     """Who took part in a round.
 
     Args:
@@ -49,27 +50,23 @@ class CohortLog:
     >>> log.drawn(1, [0, 2, 3], [3, 0])
     >>> log.closed(1, [0], [3])
     >>> log.rounds[1]
-    RecordedRound(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,), based=())
+    RoundCohort(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,), based=())
     """
 
     def __init__(self, run: Path | None = None) -> None:
         self.file = run / COHORTS if run else None
-        self._rounds: dict[int, RecordedRound] | None = None
-        self._rest: bytes | None = None  # the lines before the end of a file that cannot be read
+        self._whole: bytes | None = None  # the lines before the end of a file that cannot be read
 
-    @property
-    def rounds(self) -> Mapping[int, RecordedRound]:
+    @cached_property
+    def rounds(self) -> dict[int, RoundCohort]:
         """The rounds so far, by number from 1."""
-        if self._rounds is None:
-            self._rounds = {}
-            data, kept = self.file.read_bytes() if self.file and self.file.is_file() else b"", 0
-            for line in data.splitlines(keepends=True):
-                if (value := _parsed(line)) is None:
-                    self._rest = data[:kept]
-                    break
-                self._read(value)
-                kept += len(line)
-        return self._rounds
+        data = self.file.read_bytes() if self.file and self.file.is_file() else b""
+        lines, rounds = parse_lines(data, _parsed), dict[int, RoundCohort]()
+        for line in lines:
+            _apply(rounds, line)
+        if len(lines) < len(whole := data.splitlines(keepends=True)):
+            self._whole = b"".join(whole[: len(lines)])
+        return rounds
 
     def drawn(self, number: int, available: Sequence[int], cohort: Sequence[int]) -> None:
         """Record a cohort before it is asked."""
@@ -89,34 +86,30 @@ class CohortLog:
         return most, min((len(one.available) for one in rounds), default=0)
 
     def _add(self, line: dict[str, Any]) -> None:
-        assert self.rounds is not None  # the file is read before it is changed
-        self._read(line)
+        _apply(self.rounds, line)
         if self.file is None:
             return
-        if self._rest is not None:
-            write_atomically(self.file, self._rest)
-            self._rest = None
+        if self._whole is not None:
+            write_atomically(self.file, self._whole)
+            self._whole = None
         append(self.file, (json.dumps(line) + "\n").encode())
 
-    def _read(self, line: Mapping[str, Any]) -> None:
-        """Apply a line."""
-        number, known = line["round"], self._rounds or {}
-        if "cohort" in line:
-            kept = {one: found for one, found in known.items() if one < number}
-            self._rounds = {**kept, number: RecordedRound(tuple(line["available"]), tuple(line["cohort"]))}
-        elif number in known:
-            result = {name: tuple(line.get(name, ())) for name in ("accepted", "late", "based")}
-            known[number] = known[number]._replace(**result)
+
+def _apply(rounds: dict[int, RoundCohort], line: Mapping[str, Any]) -> None:
+    number = line["round"]
+    if "cohort" in line:
+        for later in [one for one in rounds if one >= number]:
+            del rounds[later]
+        rounds[number] = RoundCohort(tuple(line["available"]), tuple(line["cohort"]))
+    elif number in rounds:
+        result = {name: tuple(line.get(name, ())) for name in ("accepted", "late", "based")}
+        rounds[number] = rounds[number]._replace(**result)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The values of a line; None if it is incomplete or not valid."""
-    try:
-        value: Any = json.loads(line) if line.endswith(b"\n") else None
-        number = unpack(int, value["round"])
-        lists = unpack(dict[str, tuple[int, ...]], {key: one for key, one in value.items() if key != "round"})
-        accepted, based = (lists.get(name, ()) for name in ("accepted", "based"))
-    except (*INVALID, RecursionError):
-        return None
+def _parsed(line: bytes) -> dict[str, Any]:
+    value = json.loads(line)
+    lists = unpack(dict[str, tuple[int, ...]], {key: one for key, one in value.items() if key != "round"})
     known = {"available", "cohort"} <= lists.keys() or {"accepted", "late"} <= lists.keys()
-    return {"round": number, **lists} if known and len(based) in (0, len(accepted)) else None
+    if not known or len(lists.get("based", ())) not in (0, len(lists.get("accepted", ()))):
+        raise ValueError("not the line of a round")
+    return {"round": unpack(int, value["round"]), **lists}

@@ -28,7 +28,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from thinwire.core.text import percent
 from thinwire.runs.files import INVALID, unpack
@@ -36,7 +36,7 @@ from thinwire.runs.files import INVALID, unpack
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.federation.runner import Runner
+    from thinwire.federation.federation import Federation as Runner
 
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
@@ -95,17 +95,14 @@ class Chance(NamedTuple):
         return found if found is None or _finite(found) or not self.is_r2 else None
 
     def text(self, value: float) -> str:
-        """A value for readers."""
+        """A value as text."""
         return f"{value:.4g}" if self.is_r2 else percent(value)
 
     @property
     def words(self) -> str:
-        """What it is, for readers."""
-        return (
-            "0, that of predicting the mean"
-            if self.is_r2
-            else f"chance ({percent(self.share)} for a constant prediction)"
-        )
+        """The chance value in a sentence."""
+        constant = f"chance ({percent(self.share)} for a constant prediction)"
+        return "0, that of predicting the mean" if self.is_r2 else constant
 
 
 class Verdict(NamedTuple):
@@ -136,32 +133,22 @@ class Course(NamedTuple):
 
     def after(self, record: Mapping[str, Any]) -> Course:
         """The course after one more record."""
-        losses = {"training loss": record.get("loss"), "test loss": record.get("test_loss")}
-        wrong = [f"the {name} is {value}" for name, value in losses.items() if value is not None and not _finite(value)]
-        found = self._replace(
-            non_finite=(self.non_finite or record["round"]) if wrong else 0, non_finite_what="".join(wrong[:1])
-        )
-        number = record["round"]
-        if self.chance is None or self.chance.is_r2:
-            found = found._with_loss(number, record.get("loss"))
-        if self.chance is None:
-            return found
-        if _finite(record.get("loss")):
-            found = found._replace(peak_loss=max(self.peak_loss, record["loss"]))
-        if (value := self.chance.value(record)) is None:
-            return found
-        if value > self.best:
-            found = found._replace(best=value, best_round=number)
-        low = (self.low_since or number) if value <= self.chance.ceiling else 0
-        return found._replace(last=value, last_round=number, low_since=low, test_loss=record.get("test_loss"))
-
-    def _with_loss(self, number: int, loss: Any) -> Course:
-        """The course after a training loss, which decides for a task without accuracy."""
-        if not _finite(loss):
-            return self
-        first = loss if self.first_loss is None else self.first_loss
-        high = (self.high_since or number) if 0 < HIGH_LOSS * first < loss else 0
-        return self._replace(first_loss=first, loss=loss, loss_round=number, high_since=high)
+        number, loss, test_loss = record["round"], record.get("loss"), record.get("test_loss")
+        losses = {"training loss": loss, "test loss": test_loss}
+        wrong = [f"the {name} is {one}" for name, one in losses.items() if one is not None and not _finite(one)]
+        new: dict[str, Any] = {"non_finite": (self.non_finite or number) if wrong else 0}
+        new["non_finite_what"] = "".join(wrong[:1])
+        if _finite(loss):
+            new["peak_loss"] = max(self.peak_loss, loss)  # type: ignore[type-var]
+            if self.chance is None or self.chance.is_r2:
+                first = loss if self.first_loss is None else self.first_loss
+                high = (self.high_since or number) if 0 < HIGH_LOSS * first < loss else 0  # type: ignore[operator]
+                new |= {"first_loss": first, "loss": loss, "loss_round": number, "high_since": high}
+        if self.chance is not None and (value := self.chance.value(record)) is not None:
+            low = (self.low_since or number) if value <= self.chance.ceiling else 0
+            new |= {"last": value, "last_round": number, "low_since": low, "test_loss": test_loss}
+            new |= {"best": value, "best_round": number} if value > self.best else {}
+        return self._replace(**new)
 
     def along(self, records: Iterable[Mapping[str, Any]]) -> Course:
         """The course after several records."""
@@ -186,14 +173,9 @@ class Course(NamedTuple):
             best = f"{self.chance.text(self.best)} in round {self.best_round}"
             why = f"{name} {last} is back at {chance} since round {self.low_since}; {best}"
             return Verdict("collapsed", self.low_since, why)
-        if not self._tried:
+        if self.last_round < FAIR_ROUNDS and not self._extreme:
             return Verdict("finished")
         return Verdict("at chance", self.last_round, f"{name} {last} in round {self.last_round} is not above {chance}")
-
-    @property
-    def _tried(self) -> bool:
-        """Whether a run that never learned was long enough, or has an extreme loss."""
-        return self.last_round >= FAIR_ROUNDS or self._extreme
 
     @property
     def _extreme(self) -> bool:
@@ -256,11 +238,11 @@ def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]
 
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
     """The verdict of a summary; None if it has none. The values may come from a damaged file."""
-    status, number, why = ((summary or {}).get(key) for key in ("status", "status_round", "status_why"))
-    for known in (*BROKEN, "finished"):
-        if status == known:
-            return Verdict(known, number if isinstance(number, int) else None, why if isinstance(why, str) else "")
-    return None
+    found: dict[str, Any] = {**(summary or {})}
+    status, number, why = (found.get(key) for key in ("status", "status_round", "status_why"))
+    if status is None or status not in get_args(Status):
+        return None
+    return Verdict(status, number if isinstance(number, int) else None, why if isinstance(why, str) else "")
 
 
 def known_chance(value: Any) -> Chance | None:
@@ -298,7 +280,7 @@ def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-FEWEST = 100  # examples for a meaningful accuracy
+MIN_EXAMPLES = 100  # for a meaningful accuracy
 
 
 def chance_of(simulation: Runner) -> Chance | None:
@@ -314,11 +296,12 @@ def chance_of(simulation: Runner) -> Chance | None:
     task = simulation.job.task
     if _private(simulation):
         found = validation_chance(simulation)
-    elif task.test is not None and is_regression(task.loss):
-        found = Chance(0.0, len(task.test), 0, "r2")
+    elif task.test is None:
+        return None
     else:
-        found = None if task.test is None else chance_among(task.test.targets)
-    return found if found is not None and found.examples >= FEWEST else None
+        regression = Chance(0.0, len(task.test), 0, "r2") if is_regression(task.loss) else None
+        found = regression or chance_among(task.test.targets)
+    return found if found and found.examples >= MIN_EXAMPLES else None
 
 
 def chance_among(labels: Tensor) -> Chance | None:

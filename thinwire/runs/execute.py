@@ -26,9 +26,8 @@ from thinwire.core.tree import Tree
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.task import Task
 from thinwire.errors import CheckpointError, ConfigError, Diverged
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import Job, RoundRecord, RunState
-from thinwire.federation.runner import Runner
 from thinwire.federation.settings import Cohort, Settings
 from thinwire.runs.best import BestModel, Lead, selected_by
 from thinwire.runs.build import build_job
@@ -36,7 +35,7 @@ from thinwire.runs.collapse import chance_of, is_broken
 from thinwire.runs.config import digest, to_table
 from thinwire.runs.loop import Checkpoints, EndedBy, OnRound as OnRound, Stop, Training
 from thinwire.runs.records import ROLLED_BACK, byte_totals
-from thinwire.runs.retry import Rescue, Retry, Store, check_retry
+from thinwire.runs.retry import Rescue, Retry, check_retry
 from thinwire.runs.run_directory import RunFolder, Summary, identity
 from thinwire.runs.samples import make_samples, write_samples
 from thinwire.runs.summary import diverged_summary, summarize_run
@@ -139,7 +138,6 @@ class RunPlan(NamedTuple):
             if not resume:
                 raise CheckpointError(f"{folder.path} holds an unfinished run; {RESUME.format(path=folder.path)}")
             return None
-        folder.verify()
         retries = self.settings.checkpoint.on_divergence == "retry"
         halved = [one for one in done.get("retries", ()) if one.get("status") != ROLLED_BACK]
         if halved and not retries:
@@ -217,7 +215,7 @@ def train(
 
         def totals(ended_by: EndedBy) -> Summary:
             names = settings.name, settings.task.label, settings.accounting
-            summary = summarize_run(*names, simulation, state, records, rescue.store.retries)
+            summary = summarize_run(*names, simulation, state, records, rescue.retries)
             summary["ended_by"] = ended_by
             if best and best.lead.round:
                 lead = best.lead
@@ -251,8 +249,8 @@ def train(
                     folder.record(record)
                 records.append(record)
                 if best:
-                    points = (rescue.store.round,) if rescue.active else ()
-                    best.after(records, partial(_all_weights, simulation, state), points)
+                    good = rescue.round if rescue.active else 0
+                    best.after(record, partial(_all_weights, simulation, state), good)
                 done = state
                 if folder and written != (written := (state.backend, state.backend_reason)):
                     folder.write_environment(environment_facts(settings, simulation, state))
@@ -260,7 +258,7 @@ def train(
                     on_round(record)
         except Diverged as error:
             if folder:
-                folder.record_diverged(str(error), diverged_summary(totals("divergence"), error))
+                folder.write_totals(diverged_summary(totals("divergence"), error))
             raise
         except KeyboardInterrupt:
             # the last complete round, unless it is on disk or was abandoned; a rescue saves healthy states only
@@ -273,7 +271,7 @@ def train(
             write_samples(folder.path, make_samples(simulation.federation, state))
             model = best.as_bytes() if best and best.weights is not None else None
             folder.finish(summary, _all_weights(simulation, state), model)
-        return Finished(simulation, state, records, rescue.store.retries, summary, best)
+        return Finished(simulation, state, records, rescue.retries, summary, best)
 
 
 def reopen(plan: RunPlan, summary: Summary) -> Finished:
@@ -291,13 +289,13 @@ def reopen(plan: RunPlan, summary: Summary) -> Finished:
         )
     check_blocks(simulation, state)
     records = folder.history()
-    return Finished(simulation, state, records, rescue.store.retries, summary, _best(plan, simulation, records))
+    return Finished(simulation, state, records, rescue.retries, summary, _best(plan, simulation, records))
 
 
 def _rescue(plan: RunPlan, simulation: Runner) -> Rescue:
     engine, saving = plan.settings.engine, plan.settings.checkpoint
-    store, name = Store(plan.folder, engine.device), str(plan.folder.path) if plan.folder else ""
-    return Rescue(engine.prepare, simulation.job, store, saving.every, name, saving.on_divergence == "retry")
+    retries = saving.on_divergence == "retry"
+    return Rescue(engine.prepare, simulation.job, plan.folder, engine.device, saving.every, retries)
 
 
 def _best(plan: RunPlan, simulation: Runner, records: list[RoundRecord]) -> BestModel | None:

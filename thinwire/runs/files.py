@@ -20,16 +20,17 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 
+T = TypeVar("T")
 INVALID = (ValueError, KeyError, TypeError, AttributeError)  # of values that `unpack` refuses
-LONGEST_JSON = 1 << 30  # bytes; a checkpoint of a million clients has a tenth of it
+MAX_JSON_BYTES = 1 << 30  # a checkpoint of a million clients has a tenth of it
 
 
 @contextmanager
@@ -133,12 +134,16 @@ def message_of(error: BaseException) -> str:
 # -- JSON that may be damaged ----------------------------------------------------------------------------------------
 
 
+def _read(file: Path) -> bytes:
+    if (size := file.stat().st_size) > MAX_JSON_BYTES:
+        raise CheckpointError(f"{file} has {size:,} bytes, expected at most {MAX_JSON_BYTES:,}")
+    return file.read_bytes()
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; one that is too long, too deep, not UTF-8 or no object is a CheckpointError."""
     try:
-        if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
-        value = json.loads(file.read_bytes())
+        value = json.loads(_read(file))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read ({why_unreadable(error)})") from error
     if not isinstance(value, dict):
@@ -146,14 +151,32 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def read_lines(file: Path) -> list[bytes]:
-    """The complete lines of a file; the last one may still be written. Empty if there is no file."""
+def write_json(file: Path, value: Any) -> None:
+    """Write a value as JSON, atomically."""
+    write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_lines(file: Path, parse: Callable[[bytes], T]) -> list[T]:
+    """The parsed lines of a file up to the first that is incomplete or not valid; empty if there is no file."""
+    return parse_lines(_read(file) if file.is_file() else b"", parse)
+
+
+def parse_lines(data: bytes, parse: Callable[[bytes], T]) -> list[T]:
+    """The complete lines of some data up to the first that `parse` refuses with one of `INVALID`."""
+    found: list[T] = []
+    with suppress(*INVALID, RecursionError):
+        for line in data.split(b"\n")[:-1]:  # the last one may still be written
+            found.append(parse(line))
+    return found
+
+
+def read_as(kind: type[T], file: Path) -> T | None:
+    """The record in a JSON file (see `unpack`); None if there is no file, or it is not valid."""
     try:
-        if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
-        return file.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
+        found: T = unpack(kind, json.loads(_read(file)))
+        return found
+    except (OSError, CheckpointError, RecursionError, *INVALID):
+        return None
 
 
 def why_unreadable(error: BaseException) -> str:
@@ -279,8 +302,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def note_process(path: Path) -> None:
     """Write the machine and the process that write to a directory."""
-    note = {"host": platform.node(), "pid": os.getpid()}
-    write_atomically(path / PROCESS, (json.dumps(note) + "\n").encode())
+    write_json(path / PROCESS, {"host": platform.node(), "pid": os.getpid()})
 
 
 def writer(path: Path) -> Writer:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import Diverged
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation as Runner, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
-from thinwire.federation.runner import Runner
 from thinwire.runs.best import Lead, selected_by
 from thinwire.runs.collapse import Course, Verdict, chance_of, news
 from thinwire.schedules.base import LayerFacts

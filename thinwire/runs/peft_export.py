@@ -20,23 +20,24 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.federation import Federation as Simulation
 from thinwire.federation.local_engine import LocalEngine
-from thinwire.federation.simulation import Simulation
 from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
 from thinwire.models.causal_lm import library
 from thinwire.models.pretrained import quiet
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState
 from thinwire.runs.build import build_job
+from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.execute import check_blocks
 from thinwire.runs.files import write_all
 from thinwire.runs.run_directory import RunFolder
@@ -110,9 +111,8 @@ def save_adapter(
         "bias": "none",
         "inference_mode": True,
     }
-    data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
     text = (json.dumps(record, indent=1) + "\n").encode()
-    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
+    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": tensor_bytes(tensors)})
 
 
 def inside(model: nn.Module) -> tuple[Any, str]:
@@ -219,36 +219,22 @@ def save_merged(folder: Path, model: torch.nn.Module, weights: Tree) -> list[Pat
     origin = str(getattr(inner.config, "_name_or_path", "") or "")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with quiet(transformers), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
-        whole = type(inner).from_pretrained(origin, local_files_only=True) if _few_bits(inner) else _copy(inner)
+        if any(hasattr(part, "constant_bytes") for part in inner.modules()):  # 4 or 8 bits
+            whole = type(inner).from_pretrained(origin, local_files_only=True)
+        else:  # without hooks
+            whole = type(inner)(inner.config)
+            whole.load_state_dict(inner.state_dict())
+            whole = whole.to(next(inner.parameters()).dtype)
         own = dict(whole.named_parameters())
         with torch.no_grad():
             for name, block in weights.items():
                 own[name.removeprefix(prefix)].copy_(block)
         whole.save_pretrained(draft)
-        _save_tokenizer(transformers, origin, draft)
+        with suppress(Exception):  # the type varies: image models have no tokenizer
+            transformers.AutoTokenizer.from_pretrained(origin, local_files_only=True).save_pretrained(draft)
         if folder.exists():
             folder.rmdir()
         os.replace(draft, folder)
         os.mkdir(draft)  # which is removed
     folder.chmod(0o755)
     return sorted(folder.iterdir())
-
-
-def _few_bits(model: Any) -> bool:
-    return any(hasattr(part, "constant_bytes") for part in model.modules())
-
-
-def _copy(model: Any) -> Any:
-    """A model of the same configuration and weights, without hooks."""
-    made = type(model)(model.config)
-    made.load_state_dict(model.state_dict())
-    return made.to(next(model.parameters()).dtype)
-
-
-def _save_tokenizer(transformers: Any, origin: str, folder: str) -> None:
-    """Write the tokenizer of the checkpoint, if it has one."""
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(origin, local_files_only=True)
-    except Exception:  # the type varies: image models have none
-        return
-    tokenizer.save_pretrained(folder)

@@ -2,8 +2,7 @@
 
 Reading of `metrics.jsonl` stops at an incomplete line (the run is still writing, or was killed).
 
-`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`. The rounds of an unfinished run
-are covered up to its newest checkpoint, which holds their lines. The error for a file that does not match has its path.
+`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`; `verify` compares them.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ KEEP = 2  # checkpoints, the newest; see `Checkpointing.keep`
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
-_LARGEST = 1 << 63  # of a count
 
 
-class Recorded(NamedTuple):
+class SavedRun(NamedTuple):
     """A run, finished or not."""
 
     path: Path
@@ -66,7 +64,7 @@ class Recorded(NamedTuple):
     def totals(self) -> dict[str, Any]:
         """The totals of its rounds, with the bytes of abandoned ones."""
         known = (self.summary or {}).get("bytes_abandoned")
-        return totals(self.records, abandoned=known if type(known) is int and 0 <= known < _LARGEST else None)
+        return totals(self.records, abandoned=known if _is_count(known) else None)
 
     @property
     def retries(self) -> list[dict[str, Any]]:
@@ -85,19 +83,16 @@ class Recorded(NamedTuple):
         return known_verdict(self.summary) or judge(self.records, self.chance)
 
 
-def read_run(path: Path) -> Recorded:
-    """Read a run directory; a file whose checksum does not match is a CheckpointError with its path."""
+def read_run(path: Path) -> SavedRun:
+    """Read a run directory; checksums are not compared (see `verify`)."""
     file = path / "config.toml"
     if not file.is_file():
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
-    table = read_toml(file)
-    summary = read_summary(path)
-    if summary is None:
-        records = _covered_records(path)
-    else:
-        verify(path, "metrics.jsonl")
-        records = read_records(path / "metrics.jsonl")
-    return Recorded(path, table, records, _read_notes(path / "environment.json"), summary)
+    try:
+        environment = read_json(path / "environment.json")
+    except CheckpointError:  # no result depends on it
+        environment = {}
+    return SavedRun(path, read_toml(file), read_records(path / "metrics.jsonl"), environment, read_summary(path))
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -113,21 +108,24 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 def read_records(file: Path) -> list[Record]:
     """The lines of a metrics file up to the first that is incomplete or not valid."""
-    return parse_records(read_lines(file))
+    return read_lines(file, parse_record)
 
 
-def parse_records(lines: Iterable[bytes]) -> list[Record]:
-    """The records of some lines, as `read_records`."""
-    records: list[Record] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not _sound(record):
-            break
-        records.append(record)
-    return records
+def parse_record(line: bytes) -> Record:
+    """The record of a line; one that is not valid is a ValueError."""
+    record: Record = json.loads(line)
+    record.setdefault("accuracy", None)
+    counts = [*(record.get(key) for key in _COUNTS), record.get("bytes_abandoned", 0)]
+    shares = (value for key in ("accuracy", "client_accuracy") if (value := record.get(key)) is not None)
+    numbers: list[Any] = [record.get("loss"), record.get("seconds"), *shares]
+    sound = all(map(_is_count, counts)) and all(type(one) is float or _is_count(one) for one in numbers)
+    if not sound or not all(map(math.isfinite, numbers[1:])):
+        raise ValueError("not the record of a round")
+    return record
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def totals(
@@ -142,27 +140,29 @@ def totals(
     """
     if abandoned is None:
         abandoned = sum(record.get("bytes_abandoned", 0) for record in records)
-    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
-    of_clients = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
+    last = records[-1] if records else {}
     up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
-    return {
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "final_client_accuracy": of_clients[-1] if of_clients else None,
-        "best_client_accuracy": max(of_clients, default=None),
-        "final_loss": records[-1]["loss"] if records else None,
-        **_final("metrics", records),
-        **_final("clients_eval", records),
-        **byte_totals(up, down, catchup, accounting, abandoned),
-        **({"clock": records[-1]["clock"]} if records and records[-1].get("clock") is not None else {}),
-        "seconds": round(sum(record["seconds"] for record in records), 3),
-    }
+    found: dict[str, Any] = {}
+    for name in ("accuracy", "client_accuracy"):
+        known = [record[name] for record in records if record.get(name) is not None]
+        found |= {f"final_{name}": known[-1] if known else None, f"best_{name}": max(known, default=None)}
+    found["final_loss"] = last.get("loss")
+    for name in ("metrics", "clients_eval"):  # which not all runs have
+        found |= next(({f"final_{name}": one[name]} for one in reversed(records) if one.get(name)), {})
+    found |= byte_totals(up, down, catchup, accounting, abandoned)
+    found |= {} if last.get("clock") is None else {"clock": last["clock"]}
+    return found | {"seconds": round(sum(record["seconds"] for record in records), 3)}
 
 
-def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last value of a field that not all runs have, as `final_...`; empty if no record has one."""
-    found = next((record[field] for record in reversed(records) if record.get(field)), None)
-    return {f"final_{field}": found} if found else {}
+def columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a round by column: its fields, metrics by their names, and values over clients after `clients_`.
+
+    >>> columns({"round": 1, "metrics": {"f1": 0.5}, "clients_eval": {"p10": 0.2}, "layers": {}})
+    {'round': 1, 'f1': 0.5, 'clients_p10': 0.2}
+    """
+    nested = {key: record.get(key) or {} for key in ("metrics", "clients_eval", "sites_eval", "layers")}
+    fields = {key: value for key, value in record.items() if key not in nested}
+    return {**fields, **nested["metrics"], **{f"clients_{key}": one for key, one in nested["clients_eval"].items()}}
 
 
 def honest_bytes(record: Mapping[str, Any]) -> int:
@@ -204,10 +204,7 @@ def sums_of(files: Mapping[str, bytes]) -> bytes:
 
 def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None if it is not finished."""
-    if not (path / "summary.json").is_file():
-        return None
-    verify(path, "summary.json")
-    return read_json(path / "summary.json")
+    return read_json(path / "summary.json") if (path / "summary.json").is_file() else None
 
 
 def read_totals(path: Path) -> dict[str, Any] | None:
@@ -216,39 +213,26 @@ def read_totals(path: Path) -> dict[str, Any] | None:
     if summary is None:
         return None
     for key in ("rounds", "bytes_up", "bytes_down", "bytes_catchup"):
-        if type(summary.get(key)) is not int or not 0 <= summary[key] < _LARGEST:
+        if not _is_count(summary.get(key)):
             given = visible(repr(summary.get(key)), 40)
             raise CheckpointError(f"{path / 'summary.json'} is damaged: {key} is {given}; {_remedy(path)}")
     return summary
 
 
-def verify(path: Path, *names: str) -> None:
-    """Raise a CheckpointError if files of a finished run do not match their checksums; by default all of them."""
-    sums = _sums(path)
-    for name in (name for name in names or (*COVERED, BEST) if name in sums):
-        file = path / name
+def verify(path: Path) -> None:
+    """Raise a CheckpointError if a file of a finished run does not match its checksum; early versions have none."""
+    if not (path / SUMS).is_file():
+        return
+    listed = (path / SUMS).read_text("utf-8", "replace").splitlines()
+    for name in (*COVERED, BEST):
+        file, wanted = path / name, [line for line in listed if line.endswith(f"  {name}")]
+        found = []
         if file.is_file():
             with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            what = "is damaged, or of another run: its SHA-256 is not the one in"
-        else:
-            found, what = "", "is missing, but listed in"
-        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just started again
+                found = [f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {name}"]
+        if found != wanted:
+            what = "is damaged, missing, or of another run: its SHA-256 is not the one in"
             raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
-
-
-def _sums(path: Path) -> dict[str, str]:
-    """SHA-256 by file; empty for a run of an early version."""
-    file = path / SUMS
-    if not file.is_file():
-        return {}
-    with file.open("rb") as stream:
-        lines = stream.read(4096).decode("utf-8", "replace").splitlines()
-    found = [re.fullmatch(r"([0-9a-f]{64})  ([a-z.]+)", line) for line in lines]
-    sums = {match[2]: match[1] for match in found if match}
-    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= {*COVERED, BEST} or not all(found):
-        raise CheckpointError(f"{file} is damaged: it must hold the SHA-256 of {', '.join(COVERED)}; {_remedy(path)}")
-    return sums
 
 
 def _remedy(path: Path) -> str:
@@ -284,21 +268,6 @@ def lines_at(folder: Path, number: int) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _covered_records(path: Path) -> list[Record]:
-    """The records of an unfinished run; those up to its newest checkpoint must match the checkpoint."""
-    folder, file = path / "checkpoints", path / "metrics.jsonl"
-    rounds = rounds_in(folder)
-    wanted = lines_at(folder, rounds[-1]) if rounds else None
-    if wanted and not begins_with(file, wanted.encode()):
-        newest = checkpoint_file(folder, rounds[-1])
-        if newest.is_file():  # if not, the run was just started again
-            raise CheckpointError(
-                f"{file} is damaged, or of another run: its first {rounds[-1]} rounds are not those in {newest}; "
-                f"`thinwire resume {path}` restores them"
-            )
-    return read_records(file)
-
-
 def begins_with(file: Path, data: bytes) -> bool:
     """Whether a file begins with these bytes; a missing file is empty."""
     try:
@@ -306,36 +275,3 @@ def begins_with(file: Path, data: bytes) -> bool:
             return stream.read(len(data)) == data
     except FileNotFoundError:
         return not data
-
-
-# -- single values ---------------------------------------------------------------------------------------------------
-
-
-def _sound(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    if not all(type(record.get(key)) is int and 0 <= record[key] < _LARGEST for key in _COUNTS):
-        return False
-    for key in ("loss", "seconds", "accuracy", "client_accuracy"):
-        value = record.get(key)
-        if value is None and key.endswith("accuracy"):
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        if abs(value) >= _LARGEST and isinstance(value, int):  # too large for a float
-            return False
-        if key != "loss" and not math.isfinite(value):
-            return False
-    lost = record.get("bytes_abandoned", 0)
-    if type(lost) is not int or not 0 <= lost < _LARGEST:
-        return False
-    record.setdefault("accuracy", None)
-    return True
-
-
-def _read_notes(file: Path) -> dict[str, Any]:
-    """The object of a file that no result depends on; empty if it cannot be read."""
-    try:
-        return read_json(file)
-    except CheckpointError:
-        return {}

@@ -8,19 +8,15 @@ needs (error feedback, SCAFFOLD), or computes on another kind of machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors.torch import load_file
 
-from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.federation.job import Job, RoundRecord
-from thinwire.federation.runner import Runner
-from thinwire.federation.settings import Settings
+from thinwire.federation.job import RoundRecord
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import COHORTS, CohortLog, RecordedRound
+from thinwire.runs.cohort_file import COHORTS, CohortLog, RoundCohort
 from thinwire.runs.execute import final_model, settled
 from thinwire.runs.run_directory import RunFolder
 
@@ -59,55 +55,40 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     experiment, records = folder.experiment, folder.history()
     if folder.summary() is None:
         raise CheckpointError(f"{path} is not finished; replay it when it is")
-    folder.verify()
-    known = _recorded(path, len(records))
-    cohorts = {number: one.accepted or () for number, one in known.items()}
-    job = _job(experiment, data_dir)
+    known = _recorded(path, len(records), experiment.method.asynchronous.active)
+    if experiment.method.privacy.active:
+        raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")
+    job = settled(experiment, data_dir)[1] if experiment.fingerprint else build_job(experiment, data_dir)
     simulation = experiment.engine.prepare(job)
     if job.method.asynchronous.active:
-        simulation.federation.arrivals = _arrivals(path, known)
+        based = {number: zip(one.accepted or (), one.based, strict=True) for number, one in known.items()}
+        simulation.federation.arrivals = {number: dict(pairs) for number, pairs in based.items()}
     else:
-        simulation.federation.recorded = cohorts
-    weights, replayed = _simulated(simulation, len(records))
+        simulation.federation.recorded = {number: one.accepted or () for number, one in known.items()}
+    state, replayed = simulation.start(), list[RoundRecord]()
+    for _ in records:
+        state, record = simulation.round(state)
+        replayed.append(record)
+    final, buffers = final_model(simulation, state)
+    weights = {**final, **buffers}
     deployed = load_file(path / "model.safetensors")
     differ = tuple(name for name, one in deployed.items() if name not in weights or not one.equal(weights[name]))
     pairs = [(deployed[name], weights[name]) for name in differ if name in weights]
     largest = max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.shape == b.shape), default=0.0)
     first = next((a.round for a, b in zip(records, replayed, strict=True) if a.test_loss != b.test_loss), None)
-    return Replay(len(records), sum(map(len, cohorts.values())), differ, largest, first)
+    uploads = sum(len(one.accepted or ()) for one in known.values())
+    return Replay(len(records), uploads, differ, largest, first)
 
 
-def _recorded(path: Path, rounds: int) -> dict[int, RecordedRound]:
-    """The rounds of a deployment, each with its accepted clients."""
+def _recorded(path: Path, rounds: int, asynchronous: bool) -> dict[int, RoundCohort]:
+    """The rounds of a deployment, each with its accepted clients, and with their versions in asynchronous rounds."""
     if not (path / COHORTS).is_file():
         raise CheckpointError(f"{path} has no {COHORTS}: it was simulated")
     known = CohortLog(path).rounds
     for number in range(1, rounds + 1):
-        if number not in known or not known[number].accepted:
+        if number not in known or not (accepted := known[number].accepted):
             raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
-    return {number: known[number] for number in range(1, rounds + 1)}
-
-
-def _arrivals(path: Path, known: Mapping[int, RecordedRound]) -> dict[int, dict[int, int]]:
-    """The accepted clients of each asynchronous round, and the version that each of them had trained."""
-    for number, one in known.items():
-        if len(one.based) != len(one.accepted or ()) or not all(base < number for base in one.based):
+        based = known[number].based
+        if asynchronous and (len(based) != len(accepted) or max(based) >= number):
             raise CheckpointError(f"{path / COHORTS} lacks the versions of the accepted clients of round {number}")
-    return {number: dict(zip(one.accepted or (), one.based, strict=True)) for number, one in known.items()}
-
-
-def _job(experiment: Settings, data_dir: Path | None) -> Job:
-    """The job of a deployment with the data of all clients."""
-    if experiment.method.privacy.active:
-        raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")
-    return settled(experiment, data_dir)[1] if experiment.fingerprint else build_job(experiment, data_dir)
-
-
-def _simulated(simulation: Runner, rounds: int) -> tuple[Tree, list[RoundRecord]]:
-    """The final weights and buffers of a simulation, and its records."""
-    state, records = simulation.start(), []
-    for _ in range(rounds):
-        state, record = simulation.round(state)
-        records.append(record)
-    weights, buffers = final_model(simulation, state)
-    return {**weights, **buffers}, records
+    return {number: known[number] for number in range(1, rounds + 1)}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from thinwire.core.frames import data_frame
@@ -22,9 +22,10 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.objective import Objective
-from thinwire.runs.best import Lead, by_validation
+from thinwire.runs.best import Lead, by_validation, recorded_objective
+from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
-from thinwire.runs.records import BEST, read_run, verify
+from thinwire.runs.records import BEST, columns, read_run, verify
 from thinwire.runs.retry import Retry, read_retries
 from thinwire.runs.run_directory import RunFolder, records_of
 from thinwire.runs.toml import Table
@@ -110,7 +111,7 @@ class Run:
     @property
     def bytes_abandoned(self) -> int:
         """Bytes of rounds that were trained and then abandoned; they are not in `bytes_up` and `bytes_down`."""
-        return sum(retry.bytes for retry in self.retries)
+        return sum(retry.bytes_abandoned for retry in self.retries)
 
     @property
     def bytes_total(self) -> int:
@@ -175,13 +176,7 @@ class Run:
 
         A metric is a column of its name; a value over clients is one of its name after `clients_`.
         """
-        rows = []
-        for record in self.history:
-            row = record._asdict()
-            metrics, clients = row.pop("metrics"), row.pop("clients_eval")
-            del row["sites_eval"], row["layers"]  # not numbers of the whole round
-            rows.append({**row, **metrics, **{f"clients_{key}": value for key, value in (clients or {}).items()}})
-        return data_frame(rows).set_index("round")
+        return data_frame([columns(record._asdict()) for record in self.history]).set_index("round")
 
     def plot(self) -> Any:
         """The objective against all bytes so far, as a `matplotlib.figure.Figure`."""
@@ -205,7 +200,7 @@ class Run:
                 folder.record(record)
             if self.best and self._best is not None:
                 number = str(self.summary.get("best", {}).get("round", ""))
-                best = save({name: one.contiguous() for name, one in self._best.items()}, metadata={"round": number})
+                best = tensor_bytes(self._best, round=number)
             folder.finish(self.summary, {**self.weights, **self.buffers}, best)
         return path
 
@@ -218,7 +213,7 @@ class Run:
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
     def lines(self) -> list[tuple[str, str]]:
-        """At most four pairs of a name and its value, for readers.
+        """At most four pairs of a name and its value.
 
         >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
         >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience"}
@@ -228,31 +223,25 @@ class Run:
         test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
         sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
         """
-        planned, records = self._table.get("rounds", len(self.history)), self.history
-        why = (
-            f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
-        )
+        planned, objective = self._table.get("rounds", len(self.history)), self.objective
+        why = f"ended by {self.ended_by or '-'}"
+        why = why if self.status == "finished" else f"{self.status}: {self.status_reason}"
         head = f"{self.name or 'run'} on {self.summary.get('task', 'a task')}"
-        lines = [(head, f"{len(records)} of {planned} rounds, {why}")]
-        if records:
-            lines.append((self.objective.label, f"{self._quality()}; training loss {records[-1].loss:.4f}"))
+        lines = [(head, f"{len(self.history)} of {planned} rounds, {why}")]
+        if self.history:
+            values = [value for one in self.history if (value := objective.value(one._asdict())) is not None]
+            text = objective.text(values[-1] if values else None)
+            if best := self.best:
+                at = f"{objective.text(objective.value(best._asdict()))} in round {best.round}"
+                by = f"; {at}, the best by {self.selected_by.label}"
+                text += f" (best {at})" if self.selected_by == objective else by
+            lines.append((objective.label, f"{text}; training loss {self.history[-1].loss:.4f}"))
         sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
         if lost := self.summary.get("bytes_abandoned", 0):
             sizes["abandoned"] = lost
         parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
         lines.append(("sent", f"{human_bytes(sum(sizes.values()))}: {parts}"))
         return [*lines, *([("directory", str(self.path))] if self.path else [])]
-
-    def _quality(self) -> str:
-        """The last value of the objective, and the best round."""
-        values = [self.objective.value(record._asdict()) for record in self.history]
-        final = self.objective.text(next((value for value in reversed(values) if value is not None), None))
-        if (best := self.best) is None:
-            return final
-        value = self.objective.text(self.objective.value(best._asdict()))
-        if self.selected_by != self.objective:
-            return f"{final}; {value} in round {best.round}, the best by {self.selected_by.label}"
-        return f"{final} (best {value} in round {best.round})"
 
     def __repr__(self) -> str:
         (head, first), *rest = self.lines()
@@ -278,15 +267,14 @@ def load_run(path: Path | str) -> Run:
         path: a run directory, written by `out=`, `run.save` or the command line.
     """
     path = Path(path)
+    if (path / "summary.json").is_file():
+        verify(path)
     run = read_run(path)
     if run.summary is None:
         how = how_to_resume(path, run.table)
         raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
-    verify(path)
-    records, environment, ranked = records_of(run.records), run.environment, run.summary.get("objective")
-    objective = Objective()
-    if isinstance(ranked, dict) and isinstance(ranked.get("name"), str):
-        objective = Objective(ranked["name"], ranked.get("higher_is_better") is not False)
+    records, environment = records_of(run.records), run.environment
+    objective = recorded_objective(run.summary) or Objective()
     validated = any(record.client_accuracy is not None or record.client_loss is not None for record in records)
     weights, best = (
         dict(load_file(file)) if file.is_file() else None for file in (path / "model.safetensors", path / BEST)

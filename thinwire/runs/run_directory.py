@@ -15,14 +15,9 @@ checkpoints/       see `checkpoint.py`
 sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 
-Seconds on the clock and seconds of processor time since a point in time, for `environment.json` of a run.
-
-Their quotient shows whether other processes slowed the run down (`reports/timing.py`).
-
-The commit and the time at which a run was made, for its `environment.json` and for archives of runs.
-
-The commit is that of the checkout from which thinwire is imported; code that was copied out of its checkout can name it
-in `THINWIRE_COMMIT`. It ends in `+` if tracked files were changed, and is "" where it is unknown.
+The commit in `environment.json` is that of the checkout from which thinwire is imported; code that was copied out of
+its checkout can name it in `THINWIRE_COMMIT`. It ends in `+` if tracked files were changed, and is empty
+where it is unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ import re
 import subprocess
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib import metadata
@@ -43,13 +38,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import KEEP, Settings
-from thinwire.runs.checkpoint import Bounds, load_checkpoint, save_checkpoint
+from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint, tensor_bytes
+from thinwire.runs.cohort_file import COHORTS
 from thinwire.runs.config import digest, from_table, to_table
 from thinwire.runs.files import (
     INVALID,
@@ -58,10 +53,12 @@ from thinwire.runs.files import (
     locked,
     naming,
     note_process,
+    parse_lines,
     read_checked,
     unpack,
     with_checksum,
     write_atomically,
+    write_json,
 )
 from thinwire.runs.loop import Training as Training
 from thinwire.runs.records import (
@@ -69,9 +66,11 @@ from thinwire.runs.records import (
     SUMS,
     begins_with,
     lines_at,
-    parse_records,
+    parse_record,
     read_records,
     read_totals,
+    remove_checkpoint,
+    rounds_in,
     sums_of,
     verify,
 )
@@ -81,6 +80,8 @@ from thinwire.runs.toml import Table, dumps, read_toml
 
 Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
+RETRIES = "retries.json"
+RESULTS = ("summary.json", SUMS, "model.safetensors", BEST)  # of a finished run
 
 
 class RunFolder:
@@ -146,12 +147,17 @@ class RunFolder:
         note_process(self.path)
 
     def clear(self) -> None:
-        """Delete the results of earlier runs."""
-        written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", SITES, "mlflow.json"):
+        """Delete the files of earlier runs."""
+        self.clear_results()
+        for file in ("metrics.jsonl", "environment.json", "training.json", RETRIES, COHORTS, SITES, "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
         for old in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
             old.unlink()
+
+    def clear_results(self) -> None:
+        """Delete what a finished run has; it is then unfinished."""
+        for file in RESULTS:
+            (self.path / file).unlink(missing_ok=True)
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the directory against other processes; the system releases the lock when the process ends."""
@@ -172,7 +178,7 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         kept = (lines_at(self.checkpoints, rounds) if rounds else "") or ""
         damaged = not begins_with(file, kept.encode())
-        history = records_of(parse_records(kept.encode().splitlines()))
+        history = records_of(parse_lines(kept.encode(), parse_record))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
@@ -195,22 +201,21 @@ class RunFolder:
         """Write a checkpoint, with the best model if it is kept, after the metrics of its rounds are on disk."""
         with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        lines = self.lines(state.round)
-        save_checkpoint(self.checkpoints, state, self.config, lines, self.retries, self.keep, best)
+        lines = "".join(self._lines[: state.round])
+        save_checkpoint(self.checkpoints, state, self.config, lines, self.keep, best)
 
-    def lines(self, rounds: int) -> str:
-        """The lines of the first rounds."""
-        return "".join(self._lines[:rounds])
-
-    def forget(self, rounds: int) -> None:
-        """Remove the lines of all but the first rounds."""
-        self._lines = self._lines[:rounds]
-        write_atomically(self.path / "metrics.jsonl", self.lines(rounds).encode())
+    def go_back(self, rounds: int, retries: list[dict[str, Any]]) -> None:
+        """Remove checkpoints and lines of later rounds, and write why; a killed process continues from there, too."""
+        for number in reversed(rounds_in(self.checkpoints)):
+            if number > rounds:
+                remove_checkpoint(self.checkpoints, number)
+        write_atomically(self.path / RETRIES, with_checksum({"retries": retries}))
+        self.retries, self._lines = len(retries), self._lines[:rounds]
+        write_atomically(self.path / "metrics.jsonl", "".join(self._lines).encode())
 
     def load(self, device: str, number: int | None = None) -> RunState | None:
         """The state of a checkpoint, by default the newest; None if there is none."""
-        bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
-        return load_checkpoint(self.checkpoints, self.config, device, bounds, number)
+        return load_checkpoint(self.checkpoints, self.config, device, number)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""
@@ -236,7 +241,7 @@ class RunFolder:
             now = time.perf_counter(), time.process_time()
             names = ("wall_seconds", "processor_seconds")
             found |= {key: round(b - a, 3) for key, a, b in zip(names, self._since, now, strict=True)}
-        write_atomically(self.path / "environment.json", (json.dumps(found, indent=1) + "\n").encode())
+        write_json(self.path / "environment.json", found)
 
     def finish(self, summary: Summary, weights: Tree, best: bytes | None = None) -> None:
         """Write the final weights, the checksums and, last, the totals: a run with totals is finished.
@@ -246,16 +251,13 @@ class RunFolder:
             weights: the final weights and buffers.
             best: the contents of `best.safetensors`, if the best model is kept.
         """
-        models = {
-            "model.safetensors": save({name: one.detach().cpu().contiguous().clone() for name, one in weights.items()})
-        }
-        models |= {} if best is None else {BEST: best}
+        models = {"model.safetensors": tensor_bytes(weights), **({} if best is None else {BEST: best})}
         for name, data in models.items():
             write_atomically(self.path / name, data)
-        self._write_totals(summary, models)
+        self.write_totals(summary, models)
 
-    def _write_totals(self, summary: Summary, others: dict[str, bytes]) -> None:
-        """Write the time of the run if it trained here, the checksums, then its totals."""
+    def write_totals(self, summary: Summary, others: Mapping[str, bytes] = {}) -> None:
+        """Write the time of the run if it trained here, the checksums, also of other files, then its totals."""
         if self._facts:
             self.write_environment(self._facts)
         lines, totals = "".join(self._lines).encode(), (json.dumps(summary, indent=1) + "\n").encode()
@@ -263,19 +265,11 @@ class RunFolder:
         write_atomically(self.path / "summary.json", totals)
         (self.path / PROCESS).unlink(missing_ok=True)
 
-    def record_diverged(self, why: str, summary: Summary | None = None) -> None:
-        """Record that the run diverged, with the totals until then: the same run would diverge again."""
-        write_atomically(self.path / "diverged.json", (json.dumps({"why": why}) + "\n").encode())
-        if summary is not None:
-            self._write_totals(summary, {})
-
     def summary(self) -> Summary | None:
-        """The totals of a finished run; None if it is not finished."""
+        """The totals of a finished run, whose files are verified; None if it is not finished."""
+        if (self.path / "summary.json").is_file():
+            verify(self.path)
         return read_totals(self.path)
-
-    def verify(self) -> None:
-        """Raise a CheckpointError if a file of a finished run is damaged or of another run."""
-        verify(self.path)
 
 
 def identity(table: Table) -> Table:

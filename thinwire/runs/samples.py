@@ -6,19 +6,17 @@ prompt, the right answer, and the greedy answers of the initial and of the final
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.tree import Tree
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import RunState
-from thinwire.runs.files import INVALID, unpack, write_atomically
+from thinwire.runs.files import read_as, write_json
 
 SAMPLES = "samples.json"
-FEW = 4
-LONGEST = 2000  # characters of a text
+QUESTIONS = 4
+MAX_CHARACTERS = 2000  # of a text
 
 
 class Sample(NamedTuple):
@@ -35,35 +33,26 @@ def make_samples(federation: Federation, state: RunState) -> list[Sample]:
     questions: Any = getattr(federation.test, "questions", None)
     if questions is None or not hasattr(federation.model.module, "generate"):
         return []
-    prompts = questions.prompts[:FEW]
+    prompts = questions.prompts[:QUESTIONS]
 
     def answers(weights: Tree, buffers: Tree) -> list[str]:
-        made = federation.model.run(weights, buffers, partial(_generated, prompts=prompts, most=questions.new_tokens))
+        made = federation.model.run(weights, buffers, lambda module: module.generate(prompts, questions.new_tokens))
         return [questions.text(tokens) for tokens in made]
 
     first = federation.first
     before = answers(federation.weights(first), dict(first.buffers))
     after = answers(*federation.final(state))
     texts = [str(questions.tokenizer.decode(prompt, skip_special_tokens=True)).strip() for prompt in prompts]
-    rows = zip(texts, questions.answers[:FEW], before, after, strict=True)
-    return [Sample(*(text[:LONGEST] for text in row)) for row in rows]
+    rows = zip(texts, questions.answers[:QUESTIONS], before, after, strict=True)
+    return [Sample(*(text[:MAX_CHARACTERS] for text in row)) for row in rows]
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> None:
     """Write the file of a run directory; nothing without samples."""
     if samples:
-        text = json.dumps([one._asdict() for one in samples], indent=1, ensure_ascii=False)
-        write_atomically(folder / SAMPLES, (text + "\n").encode("utf-8", "replace"))
+        write_json(folder / SAMPLES, [one._asdict() for one in samples])
 
 
 def read_samples(folder: Path) -> list[Sample]:
     """The samples of a run directory; empty if it has none, or a file in another form."""
-    try:
-        found: tuple[Sample, ...] = unpack(tuple[Sample, ...], json.loads((folder / SAMPLES).read_bytes()))
-        return [*found]
-    except (OSError, RecursionError, *INVALID):
-        return []
-
-
-def _generated(module: Any, prompts: list[Any], most: int) -> Any:
-    return module.generate(prompts, most)
+    return [*(read_as(tuple[Sample, ...], folder / SAMPLES) or ())]

@@ -6,12 +6,10 @@ it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.errors import CheckpointError
-from thinwire.runs.files import INVALID, read_json, unpack, write_atomically
+from thinwire.runs.files import read_as, write_json
 
 FILE = "search.json"
 
@@ -47,15 +45,10 @@ class SearchRecord(NamedTuple):
 
 def write_search(run: Path, record: SearchRecord) -> None:
     """Write the record of a search into the directory of a run that uses its result."""
-    write_atomically(run / FILE, (json.dumps(record._asdict()) + "\n").encode())
+    write_json(run / FILE, record._asdict())
 
 
 def read_search(run: Path) -> SearchRecord | None:
     """The record of a search in a run directory; None if there is none, or if it is not valid."""
-    if not (run / FILE).is_file():
-        return None
-    try:
-        found: SearchRecord = unpack(SearchRecord, read_json(run / FILE))
-    except (CheckpointError, *INVALID):
-        return None
-    return found if found.tried else None
+    found = read_as(SearchRecord, run / FILE)
+    return found if found and found.tried else None

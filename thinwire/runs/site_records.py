@@ -12,40 +12,32 @@ from pathlib import Path
 
 from thinwire.core.text import visible
 from thinwire.federation.site_record import SiteRecord
-from thinwire.runs.files import INVALID, append, read_lines, unpack, write_atomically
+from thinwire.runs.files import append, read_lines, unpack, write_atomically
 
 SITES = "sites.jsonl"
-_NUMBERS = ("norm", "cosine", "loss", "seconds")
 
 
 def append_sites(path: Path, records: Iterable[SiteRecord]) -> None:
     """Append the lines of a round to the file of a run directory."""
-    lines = "".join(json.dumps(record._asdict()) + "\n" for record in records)
-    append(path / SITES, lines.encode())
+    append(path / SITES, _lines(records))
 
 
 def read_sites(path: Path) -> list[SiteRecord]:
     """The lines of a run directory up to the first that is incomplete or not valid; empty if it has none."""
-    records = []
-    for line in read_lines(path / SITES):
-        if (record := _parsed(line)) is None:
-            break
-        records.append(record)
-    return records
+    return read_lines(path / SITES, _parsed)
 
 
 def cut_sites(path: Path, rounds: int, attempt: int) -> None:
     """Remove the lines after a round from which the run continues; those of earlier attempts stay."""
-    if not (path / SITES).is_file():
-        return
-    kept = [one for one in read_sites(path) if one.round <= rounds or one.attempt < attempt]
-    write_atomically(path / SITES, "".join(json.dumps(one._asdict()) + "\n" for one in kept).encode())
+    if (path / SITES).is_file():
+        kept = (one for one in read_sites(path) if one.round <= rounds or one.attempt < attempt)
+        write_atomically(path / SITES, _lines(kept))
 
 
-def _parsed(line: bytes) -> SiteRecord | None:
-    """The record of a line; None if it is not valid."""
-    try:
-        record: SiteRecord = unpack(SiteRecord, json.loads(line))
-    except (*INVALID, RecursionError):
-        return None
+def _lines(records: Iterable[SiteRecord]) -> bytes:
+    return "".join(json.dumps(record._asdict()) + "\n" for record in records).encode()
+
+
+def _parsed(line: bytes) -> SiteRecord:
+    record: SiteRecord = unpack(SiteRecord, json.loads(line))
     return record._replace(site=visible(record.site, 100), why=visible(record.why, 300))

@@ -13,11 +13,11 @@ from typing import Any
 from thinwire.core.spec import Block, Spec, layer_of
 from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
+from thinwire.federation.federation import Federation as Runner
 from thinwire.federation.job import RoundRecord, RunState
-from thinwire.federation.runner import Runner
 from thinwire.federation.settings import Accounting
 from thinwire.masks import dead_adapters, nonzero_b
-from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.state import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runs.collapse import Verdict, chance_of, judge, summary_of
 from thinwire.runs.link_time import seconds_by_link
@@ -49,7 +49,10 @@ def summarize_run(
     lines = [record._asdict() for record in records]
     all_lines = [*lines, *(line for retry in retries for line in retry.records)]
     again = {"retries": [retry.as_summary() for retry in retries]} if retries else {}
-    chance = chance_of(simulation)
+    chance, privacy = chance_of(simulation), dict[str, Any]()
+    if (spent := simulation.federation.epsilon(len(records)) if records else None) is not None:
+        privacy = {"epsilon": spent[0], "delta": getattr(simulation.job.method.privacy, "delta", None)}
+        privacy |= {"epsilon_unknown": spent[1]} if spent[1] else {}
     sent = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
     return {
         "method": name,
@@ -59,11 +62,11 @@ def summarize_run(
         **summary_of(judge(lines, chance), chance),
         "parameters": simulation.federation.model.parameters(),
         "trainable": Spec.of(simulation.federation.first.coords).size,
-        **totals(lines, accounting, sum(retry.bytes for retry in retries)),
+        **totals(lines, accounting, sum(retry.bytes_abandoned for retry in retries)),
         "objective": simulation.job.ranked_by.summary(lines),
         "seconds": round(sum(line["seconds"] for line in all_lines), 3),
         **again,
-        **_privacy(simulation, len(records)),
+        **privacy,
         "seconds_by_link": seconds_by_link(all_lines),
         "layers": layers_of(Spec(tuple(sent.values())), state.sync_counts),
         **_adapters(simulation, state),
@@ -89,24 +92,11 @@ def _adapters(simulation: Runner, state: RunState) -> Summary:
     coords = to_device(received.coords, "cpu")
     left = nonzero_b(coords)
     dead = dead_adapters(coords, contract.trained(received)) if masked else ()
-    out: Summary = {} if left is None else {"nonzero_b": round(left, 4)}
-    return {**out, **({"dead_adapters": list(dead)} if dead else {})}
+    found: Summary = {} if left is None else {"nonzero_b": round(left, 4)}
+    return found | ({"dead_adapters": list(dead)} if dead else {})
 
 
-def _privacy(simulation: Runner, rounds: int) -> Summary:
-    """The epsilon and delta of a method with differential privacy."""
-    spent = simulation.federation.epsilon(rounds) if rounds else None
-    if spent is None:
-        return {}
-    epsilon, why = spent
-    delta = getattr(simulation.job.method.privacy, "delta", None)
-    return {"epsilon": epsilon, "delta": delta, **({"epsilon_unknown": why} if why else {})}
-
-
-Layers = list[dict[str, Any]]
-
-
-def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
+def layers_of(coords: Spec, sync_counts: SyncCounts) -> list[dict[str, Any]]:
     """One row for each layer in the order of the model; blocks of a layer with different counts have one row each.
 
     >>> import torch

@@ -8,7 +8,6 @@ For Weights & Biases the function is one line; `docs/reports.md` has it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.runs.files import read_json, write_atomically
-from thinwire.runs.records import honest_bytes
+from thinwire.runs.files import read_json, write_json
+from thinwire.runs.records import columns, honest_bytes
 
 if TYPE_CHECKING:
     from thinwire.federation.job import RoundRecord
@@ -30,10 +29,9 @@ MLFLOW_RUN = "mlflow.json"  # in the run directory: the id of its run in MLflow
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """The numeric fields of a record by name, and its total bytes."""
-    numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
-    known = {key: value for key, value in numeric.items() if key != "round"}
-    return {**known, "bytes_total": honest_bytes(record._asdict())}
+    """The numbers of a record by column, with its metrics, and its total bytes."""
+    values = {**columns(record._asdict()), "bytes_total": honest_bytes(record._asdict())}
+    return {key: value for key, value in values.items() if isinstance(value, int | float) and key != "round"}
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def _mlflow_run(client: Any, run: Path) -> tuple[str, int]:
     known = client.create_run(where, run_name=run.name).info.run_id
     if (run / "config.toml").is_file():  # one kept in memory has no files
         client.log_text(known, (run / "config.toml").read_text("utf-8"), "config.toml")
-        write_atomically(file, (json.dumps({"run_id": known}) + "\n").encode())
+        write_json(file, {"run_id": known})
     return known, 0
 
 

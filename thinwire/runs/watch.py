@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,14 +64,11 @@ def standing(path: Path, now: float | None = None) -> Standing:
     each = statistics.fmean(honest_bytes(r) - r.get("bytes_abandoned", 0) for r in recent) if recent else None
     rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
     finished = run.summary is not None and len(records) >= rounds
-    state = "finished" if finished else "running" if records else "starting"
-    if not finished and writer(path) == "gone":
-        state = "stopped"
-    try:
+    state = "finished" if finished else "stopped" if writer(path) == "gone" else "running" if records else "starting"
+    idle = None
+    with suppress(OSError):
         changed = (path / "metrics.jsonl").stat().st_mtime
-        silent = max(0.0, (time.time() if now is None else now) - changed)
-    except OSError:
-        silent = None
+        idle = round(max(0.0, (time.time() if now is None else now) - changed), 1)
     return Standing(
         run=str(path),
         method=run.name,
@@ -84,7 +82,7 @@ def standing(path: Path, now: float | None = None) -> Standing:
         bytes_per_round=each,
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
-        idle_seconds=None if silent is None else round(silent, 1),
+        idle_seconds=idle,
         status=run.verdict.status,
         status_why=run.verdict.why,
         resume="" if finished else how_to_resume(path, run.table),
@@ -99,21 +97,14 @@ def how_to_resume(path: Path, table: Table) -> str:
     """
     if "script" in table:
         return f"run `python {table['script']}` again, with resume=True"
-    if _deployed_elsewhere(path):
-        return f"`thinwire site supervise APP_DIR CONNECTION --run-dir {path}` continues it"
+    with suppress(CheckpointError):
+        if not read_json(path / "deployment.json").get("nodes"):  # `thinwire deploy` notes them, `flwr run` does not
+            return f"`thinwire site supervise APP_DIR CONNECTION --run-dir {path}` continues it"
     return f"`thinwire resume {path}` continues it"
 
 
-def _deployed_elsewhere(path: Path) -> bool:
-    """Whether `flwr run` started the run, and not `thinwire deploy`, which notes the number of its nodes."""
-    try:
-        return not read_json(path / "deployment.json").get("nodes")
-    except CheckpointError:
-        return False
-
-
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
-    """The progress of a run every so many seconds, until it is finished or stopped."""
+    """The progress of a run every `every` seconds, until it is finished or stopped."""
     if not 0 < every <= 86_400:
         raise ConfigError(f"every must be above 0 and at most 86,400 seconds, not {every}")
     while True:

@@ -6,10 +6,10 @@ it. A block that is in no plan is private.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
@@ -33,7 +33,7 @@ class Plan:
 LayerFacts: TypeAlias = Mapping[str, Mapping[str, float]]  # by layer, then by the name of the value
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """Decides which blocks are synchronized in which round, from public information alone.
 
     Not a learning-rate schedule: see `LRSchedule`.
@@ -50,7 +50,6 @@ class Schedule(Protocol):
     @abstractmethod
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return the plan of the round that starts from `version`."""
-        ...
 
     def resamples(self, version: int) -> bool:
         """Return `resample` of that round's plan. It depends on the version alone, so it is never sent."""
@@ -74,6 +73,11 @@ class Schedule(Protocol):
         return {}
 
 
+def private_blocks(coords: Spec, private: tuple[str, ...]) -> frozenset[str]:
+    """The blocks that selectors of private blocks choose; none without selectors."""
+    return frozenset(select(coords.names, private, what="private") if private else ())
+
+
 @register("schedule", "all-blocks")
 @dataclass(frozen=True)
 class AllBlocks(Schedule):
@@ -94,7 +98,7 @@ class AllBlocks(Schedule):
 
     def never(self, coords: Spec) -> frozenset[str]:
         """Return the blocks that `private` selects."""
-        return frozenset(select(coords.names, self.private, what="private") if self.private else ())
+        return private_blocks(coords, self.private)
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all blocks except the private ones."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec, layer_of, select, weight_of
+from thinwire.core.spec import Spec, layer_of, weight_of
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.schedules.base import LayerFacts, Plan, Schedule
+from thinwire.schedules.base import LayerFacts, Plan, Schedule, private_blocks
 
 Rules = Literal["paper", "public"]
 PUBLIC_WARMUP = 7  # rounds before the authors' program first adjusts intervals
@@ -84,10 +85,7 @@ class FedLAMA(Schedule):
     private: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.phi < 1:
-            raise ConfigError(f"phi must be 1 (FedAvg) or more rounds, not {self.phi}")
-        if self.rules not in get_args(Rules):
-            raise ConfigError(f"rules must be one of {', '.join(get_args(Rules))}, not {self.rules!r}")
+        check_settings(self, phi="[1, inf)")
 
     def init(self, coords: Spec) -> Tree:
         """Return a state of 0 rounds in which all layers have the interval tau0."""
@@ -102,7 +100,7 @@ class FedLAMA(Schedule):
 
     def never(self, coords: Spec) -> frozenset[str]:
         """Return the blocks that `private` selects."""
-        return frozenset(select(coords.names, self.private, what="private") if self.private else ())
+        return private_blocks(coords, self.private)
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all layers in the last round of a window, else those with the short interval."""
@@ -131,9 +129,14 @@ class FedLAMA(Schedule):
 
     def _reports_together(self, deltas: Tree) -> Tree:
         """Return the reports of some clients, by operations on stacked blocks."""
-        squares = {name: _squares_of_rows(block) for name, block in deltas.items()}
+        norms = {
+            name: torch.linalg.vector_norm(block.reshape(len(block), -1), dim=1, dtype=torch.float64)
+            for name, block in deltas.items()
+        }
         groups = self._groups(deltas)
-        return {group: torch.stack([squares[n] for n in names]).sum(0).float() for group, names in groups.items()}
+        return {
+            group: torch.stack([norms[n].square() for n in names]).sum(0).float() for group, names in groups.items()
+        }
 
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
         """Count the round; at the end of a window, choose the intervals of the next.
@@ -234,9 +237,3 @@ class FedLAMA(Schedule):
 def _square(blocks: Iterable[Tensor]) -> Tensor:
     """Return the sum of all squares, in double precision."""
     return torch.stack([torch.linalg.vector_norm(block, dtype=torch.float64).square() for block in blocks]).sum()
-
-
-def _squares_of_rows(block: Tensor) -> Tensor:
-    """Return the sum of squares of each client of a stacked block, in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(block.reshape(len(block), -1), dim=1, dtype=torch.float64)
-    return norms.square()

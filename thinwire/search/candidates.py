@@ -239,7 +239,7 @@ def setting(table: Table, path: str) -> Any:
 
 
 def point_text(knobs: Knobs, point: Point) -> str:
-    """A point for readers.
+    """A point as text.
 
     >>> point_text([Knob(("method.client_opt.lr",), (), "lr"), Knob(("method.space.k",), ())], (0.3, 64))
     'lr 0.3, k 64'
@@ -248,5 +248,5 @@ def point_text(knobs: Knobs, point: Point) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One value for readers: the kind of a part, `as it is` for None."""
+    """One value as text: the kind of a part, `as it is` for None."""
     return "as it is" if value is None else setting_text(value.get("kind", value) if isinstance(value, dict) else value)

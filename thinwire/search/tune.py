@@ -2,7 +2,7 @@
 
 Without `over` the learning rate is searched on a ladder around the method's own; with it all combinations of the values
 are candidates; with `bytes` or `accuracy` several methods are. All are searched by successive halving (`halving.py`) on
-examples that the clients hold out (`validation.py`). A result is run in full, beside the setting that the search
+examples that the clients hold out. A result is run in full, beside the setting that the search
 started from. The search has a seed of its own, which must not be one of the seeds of a final comparison.
 """
 
@@ -42,17 +42,19 @@ from thinwire.search.candidates import (
 )
 from thinwire.search.halving import (
     MAX_CANDIDATES,
-    Halved,
-    Measured,
+    Confirmation,
     OnRung,
+    OnTrial,
     Rung,
+    SearchResult,
     Trial,
+    ValidationRuns,
+    confirm,
     halve_rates,
     ladder,
     plan,
     ranked,
 )
-from thinwire.search.validation import Confirmation, OnTrial, ValidationRuns, confirm, outcome
 
 SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0
 RATES = 8
@@ -89,7 +91,7 @@ class Tuned:
     settings: Table
     experiment: Settings
     knobs: tuple[Knob, ...]
-    found: Halved
+    found: SearchResult
     confirmation: Confirmation
     chosen_by: str
     seed: int
@@ -220,12 +222,8 @@ def tune(
         found = halving.halving(runs.measure, ahead, rounds, key=candidates.index, on_rung=on_rung)
     if found.value is None:
         raise NothingTrains(_why_nothing(experiment, knobs, found))
-    first = start[0] if over is None else start
-    if full_run and not found.stopped:
-        confirmation = confirm(runs.measure, found.value, first, experiment.rounds)
-    else:  # if the budget is spent there is no full run
-        text = f"not confirmed over {experiment.rounds} rounds: the budget was spent before"
-        confirmation = Confirmation(found.value, experiment.rounds, None, is_start=found.value == first, text=text)
+    measure = runs.measure if full_run and not found.stopped else None
+    confirmation = confirm(measure, found.value, start[0] if over is None else start, experiment.rounds)
     if confirmation.value is None:
         raise NothingTrains(f"{experiment.name} on {experiment.task.label}: {confirmation.text}; {_ADVICE}")
     settings = changes(experiment, knobs, as_point(confirmation.value))
@@ -261,9 +259,9 @@ def _searchable(experiment: Settings, over: Mapping[str, Sequence[Any]], flasc_s
     return knobs
 
 
-def _why_nothing(experiment: Settings, knobs: Knobs, found: Halved) -> str:
+def _why_nothing(experiment: Settings, knobs: Knobs, found: SearchResult) -> str:
     """One line about a search without a result."""
-    last = {trial.value: trial.measured.status for trial in found.trials}
+    last = {trial.value: trial.status for trial in found.trials}
     counts = Counter(status.removesuffix(" so far") for status in last.values())
     causes = ", ".join(f"{count} {status}" for status, count in counts.items())
     on = f"{experiment.name} on {experiment.task.label} in {found.rungs[-1].rounds} rounds ({causes})"
@@ -312,33 +310,32 @@ def _search_methods(
         first,
         lambda value: makes[value[0]]({"seed": seed, "rounds": value[1]}),
         shortest,
-        on_trial=lambda trial: on_trial(Trial(trial.value[0], trial.measured)),
+        on_trial=lambda trial: on_trial(trial._replace(value=trial.value[0])),
         **where,
     )
     if accuracy is not None and runs.by == "loss":
         raise ConfigError(f"runs on {first.task.label} are ranked by loss, not by accuracy; write --bytes 5MB")
 
-    def measure(name: str, length: int) -> Measured:
+    def measure(name: str, length: int) -> Trial:
         count = max(1, length * rounds[name] // most)
-        return runs.measure((name, count), count)
+        return runs.measure((name, count), count)._replace(value=name)
 
     def by_bytes(trial: Trial) -> tuple[bool, float, int]:
-        error = (1 - (trial.measured.accuracy or 0.0)) * math.sqrt(trial.measured.rounds / rounds[trial.value])
-        return trial.failed, max(error, 1 - (accuracy or 0.0)), trial.measured.bytes
+        error = (1 - (trial.accuracy or 0.0)) * math.sqrt(trial.rounds / rounds[trial.value])
+        return trial.failed, max(error, 1 - (accuracy or 0.0)), trial.bytes
 
     rank = ranked if accuracy is None else partial(sorted, key=by_bytes)
     found = halving.halving(measure, names, most, key=names.index, rank=rank, on_rung=on_rung)
-    trained = [trial for trial in ranked(found.trials) if trial.measured.status == "finished"]
+    trained = [trial for trial in ranked(found.trials) if trial.status == "finished"]
     if limit is None:
-        trained.sort(key=lambda trial: trial.measured.bytes)
-        fit = [trial for trial in trained if (trial.measured.accuracy or 0.0) >= (accuracy or 0.0)]
+        fit = [trial for trial in trained if (trial.accuracy or 0.0) >= (accuracy or 0.0)]
+        fit.sort(key=lambda trial: trial.bytes)
     else:
-        fit = [trial for trial in trained if trial.measured.bytes <= limit]
+        fit = [trial for trial in trained if trial.bytes <= limit]
     if not fit:
-        best = [f"; {one.value} ended at {outcome(one.measured)}" for one in ranked(trained)[:1]]
-        raise NothingTrains(f"none of {len(names)} methods does {wish} in {most} rounds{''.join(best)}; allow more")
-    name, measured = fit[0]
-    settings = {"rounds": measured.rounds}
-    text = f"expect {outcome(measured)} after {measured.rounds} rounds"
-    confirmation = Confirmation(name, measured.rounds, measured, text=text)
-    return Tuned(settings, makes[name](settings), knobs, found._replace(value=name), confirmation, runs.chosen_by, seed)
+        best = f"; {trained[0].value} ended at {trained[0].outcome}" if trained else ""
+        raise NothingTrains(f"none of {len(names)} methods does {wish} in {most} rounds{best}; allow more")
+    name, count = fit[0].value, fit[0].rounds
+    text = f"expect {fit[0].outcome} after {count} rounds"
+    confirmation, experiment = Confirmation(name, count, fit[0], text=text), makes[name]({"rounds": count})
+    return Tuned({"rounds": count}, experiment, knobs, found._replace(value=name), confirmation, runs.chosen_by, seed)

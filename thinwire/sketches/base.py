@@ -7,9 +7,8 @@ averaged code, or, where the sketch `recovers`, an update that it recovers from 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 
@@ -19,29 +18,26 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, tmap
 
 
-class Sketch(Protocol):
+class Sketch(ABC):
     """A code of an update that can be averaged. Not a codec, which turns values into bytes."""
 
-    is_identity: ClassVar[bool] = False
+    is_identity = False
     """Whether the code is the update itself."""
 
-    recovers: ClassVar[bool] = False
+    recovers = False
     """Whether the server broadcasts what `recover` returns instead of codes. The key is then the same in all rounds."""
 
     @abstractmethod
     def spec(self, coords: Spec) -> Spec:
         """Return names, shapes and types of the code for updates of these blocks."""
-        ...
 
     @abstractmethod
     def encode(self, delta: Tree, key: Key) -> Tree:
         """Encode an update. `key` is the same for server and clients, and another one in every round (`recovers`)."""
-        ...
 
     @abstractmethod
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
         """Decode an update of the blocks `coords`."""
-        ...
 
     def recover(self, code: Tree, coords: Spec, key: Key) -> tuple[Tree, Tree]:
         """Return the update to broadcast, and which values of the code, added up over all rounds, are left.

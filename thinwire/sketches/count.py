@@ -18,16 +18,15 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.selection import largest
 from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_numbers
-from thinwire.core.tree import Tree
-from thinwire.core.vectors import cut
+from thinwire.core.text import check_settings
+from thinwire.core.tree import Tree, split
 from thinwire.errors import ConfigError
 from thinwire.sketches.base import Sketch
 
 BLOCK = 1 << 22  # values whose cells are drawn at a time
 KEPT = 1 << 26  # cells that are kept for the next client, of five bytes each: 320 MiB
 _CODE = "sketch"
-_MOST = 2.0**50  # the largest multiple of the resolution, so that sums of them fit into 64 bits
+MAX_MULTIPLE = 2.0**50  # the largest multiple of the resolution, so that sums of them fit into 64 bits
 
 
 @register("sketch", "count", paper="Charikar et al., ICALP 2002; Rothchild et al., ICML 2020")
@@ -64,13 +63,7 @@ class CountSketch(Sketch):
     resolution: float = 2.0**-20
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 1 <= self.rows <= 64:
-            raise ConfigError(f"rows must be from 1 to 64, not {self.rows}; write for example rows = 5")
-        if not 0 <= self.columns < 1 << 31:
-            raise ConfigError(f"columns must be 0 (derived) or a number of cells, not {self.columns}")
-        if self.k < 0:
-            raise ConfigError(f"k must be 0 (derived) or a number of values, not {self.k}")
+        check_settings(self, rows="[1, 64]", columns=f"[0, {1 << 31})", k="[0, inf)")
         if not (2.0**-60 <= self.resolution <= 1 and math.frexp(self.resolution)[0] == 0.5):
             raise ConfigError(
                 f"resolution must be a power of two from 2^-60 to 1, not {self.resolution}; write 9.5367431640625e-07"
@@ -89,7 +82,7 @@ class CountSketch(Sketch):
         sums = torch.zeros(self.rows, columns, dtype=torch.int64, device=device)
         for name, at, end, hashes in _drawn(key, self.rows, columns, coords, device):
             x = delta[name].detach().reshape(-1)[at:end].double() / self.resolution
-            multiples = x.round().clamp(-_MOST, _MOST).to(torch.int64)
+            multiples = x.round().clamp(-MAX_MULTIPLE, MAX_MULTIPLE).to(torch.int64)
             for row, (cell, sign) in zip(sums, hashes, strict=True):
                 row.index_add_(0, cell, sign * multiples)  # integers: the order does not matter
         return {_CODE: (sums.double() * self.resolution).float()}
@@ -98,7 +91,7 @@ class CountSketch(Sketch):
         """Return the estimates of all values."""
         if not coords.size:
             return coords.zeros()
-        return cut(self._estimates(code, coords, key), coords)
+        return split(self._estimates(code, coords, key), coords)
 
     def recover(self, code: Tree, coords: Spec, key: Key) -> tuple[Tree, Tree]:
         """Return the k largest estimates, and False at the cells that they were recovered from."""
@@ -115,7 +108,7 @@ class CountSketch(Sketch):
             for row, (cell, _) in zip(left, hashes, strict=True):
                 row[cell[some].long()] = False
             start += end - at
-        return cut(update, coords), {_CODE: left}
+        return split(update, coords), {_CODE: left}
 
     def _columns(self, size: int) -> int:
         return self.columns or max(1, math.ceil(size / 4 / self.rows))

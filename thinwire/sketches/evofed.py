@@ -5,11 +5,10 @@ Paper: EvoFed (Rahimi et al., NeurIPS 2023).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, flatten, unflatten
 from thinwire.errors import ConfigError
 from thinwire.sketches.base import Sketch
@@ -76,14 +76,7 @@ class EvoFed(Sketch):
             raise ConfigError(
                 f"population must be even and 2 or more (perturbations come in pairs), not {self.population}"
             )
-        if not 0 < self.sigma < math.inf:
-            raise ConfigError(f"sigma must be above 0, not {self.sigma}")
-        if self.partitions < 1:
-            raise ConfigError(f"partitions must be 1 or more, not {self.partitions}")
-        if self.shaping not in get_args(Shaping):
-            raise ConfigError(f"shaping must be one of {', '.join(get_args(Shaping))}, not {self.shaping!r}")
-        if self.fitness not in get_args(Fitness):
-            raise ConfigError(f"fitness must be one of {', '.join(get_args(Fitness))}, not {self.fitness!r}")
+        check_settings(self, sigma="(0, inf)", partitions="[1, inf)")
 
     def spec(self, coords: Spec) -> Spec:
         """Return one value for each perturbation and part, for any blocks; nothing without blocks."""
@@ -96,7 +89,8 @@ class EvoFed(Sketch):
         vector = flatten(delta).float()
         if not len(vector):
             return {}
-        parts = self._divide(vector)
+        missing = -len(vector) % self.partitions
+        parts = torch.nn.functional.pad(vector, (0, missing)).view(self.partitions, -1)
         along = vector.new_zeros(self.partitions, self._pairs)  # z . delta
         square = vector.new_zeros(self.partitions, self._pairs)  # z . z, without the padding
         for tile in self._tiles(len(vector)):
@@ -116,7 +110,7 @@ class EvoFed(Sketch):
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
         """Return the sum of the perturbations, weighted by fitness."""
         if not coords.size:
-            return {block.name: torch.zeros(block.shape, dtype=block.dtype) for block in coords}
+            return coords.zeros()
         fitness = code[_CODE]
         weight = fitness if self.paired else fitness[:, : self._pairs] - fitness[:, self._pairs :]
         weight = weight / (self.population * self.sigma)
@@ -130,11 +124,6 @@ class EvoFed(Sketch):
     @property
     def _pairs(self) -> int:
         return self.population // 2
-
-    def _divide(self, vector: Tensor) -> Tensor:
-        """Return (partitions, values of a part), padded with zeros."""
-        missing = -len(vector) % self.partitions
-        return torch.nn.functional.pad(vector, (0, missing)).view(self.partitions, -1)
 
     def _tiles(self, size: int) -> Iterator[Tile]:
         """Divide the population (partitions, pairs, values of a part) into tiles of at most BLOCK values."""

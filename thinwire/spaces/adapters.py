@@ -25,9 +25,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -84,18 +84,24 @@ def layer_names(weight: str) -> tuple[str, str]:
 
 def _named(matrices: Sequence[str], selector: str) -> list[str] | None:
     """The matrices that a keyword, a regular expression or the name of a layer chooses; None for other selectors."""
-    if selector in KEYWORDS:
-        return _of_keyword(matrices, selector)
-    if selector.startswith(REGEX):
+    if selector == ALL_LINEAR:
+        found = [name for name in matrices if not any(part in name for part in _OUTSIDE)]
+    elif selector == QUERY_VALUE:
+        found = [name for name in matrices if makes_query_or_value(name.removesuffix(".weight"))]
+    elif selector.startswith(REGEX):
         try:
             matches = re.compile(selector.removeprefix(REGEX)).fullmatch
         except re.error as fault:
             raise ConfigError(f"target_modules {selector!r} is no regular expression ({fault})") from None
-        return _chosen(matrices, selector, lambda layers: any(map(matches, layers)))
-    if _is_name(matrices, selector):
-        end = f".{selector}"
-        return _chosen(matrices, selector, lambda layers: f".{layers[0]}".endswith(end))
-    return None
+        found = [name for name in matrices if any(map(matches, layer_names(name)))]
+    elif _is_name(matrices, selector):
+        found = [name for name in matrices if f".{layer_names(name)[0]}".endswith(f".{selector}")]
+    else:
+        return None
+    if not found:
+        shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
+        raise ConfigError(f"target_modules {selector!r} matches no block; write selectors; the blocks are {shown}")
+    return found
 
 
 def _is_name(weights: Sequence[str], selector: str) -> bool:
@@ -103,52 +109,9 @@ def _is_name(weights: Sequence[str], selector: str) -> bool:
     return not any(mark in selector for mark in "*?[!") and selector not in weights
 
 
-def _chosen(matrices: Sequence[str], selector: str, matches: Callable[[tuple[str, str]], bool]) -> list[str]:
-    found = [name for name in matrices if matches(layer_names(name))]
-    if not found:
-        shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
-        raise ConfigError(f"target_modules {selector!r} matches no block; the blocks are {shown}")
-    return found
-
-
-def _of_keyword(matrices: Sequence[str], keyword: str) -> list[str]:
-    if keyword == ALL_LINEAR:
-        found = [name for name in matrices if not any(part in name for part in _OUTSIDE)]
-    else:
-        found = [name for name in matrices if makes_query_or_value(name.removesuffix(".weight"))]
-    if not found:
-        shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
-        raise ConfigError(f"target_modules {keyword!r} matches no matrix; write selectors; the matrices are {shown}")
-    return found
-
-
 PREFIX = "base_model.model."
 NAMES = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-
-
-class Adapted(Protocol):
-    """The settings of a LoRA that an adapter must agree with."""
-
-    @property
-    def adapter(self) -> str:
-        """The folder of the adapter."""
-        ...
-
-    @property
-    def has_lengths(self) -> bool:
-        """Whether it is DoRA."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """The rank of all adapters."""
-        ...
-
-    @property
-    def scale(self) -> float:
-        """The factor of all adapters."""
-        ...
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -162,29 +125,34 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def first_coordinates(space: Adapted, sides: Mapping[str, tuple[int, int]], dense: Collection[str]) -> Tree:
+def first_coordinates(
+    adapter: str, rank: int, scale: float, dora: bool, sides: Mapping[str, tuple[int, int]], dense: Collection[str]
+) -> Tree:
     """The coordinates of an adapter by name: `weight/a`, `weight/b`, lengths `weight/m` of DoRA, dense weights.
 
     Args:
-        space: the LoRA; its scale must be that of the adapter.
+        adapter: the folder of the adapter.
+        rank: of the LoRA; it must be that of the adapter.
+        scale: of the LoRA, likewise.
+        dora: whether it is DoRA, likewise.
         sides: outputs and inputs of each adapted matrix.
         dense: weights that are trained without an adapter.
     """
-    folder = Path(space.adapter)
+    folder = Path(adapter)
     config, left = read_config(folder), _tensors(folder)
-    if bool(config.get("use_dora")) != space.has_lengths:
-        kinds = ("LoRA", "DoRA") if space.has_lengths else ("DoRA", "LoRA")
+    if bool(config.get("use_dora")) != dora:
+        kinds = ("LoRA", "DoRA") if dora else ("DoRA", "LoRA")
         raise ConfigError(f"{folder} is an adapter of {kinds[0]}, the space is {kinds[1]}; write the other kind")
-    _check_scale(config, space)
+    _check_scale(config, adapter, scale)
     out: Tree = {}
     for name, (outputs, inputs) in sides.items():
-        for side in "abm" if space.has_lengths else "ab":
+        for side in "abm" if dora else "ab":
             keys = [f"{PREFIX}{layer}.{NAMES[side]}" for layer in layer_names(name)]
             key = next((one for one in keys if one in left), None)
             if key is None:
                 raise ConfigError(f"{folder} has no adapter of {name!r}; write the target_modules of the adapter")
-            block, rank = left.pop(key), min(space.rank, outputs, inputs)
-            wanted: tuple[int, ...] = {"a": (rank, inputs), "b": (outputs, rank), "m": (outputs,)}[side]
+            block, own = left.pop(key), min(rank, outputs, inputs)
+            wanted: tuple[int, ...] = {"a": (own, inputs), "b": (outputs, own), "m": (outputs,)}[side]
             if tuple(block.shape) != wanted:
                 raise ConfigError(
                     f"{folder}: {key} has shape {tuple(block.shape)}, expected {wanted}; write rank = {config.get('r')}"
@@ -202,17 +170,17 @@ def first_coordinates(space: Adapted, sides: Mapping[str, tuple[int, int]], dens
     return out
 
 
-def _check_scale(config: Mapping[str, Any], space: Adapted) -> None:
+def _check_scale(config: Mapping[str, Any], adapter: str, wanted: float) -> None:
     """Raise an error if the adapter was trained with another factor."""
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{space.adapter}: {FILES[0]} states no numbers r and lora_alpha") from None
+        raise DataError(f"{adapter}: {FILES[0]} states no numbers r and lora_alpha") from None
     scale = alpha / (math.sqrt(max(rank, 1)) if config.get("use_rslora") else max(rank, 1))
-    if not math.isclose(scale, space.scale, rel_tol=1e-6):
+    if not math.isclose(scale, wanted, rel_tol=1e-6):
         scaling = "rslora" if config.get("use_rslora") else "standard"
         raise ConfigError(
-            f"{space.adapter} has the factor {scale:g}, this LoRA {space.scale:g}; write rank = {rank}, "
+            f"{adapter} has the factor {scale:g}, this LoRA {wanted:g}; write rank = {rank}, "
             f'alpha = {alpha:g}, scaling = "{scaling}"'
         )
 

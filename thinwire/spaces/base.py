@@ -13,10 +13,12 @@ Weights that are not trained: the rest of a model of which only some blocks are 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from torch import nn
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
@@ -37,79 +39,78 @@ class Stack(NamedTuple):
     blocks: Tree
 
 
-class Stacking(Protocol):
+class Stacking(ABC):
     """What a space has whose server adds the adapters of clients to the base, besides what it averages."""
 
     @abstractmethod
     def averaged(self, coords: Spec) -> Spec:
         """Return the coordinates that are averaged and broadcast as usual."""
-        ...
 
     @abstractmethod
     def count(self, clients: int) -> int:
         """Return how many adapters of each matrix are stacked after a round with that many clients."""
-        ...
 
     @abstractmethod
     def stack(self, values: Sequence[Tree], shares: Sequence[float]) -> Stack:
         """Return what is added to the base, from the coordinates of all clients; shares sum to 1. On the server."""
-        ...
 
     @abstractmethod
     def stack_spec(self, weights: Spec, count: int) -> Spec:
         """Return the blocks of a stack of that many adapters; never larger than the weights."""
-        ...
 
     @abstractmethod
     def with_stack(self, base: Tree, blocks: Tree) -> Tree:
         """Return the base with a stack added: the same on the server and on every client."""
-        ...
 
 
-class Space(Protocol):
+class Space(ABC):
     """Where a client trains: coordinates, and a pure function from coordinates to weights.
 
-    A space is a frozen dataclass that subclasses this contract and implements `basis`, `init` and `expand`. The other
-    methods have a default. Fields of the dataclass need a default value too: `redraw_every: int = 1`.
+    A space is a frozen dataclass that subclasses this contract and implements `init` and `expand`. The other methods
+    have a default. Fields of the dataclass need a default value too: `redraw_every: int = 1`.
     """
 
     redraw_every: int = 0
     """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
 
-    @property
-    def unaffected_by_merging(self) -> bool:
-        """Whether the initial coordinates after a merge are the coordinates before it, so that merging does nothing."""
-        return False
+    unaffected_by_merging = False
+    """Whether the initial coordinates after a merge are the coordinates before it, so that merging does nothing."""
 
-    @property
-    def starts_from_weights(self) -> bool:
-        """Whether `from_weights` is available: only then can the space be that of a next stage."""
-        return False
+    starts_from_weights = False
+    """Whether `from_weights` is available: only then can the space be that of a next stage."""
 
-    @property
-    def reparametrized(self) -> bool:
-        """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
-        return False
+    reparametrized = False
+    """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
 
-    @property
-    def stacking(self) -> Stacking | None:
-        """What the server adds to the base besides merging; None for nothing. It needs `redraw_every = 1`."""
-        return None
+    stacking: Stacking | None = None
+    """What the server adds to the base besides merging; None for nothing. It needs `redraw_every = 1`."""
 
-    @property
-    def reads_base(self) -> bool:
-        """Whether the basis depends on the initial weights: see `basis_from`."""
-        return False
+    reads_base = False
+    """Whether the basis depends on the initial weights: see `basis_from`."""
 
-    @property
-    def counts_from_start(self) -> bool:
-        """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
-        return False
+    counts_from_start = False
+    """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
 
-    @property
-    def additive(self) -> bool:
-        """Whether moves add up: expand(base, basis, c + h) is expand(expand(base, basis, c), basis, h)."""
-        return False
+    additive = False
+    """Whether moves add up: expand(base, basis, c + h) is expand(expand(base, basis, c), basis, h)."""
+
+    adapter_dropout = 0.0
+    """The probability with which an input of an adapter is left out in training."""
+
+    exports_adapter = False
+    """Whether `exported` is available: the coordinates are low-rank adapters, which peft can load."""
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[Space, Tree]:
+        """Return the LoRA, and its coordinates, that have the same weights as these coordinates.
+
+        Raises:
+            IncompatibleParts: unless `exports_adapter`.
+        """
+        raise IncompatibleParts(f"{type(self).__name__} has no adapters to export; take the space 'lora'")
+
+    def for_model(self, module: nn.Module) -> Space:
+        """Return the space completed by the types of a model's layers; by default the space itself."""
+        return self
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
@@ -119,10 +120,9 @@ class Space(Protocol):
         """Return a sentence on what is derived from a model with these weights, for `thinwire check`; often empty."""
         return ""
 
-    @abstractmethod
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Draw the random matrices from the shared seed; often empty. Not part of `expand`, which runs inside vmap."""
-        ...
+        """Draw the random matrices from the shared seed; by default none. Not part of `expand`: it runs inside vmap."""
+        return {}
 
     def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
         """Return the basis of a model with these initial weights; by default `basis` of their shapes.
@@ -134,12 +134,10 @@ class Space(Protocol):
     @abstractmethod
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates, named after their weight: `weight/part`, or `model/part` for all weights."""
-        ...
 
     @abstractmethod
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return all weights of the model; pure and differentiable in `coords`."""
-        ...
 
     def merge(self, base: Tree, basis: Tree, coords: Tree, key: Key) -> tuple[Tree, Tree]:
         """Return base and coordinates after `redraw_every` rounds: by default merged weights and new coordinates."""
@@ -158,6 +156,10 @@ class Space(Protocol):
 
         Where `reparametrized`, its `expand` takes the values that clients train, and may draw from torch's generator.
         """
+        return self
+
+    def merged(self) -> Space:
+        """Return the space whose `expand` returns the weights of the model alone. The inverse of `unmerged`."""
         return self
 
     def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
@@ -195,19 +197,7 @@ class Full(Space):
     [1.0, 1.0]
     """
 
-    @property
-    def unaffected_by_merging(self) -> bool:
-        """True: after a merge the base is the coordinates."""
-        return True
-
-    @property
-    def starts_from_weights(self) -> bool:
-        """True: any weights are coordinates."""
-        return True
-
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis."""
-        return {}
+    unaffected_by_merging = starts_from_weights = True
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the weights of the base."""
@@ -239,14 +229,7 @@ class Frozen(Space):
     Not `AllBlocks(private=...)`, which trains a block without sending it.
     """
 
-    @property
-    def unaffected_by_merging(self) -> bool:
-        """True: there are no coordinates."""
-        return True
-
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis."""
-        return {}
+    unaffected_by_merging = True
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return no coordinates."""
@@ -255,3 +238,42 @@ class Frozen(Space):
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base."""
         return base
+
+
+class AdapterSpace(Space):
+    """A space that can keep adapters, or samples of its coordinates, apart from the weights while it is trained."""
+
+    def unmerged(self) -> Space:
+        """Return the space whose `expand` is `expand_unmerged`."""
+        return Unmerged(self)
+
+    @abstractmethod
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights to train with: those without adapters, followed by the adapters, or sampled ones."""
+
+
+@dataclass(frozen=True)
+class Unmerged(Space):
+    """A space as it is trained; only `expand` differs from the inner space.
+
+    >>> import torch
+    >>> from thinwire.spaces import LoRA
+    >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
+    >>> space = Unmerged(LoRA(rank=1))
+    >>> list(space.expand(base, {}, space.init(base, {}, Key(0))))
+    ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
+    """
+
+    inner: AdapterSpace
+
+    def merged(self) -> Space:
+        """Return the inner space; this one where clients train other values than its coordinates."""
+        return self if self.inner.reparametrized else self.inner
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return the initial coordinates of the inner space."""
+        return self.inner.init(base, basis, key)
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, followed by the adapters."""
+        return self.inner.expand_unmerged(base, basis, coords)

@@ -28,15 +28,15 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space, Stack, Stacking
-from thinwire.spaces.lora import A, B, Dense, LoRA, Unmerged, as_matrix, at_least_float32
+from thinwire.spaces.base import AdapterSpace, Stack, Stacking
+from thinwire.spaces.lora import A, B, Dense, LoRA, as_matrix, at_least_float32
 
 W = "/w"  # a change of full size
 _Pair = tuple[list[Tensor], list[Tensor]]  # factors B and A to stack
 
 
 @dataclass(frozen=True)
-class Stacked(LoRA):
+class StackingLoRA(LoRA, Stacking):
     """LoRA that adds stacked adapters to the base after every round; `stack` says which."""
 
     redraw_every: int = 1
@@ -52,7 +52,7 @@ class Stacked(LoRA):
             )
 
     @property
-    def stacking(self) -> Stacking | None:
+    def stacking(self) -> Stacking | None:  # type: ignore[override]
         """This space."""
         return self
 
@@ -83,7 +83,6 @@ class Stacked(LoRA):
     @abstractmethod
     def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
         """Return the factors of one matrix to stack, from those of all clients."""
-        ...
 
     def stack_spec(self, weights: Spec, count: int) -> Spec:
         """Return the blocks of a stack of that many adapters."""
@@ -111,7 +110,7 @@ class Stacked(LoRA):
 
 @register("space", "lora-residual", paper="FedEx-LoRA (Singhal et al., ACL 2025)")
 @dataclass(frozen=True)
-class LoRAResidual(Stacked):
+class LoRAResidual(StackingLoRA):
     """LoRA whose factors are averaged, and whose base takes what the product of the means misses.
 
         B <- sum_i p_i B_i,    A <- sum_i p_i A_i,    W0 <- W0 + s (sum_i p_i B_i A_i - B A)
@@ -145,7 +144,7 @@ class LoRAResidual(Stacked):
 
 @register("space", "lora-stack", paper="FLoRA (Wang et al., NeurIPS 2024)")
 @dataclass(frozen=True)
-class LoRAStack(Stacked):
+class LoRAStack(StackingLoRA):
     """LoRA whose clients' adapters are all added to the base after every round, where new adapters start.
 
         W0 <- W0 + s sum_i p_i B_i A_i = W0 + s [p_1 B_1, p_2 B_2, ...] [A_1; A_2; ...]
@@ -182,7 +181,7 @@ _GAP = 1e-7  # of the largest singular value: directions are then known to 1e-9,
 
 @register("space", "lora-sb", paper="Fed-SB (Singhal et al., 2025)")
 @dataclass(frozen=True)
-class LoRASB(Space):
+class LoRASB(AdapterSpace):
     """Train a square matrix R between fixed directions of each frozen matrix.
 
         W = W0 + B R A,    W0 = U S V^T,    B = U_r,    A = V_r^T,    R: rank x rank, initially 0
@@ -211,6 +210,8 @@ class LoRASB(Space):
     Not `LoRA(freeze_a=True)`, which trains all of B: r outputs values instead of r^2.
     """
 
+    exports_adapter = True
+    reads_base = True  # B and A are those of the initial weights
     rank: int = 32
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
@@ -223,17 +224,15 @@ class LoRASB(Space):
     @cached_property
     def lora(self) -> LoRA:
         """The space of the same adapters as products B A: what they are exported as."""
-        return _Frame(
-            *(self.rank, float(self.rank), self.target_modules, self.modules_to_save),
+        return _SquareLoRA(
+            rank=self.rank,
+            alpha=float(self.rank),
+            target_modules=self.target_modules,
+            modules_to_save=self.modules_to_save,
             freeze_a=True,
             fan_in_fan_out=self.fan_in_fan_out,
             dense=self.dense,
         )
-
-    @property
-    def reads_base(self) -> bool:
-        """True: B and A are those of the initial weights."""
-        return True
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a selector matches nothing."""
@@ -270,13 +269,13 @@ class LoRASB(Space):
         """Return the base with all adapters added."""
         return self.lora.expand(base, basis, self.as_lora(basis, coords))
 
-    def unmerged(self) -> Space:
-        """Return a space that keeps A and B R apart from the weights."""
-        return Unmerged(self)  # type: ignore[arg-type]
-
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and B R of each."""
         return self.lora.expand_unmerged(base, basis, self.as_lora(basis, coords))
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[LoRA, Tree]:
+        """Return the LoRA whose B is B R."""
+        return self.lora, self.as_lora(basis, coords)
 
     def as_lora(self, basis: Tree, coords: Tree) -> Tree:
         """Return the coordinates of `lora` with the same weights: B R in place of R."""
@@ -291,7 +290,7 @@ class LoRASB(Space):
 
 
 @dataclass(frozen=True)
-class _Frame(LoRA):
+class _SquareLoRA(LoRA):
     """LoRA where an adapter has the size of R."""
 
     def _is_dense(self, name: str, last: str, side: tuple[int, int]) -> bool:

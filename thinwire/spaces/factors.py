@@ -12,20 +12,23 @@ All values are functions of the key, of the shapes and of exact sums, so server 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.spec import Block, Spec, matches, select
+from thinwire.core.spec import Block, Spec, as_rules, matches, select
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import square_sums
+from thinwire.spaces.base import Space
 
 # Names of embedding tables; only a selector other than "*" factorizes them.
 EMBEDDINGS = ("*embed*", "word.*", "*.word.*", "position.*", "*.position.*", "*wte.*", "*wpe.*")
@@ -38,48 +41,95 @@ class GammaRule:
     on: tuple[str, ...]
     gamma: float
 
+    def __post_init__(self) -> None:
+        check_settings(self, gamma="[0, 1]")
+
 
 GammaRules: TypeAlias = tuple[GammaRule | tuple[str | tuple[str, ...], float], ...]
 
 
-def gamma_rules(given: GammaRules, name: str) -> tuple[GammaRule, ...]:
-    """Return rules with pairs `(selectors, gamma)` converted, so that equal spaces compare equal.
+class FactorizedSpace(Space):
+    """A space whose weights are products of factors, `weight/part`; all other weights are dense coordinates.
 
-    Args:
-        given: rules or pairs.
-        name: name of the setting, for error messages.
-
-    >>> gamma_rules((("conv1.*", 1.0),), "gammas")
-    (GammaRule(on=('conv1.*',), gamma=1.0),)
+    Subclasses have the fields `target_modules`, selectors of weights to factorize, and `modules_to_save`, selectors of
+    weights to leave dense.
     """
-    rules = []
-    for rule in given:
-        if not isinstance(rule, GammaRule):
-            if not isinstance(rule, tuple) or len(rule) != 2:
-                raise ConfigError(f"{name} must hold pairs of selectors and a gamma, not {rule!r}")
-            rule = GammaRule((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])
-        if not rule.on:
-            raise ConfigError(f'{name}: a rule selects nothing; write for example on = ["conv1.*"]')
-        check_fraction(**{f"{name}: gamma": rule.gamma})
-        rules.append(rule)
-    return tuple(rules)
+
+    target_modules: tuple[str, ...]
+    modules_to_save: tuple[str, ...]
+
+    @abstractmethod
+    def ranks(self, spec: Spec) -> dict[str, int]:
+        """Return the rank of every factorized weight, by name."""
+
+    @abstractmethod
+    def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
+        """Return random factors of a weight."""
+
+    @abstractmethod
+    def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        """Return a weight from its factors."""
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError unless at least one weight becomes smaller."""
+        self.ranks(spec)
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return random factors, and dense weights from the base."""
+        ranks = self.ranks(Spec.of(base))
+        coords: Tree = {}
+        for name, weight in base.items():
+            coords |= self.factors(name, base, ranks[name], key) if name in ranks else {name: weight}
+        return coords
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return products of factors, and dense weights."""
+        return {name: coords[name] if name in coords else self.product(name, base, coords) for name in base}
+
+    def selected(self, spec: Spec) -> tuple[Block, ...]:
+        """Return the weights to factorize, in the order of the model.
+
+        >>> from thinwire.spaces import LowRank
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+        >>> space = LowRank(modules_to_save=("1.*",))
+        >>> [block.name for block in space.selected(Spec.of(dict(model.named_parameters())))]
+        ['0.weight']
+        """
+        space, target, dense = type(self).__name__, self.target_modules, self.modules_to_save
+        candidates = tuple(block for block in spec if 2 <= len(block.shape) <= 5 and block.numel)
+        if not candidates:
+            raise ConfigError(
+                f"{space} factorizes matrices and convolutions, but the weights are {_listed(spec.blocks)}"
+            )
+        names = [block.name for block in candidates]
+        chosen = set(select(names, target, what=f"{space}: target_modules"))
+        explicit = [pattern for pattern in target if pattern != "*"]
+        chosen -= {name for name in names if any_match(name, EMBEDDINGS) and not any_match(name, explicit)}
+        if dense:
+            chosen -= set(select(names, dense, what=f"{space}: modules_to_save"))
+        if not chosen:
+            raise ConfigError(
+                f"{space}: target_modules = {list(target)} and modules_to_save = {list(dense)} leave no weight to "
+                "factorize"
+            )
+        return tuple(block for block in candidates if block.name in chosen)
+
+    def _normalize_rules(self, field: str) -> None:
+        """Convert the pairs of a field of gamma rules to rules, so that equal spaces compare equal."""
+        object.__setattr__(self, field, as_rules(GammaRule, getattr(self, field), field))
 
 
-def gamma_of(weight: str, rules: GammaRules, default: float) -> float:
-    """Return the gamma of the first rule that matches a weight, or the default.
+def gammas_of(blocks: Sequence[Block], rules: GammaRules, default: float, what: str) -> dict[str, float]:
+    """Return the gamma of each weight: that of the first rule that matches it, or the default.
 
-    >>> gamma_of("conv1.weight", gamma_rules((("conv1.*", 1.0),), "gammas"), 0.1)
-    1.0
+    >>> gammas_of((Block("conv1.weight", (2, 2)), Block("fc", (2, 2))), (GammaRule(("conv1.*",), 1.0),), 0.1, "gammas")
+    {'conv1.weight': 1.0, 'fc': 0.1}
     """
-    found = (rule for rule in rules if isinstance(rule, GammaRule) and matches(weight, rule.on))
-    return next((rule.gamma for rule in found), default)
-
-
-def check_gamma_rules(rules: GammaRules, chosen: Sequence[Block], name: str) -> None:
-    """Raise a ConfigError if a selector of a rule matches none of the weights to factorize."""
-    for rule in rules:
-        if isinstance(rule, GammaRule):
-            select([block.name for block in chosen], rule.on, what=f"{name}: selector")
+    known = cast("tuple[GammaRule, ...]", rules)
+    names = [block.name for block in blocks]
+    for rule in known:
+        select(names, rule.on, what=f"{what}: selector")
+    return {name: next((rule.gamma for rule in known if matches(name, rule.on)), default) for name in names}
 
 
 def out_in_kernel(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -94,36 +144,6 @@ def out_in_kernel(shape: Sequence[int]) -> tuple[int, int, int]:
 def is_matrix(shape: Sequence[int]) -> bool:
     """Return whether a weight is a matrix, not a convolution."""
     return len(shape) == 2
-
-
-def select_weights(spec: Spec, target: tuple[str, ...], dense: tuple[str, ...], space: str) -> tuple[Block, ...]:
-    """Return the weights to factorize, in the order of the model.
-
-    Args:
-        spec: the weights of the model.
-        target: selectors of the weights to factorize (`target_modules`); `*` leaves embeddings dense.
-        dense: selectors of weights to leave dense (`modules_to_save`); they take precedence.
-        space: name of the space, for error messages.
-
-    >>> import torch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
-    >>> [block.name for block in select_weights(Spec.of(dict(model.named_parameters())), ("*",), ("1.*",), "Example")]
-    ['0.weight']
-    """
-    candidates = tuple(block for block in spec if 2 <= len(block.shape) <= 5 and block.numel)
-    if not candidates:
-        raise ConfigError(f"{space} factorizes matrices and convolutions, but the weights are {_listed(spec.blocks)}")
-    names = [block.name for block in candidates]
-    chosen = set(select(names, target, what=f"{space}: target_modules"))
-    explicit = [pattern for pattern in target if pattern != "*"]
-    chosen -= {name for name in names if any_match(name, EMBEDDINGS) and not any_match(name, explicit)}
-    if dense:
-        chosen -= set(select(names, dense, what=f"{space}: modules_to_save"))
-    if not chosen:
-        raise ConfigError(
-            f"{space}: target_modules = {list(target)} and modules_to_save = {list(dense)} leave no weight to factorize"
-        )
-    return tuple(block for block in candidates if block.name in chosen)
 
 
 def tucker(core: Tensor, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
@@ -145,46 +165,27 @@ def tucker(core: Tensor, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
     return (x @ half).reshape(tuple(shape))
 
 
-def check_rank(rank: int) -> None:
-    """Raise a ConfigError unless the rank is an integer of 0 or more."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise ConfigError(f"rank must be an integer of 1 or more, or 0 for the rank by gamma, not {rank!r}")
-
-
-def check_fraction(**given: float) -> None:
-    """Raise a ConfigError unless each value is from 0 to 1."""
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise ConfigError(f"{name} must be a number from 0 to 1, not {value!r}")
-
-
-def check_rank_fits(space: str, rank: int, block: Block) -> None:
-    """Raise a ConfigError if the rank is above the smaller dimension of a weight."""
-    most = min(block.shape[:2])
-    if rank > most:
-        raise ConfigError(
-            f"{space}: rank = {rank} is above {most}, the largest rank of {block.name} {list(block.shape)}; "
-            f'write a smaller rank, or modules_to_save = ["{block.name}"]'
-        )
-
-
-def choose_ranks(space: str, chosen: Sequence[Block], rank: int, rule: Callable[[Block], int]) -> dict[str, int]:
+def choose_ranks(space: str, chosen: Sequence[Block], rank: int, derived: dict[str, int]) -> dict[str, int]:
     """Return the rank of every factorized weight, by name; a weight that no rank makes smaller stays dense.
 
     Args:
         space: name of the space, for error messages.
         chosen: the weights to factorize.
-        rank: one rank for all of them; 0 means by `rule`.
-        rule: from a weight to its rank; 0 if every rank has more parameters than the weight.
+        rank: one rank for all of them; 0 means `derived`.
+        derived: the rank of each weight by its gamma; 0 if every rank has more parameters than the weight.
     """
     if rank:
         for block in chosen:
-            check_rank_fits(space, rank, block)
+            if rank > (most := min(block.shape[:2])):
+                raise ConfigError(
+                    f"{space}: rank = {rank} is above {most}, the largest rank of {block.name} {list(block.shape)}; "
+                    f'write a smaller rank, or modules_to_save = ["{block.name}"]'
+                )
         return {block.name: rank for block in chosen}
-    ranks = {block.name: rule(block) for block in chosen}
-    if not any(ranks.values()):
+    ranks = {block.name: derived[block.name] for block in chosen if derived[block.name]}
+    if not ranks:
         raise none_smaller(space, chosen)
-    return {name: rank for name, rank in ranks.items() if rank}
+    return ranks
 
 
 def none_smaller(space: str, blocks: Sequence[Block]) -> ConfigError:
@@ -206,12 +207,6 @@ def _listed(blocks: Sequence[Block]) -> str:
 GATES = ("*weight_ih*", "*weight_hh*")
 
 Start = Literal["auto", "factor_he", "composed_he", "composed"]
-
-
-def check_start(start: str) -> None:
-    """Raise a ConfigError for an unknown initialization."""
-    if start not in get_args(Start):
-        raise ConfigError(f"start must be one of {', '.join(get_args(Start))}, not {start!r}")
 
 
 def he_std(shape: Sequence[int]) -> float:
@@ -241,23 +236,17 @@ def dense_std(name: str, base: Tree) -> float:
     return 1 / math.sqrt(3 * inputs)
 
 
-def by_factor(start: Start, spec: Spec, shape: Sequence[int]) -> bool:
-    """Return whether He's rule applies to each factor: if given, or for convolutions of a model with norms.
+def by_factor(start: Start, name: str, base: Tree) -> bool:
+    """Return whether He's rule applies to each factor of a weight: if given, or for convolutions of a model with norms.
 
     >>> import torch
-    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.GroupNorm(2, 8))
-    >>> spec = Spec.of(dict(net.named_parameters()))
-    >>> [by_factor(start, spec, (8, 3, 3, 3)) for start in ("auto", "composed")], by_factor("auto", spec, (8, 3))
-    ([True, False], False)
+    >>> base = dict(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.GroupNorm(2, 8)).named_parameters())
+    >>> [by_factor(start, "0.weight", base) for start in ("auto", "composed")]
+    [True, False]
     """
-    has_norms = any(len(block.shape) == 1 and block.name.endswith("weight") for block in spec)
-    return start == "factor_he" or (start == "auto" and has_norms and not is_matrix(shape))
-
-
-def factor_stds(shape: Sequence[int], rank: int) -> dict[str, float]:
-    """Return the standard deviations of core, X and Y, each by He's rule; that of the weight is then far below He's."""
-    o, i, k = out_in_kernel(shape)
-    return {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}
+    if start != "auto" or is_matrix(base[name].shape):
+        return start == "factor_he"
+    return any(block.dim() == 1 and other.endswith("weight") for other, block in base.items())
 
 
 def initial_std(name: str, weight: Tensor, start: Start = "auto") -> float:
@@ -321,40 +310,59 @@ def _chi_squares(rank: int, nodes: int = 12) -> tuple[np.ndarray, np.ndarray]:
     return sizes * 2 / rank, vectors[0] ** 2
 
 
-def matrix_factor_std(std: float, rank: int) -> float:
-    """Return the standard deviation of both factors of X Y^T such that the product has `std`.
+def factor_std(std: float, rank: int, core: bool) -> float:
+    """Return the standard deviation of both factors of X Y^T, or with a core of all three, whose product has `std`.
 
-    >>> round(matrix_factor_std(0.5, 4) ** 4 * 4, 6)
-    0.25
+    >>> round(factor_std(0.5, 4, core=False) ** 4 * 4, 6), round(factor_std(0.5, 4, core=True) ** 6 * 16, 6)
+    (0.25, 0.25)
     """
-    return float((std**2 / rank) ** (1 / 4))
+    return float((std**2 / rank**2) ** (1 / 6) if core else (std**2 / rank) ** (1 / 4))
 
 
-def tucker_factor_std(std: float, rank: int) -> float:
-    """Return the standard deviation of core, X and Y such that their product has `std`.
+def draw_factors(key: Key, name: str, weight: Tensor, rank: int, std: float | None, number: str = "") -> Tree:
+    """Draw X and Y of a weight, and the core T of a convolution, as coordinates `name/x`, `name/y` and `name/t`.
 
-    >>> round(tucker_factor_std(0.5, 4) ** 6 * 16, 6)
-    0.25
+    Args:
+        key: the source of randomness.
+        name: the name of the weight.
+        weight: the weight.
+        rank: the rank.
+        std: the standard deviation of their product; None for He's rule for each, with which it is far below He's.
+        number: is appended to the names of the factors.
     """
-    return float((std**2 / rank**2) ** (1 / 6))
+    o, i, k = out_in_kernel(weight.shape)
+    shapes: dict[str, tuple[int, ...]] = {"x": (o, rank), "y": (i, rank)}
+    if core := not is_matrix(weight.shape):
+        shapes = {"t": (rank, rank, *weight.shape[2:]), **shapes}
+    stds = {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}
+    if std is not None:
+        stds = dict.fromkeys("txy", factor_std(std, rank, core))
+    return {
+        f"{name}/{part}{number}": draw(key, name, f"{part}{number}", shape, stds[part], weight, exact=std is not None)
+        for part, shape in shapes.items()
+    }
 
 
-def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
-    """Draw normal values for one factor of one weight; the same bits from the same key."""
-    if like.is_meta:  # only the shapes are needed
-        return like.new_empty(tuple(shape))
-    return (key.fold(name, part).normal(*shape, device=like.device) * std).to(like.dtype)
+def product_of(name: str, weight: Tensor, coords: Tree, number: str = "") -> Tensor:
+    """Return X Y^T, or T x1 X x2 Y, from the coordinates of `draw_factors`."""
+    x, y = coords[f"{name}/x{number}"], coords[f"{name}/y{number}"]
+    return x @ y.T if is_matrix(weight.shape) else tucker(coords[f"{name}/t{number}"], x, y, weight.shape)
 
 
-def draw_exact(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
-    """Draw normal values scaled to a root mean square of exactly `std`; that of a small factor would vary by chance.
+def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor, exact: bool = False) -> Tensor:
+    """Draw normal values for one factor of one weight; the same bits from the same key.
+
+    With `exact` they are scaled to a root mean square of exactly `std`; that of a small factor would vary by chance.
 
     >>> import torch
-    >>> float(draw_exact(Key(0), "w", "x", (8, 2), 0.5, torch.zeros(())).square().mean())
+    >>> float(draw(Key(0), "w", "x", (8, 2), 0.5, torch.zeros(()), exact=True).square().mean())
     0.25
     """
-    if like.is_meta:
+    if like.is_meta:  # only the shapes are needed
         return like.new_empty(tuple(shape))
-    integers = key.fold(name, part).normal_integers(*shape, device=like.device)
+    own = key.fold(name, part)
+    if not exact:
+        return (own.normal(*shape, device=like.device) * std).to(like.dtype)
+    integers = own.normal_integers(*shape, device=like.device)
     squares = square_sums(integers.reshape(1, -1))[0]
     return (integers.to(torch.float32) * (std / math.sqrt(squares / integers.numel()))).to(like.dtype)

@@ -8,43 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
+from thinwire.core.key import Key
+from thinwire.core.registry import rare, register
 from thinwire.core.spec import Block, Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space
 from thinwire.spaces.factors import (
     EMBEDDINGS,
+    FactorizedSpace,
     GammaRules,
     Start,
     any_match,
     by_factor,
-    check_fraction,
-    check_gamma_rules,
-    check_rank,
-    check_start,
     choose_ranks,
     dense_std,
-    draw,
-    draw_exact,
-    factor_stds,
-    gamma_of,
-    gamma_rules,
+    draw_factors,
+    gammas_of,
     initial_std,
     is_matrix,
-    matrix_factor_std,
     out_in_kernel,
-    select_weights,
+    product_of,
     std_before_tanh,
-    tucker,
-    tucker_factor_std,
 )
 
 Activation = Literal["none", "tanh"]
@@ -71,7 +62,7 @@ def fedpara_bounds(shape: Sequence[int]) -> tuple[int, int]:
     ((23, 309), (16, 96))
     """
     o, i, k = out_in_kernel(shape)
-    least = min(_ceil_sqrt(o), _ceil_sqrt(i))
+    least = math.isqrt(min(o, i) - 1) + 1  # the square root, rounded up
     if is_matrix(shape):
         return least, o * i // (2 * (o + i))
     # the positive root of 2 R (O + I + R k) = O I k, rounded down, in integers
@@ -118,7 +109,7 @@ def isometric_halves(std: float, rank: int, core: bool) -> tuple[float, float]:
 
 @register("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class FedPara(Space):
+class FedPara(FactorizedSpace):
     """Train two low-rank weights for each weight; their elementwise product can have full rank.
 
         W = f(W1) * f(W2),    Wj = Xj Yj^T               X: (O, R)   Y: (I, R)
@@ -168,20 +159,13 @@ class FedPara(Space):
     start: Start = "auto"
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
-    scale: Scale = field(default="unit", metadata={"rare": True})
-    dense: Dense = field(default="none", metadata={"rare": True})
-    gammas: GammaRules = field(default=(), metadata={"rare": True})
+    scale: Scale = rare("unit")
+    dense: Dense = rare("none")
+    gammas: GammaRules = rare(())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gammas", gamma_rules(self.gammas, "gammas"))
-        check_fraction(gamma=self.gamma)
-        check_rank(self.rank)
-        if self.activation not in get_args(Activation):
-            raise ConfigError(f"activation must be one of {', '.join(get_args(Activation))}, not {self.activation!r}")
-        check_start(self.start)
-        for name, known in (("scale", Scale), ("dense", Dense)):
-            if getattr(self, name) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+        check_settings(self, gamma="[0, 1]", rank="[0, inf)")
+        self._normalize_rules("gammas")
         if self.scale == "isometric" and (self.personal or self.start not in ("composed", "composed_he")):
             raise ConfigError(
                 "scale = 'isometric' needs start = 'composed' or 'composed_he' and personal = false, not "
@@ -195,10 +179,6 @@ class FedPara(Space):
         shown = (f.name for f in fields(self) if f.name != "gammas" or self.gammas)
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
-    def check(self, spec: Spec) -> None:
-        """Raise a ConfigError unless at least one weight becomes smaller."""
-        self.ranks(spec)
-
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name; a weight that no rank makes smaller stays dense.
 
@@ -207,16 +187,12 @@ class FedPara(Space):
         """
         if self.dense == "auto" and not self._some(spec):
             return {}
-        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
-        check_gamma_rules(self.gammas, chosen, "gammas")
+        chosen = self.selected(spec)
+        gammas = gammas_of(chosen, self.gammas, self.gamma, "gammas")
+        ranks = {block.name: fedpara_rank(block.shape, gammas[block.name]) for block in chosen}
         if self.dense == "auto":
-            chosen = self._without_small(chosen)
-            if not chosen:
-                return {}
-        return choose_ranks("FedPara", chosen, self.rank, self._rank)
-
-    def _rank(self, block: Block) -> int:
-        return fedpara_rank(block.shape, gamma_of(block.name, self.gammas, self.gamma))
+            chosen = self._without_small(chosen, ranks)
+        return choose_ranks("FedPara", chosen, self.rank, ranks) if chosen else {}
 
     def note(self, spec: Spec) -> str:
         """Return the weights that `dense` leaves dense."""
@@ -225,8 +201,7 @@ class FedPara(Space):
         if not self._some(spec):
             return "FedPara leaves all dense."
         ranks = self.ranks(spec)
-        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
-        names = [block.name for block in chosen if block.name not in ranks]
+        names = [block.name for block in self.selected(spec) if block.name not in ranks]
         return f"FedPara leaves dense: {', '.join(names)}." if names else ""
 
     def _some(self, spec: Spec) -> bool:
@@ -235,7 +210,7 @@ class FedPara(Space):
             2 <= len(block.shape) <= 5 and block.numel and not any_match(block.name, EMBEDDINGS) for block in spec
         )
 
-    def _without_small(self, chosen: tuple[Block, ...]) -> tuple[Block, ...]:
+    def _without_small(self, chosen: tuple[Block, ...], ranks: dict[str, int]) -> tuple[Block, ...]:
         """Return the weights without the head and those that are small, for `dense = "auto"`."""
         total = sum(block.numel for block in chosen)
 
@@ -243,42 +218,23 @@ class FedPara(Space):
             shape, last = block.shape, block is chosen[-1]
             if last and is_matrix(shape) and shape[0] < shape[1] and 4 * block.numel <= total:
                 return True
-            rank = self.rank or self._rank(block)
+            rank = self.rank or ranks[block.name]
             return rank < 1 or (rank < 4 and 10 * block.numel <= total)
 
         return tuple(block for block in chosen if not small(block))
 
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis: factors are coordinates."""
-        return {}
+    def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
+        """Return X1, Y1, X2, Y2, and for convolutions T1 and T2."""
+        weight = base[name]
+        stds: tuple[float | None, ...] = (None, None)
+        if not by_factor(self.start, name, base):
+            stds = self._half_stds(name, rank, base)
+        first, second = (draw_factors(key, name, weight, rank, std, j) for std, j in zip(stds, "12", strict=True))
+        return first | second
 
-    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return random factors, and dense weights from the base."""
-        spec = Spec.of(base)
-        ranks = self.ranks(spec)
-        coords: Tree = {}
-        for name, weight in base.items():
-            if name not in ranks:
-                coords[name] = weight
-                continue
-            rank, core = ranks[name], not is_matrix(weight.shape)
-            stds, drawn = dict.fromkeys("12", factor_stds(weight.shape, rank)), draw
-            if not by_factor(self.start, spec, weight.shape):
-                factor_std, drawn = tucker_factor_std if core else matrix_factor_std, draw_exact
-                halves = self._half_stds(name, rank, base)
-                stds = {j: dict.fromkeys("txy", factor_std(half, rank)) for j, half in zip("12", halves, strict=True)}
-            shapes = {"x": (weight.shape[0], rank), "y": (weight.shape[1], rank)}
-            shapes = {"t": (rank, rank, *weight.shape[2:]), **shapes} if core else shapes
-            for part, shape in ((f"{part}{j}", size) for j in "12" for part, size in shapes.items()):
-                coords[f"{name}/{part}"] = drawn(key, name, part, shape, stds[part[1]][part[0]], weight)
-        return coords
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return products of factors, and dense weights."""
-        return {name: coords[name] if name in coords else self._compose(name, base, coords) for name in base}
-
-    def _compose(self, name: str, base: Tree, coords: Tree) -> Tensor:
-        one, two = (_half(name, j, base[name], coords) for j in "12")
+    def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        """Return f(W1) * f(W2), or W1 * (W2 + 1)."""
+        one, two = (product_of(name, base[name], coords, j) for j in "12")
         if self.personal:
             return one * (two + 1)
         made = torch.tanh(one) * torch.tanh(two) if self.activation == "tanh" else one * two
@@ -306,13 +262,3 @@ class FedPara(Space):
         if self.personal:  # W1 * (W2 + 1) has variance v (v + 1), v the variance of each
             return math.sqrt((math.sqrt(1 + 4 * std**2) - 1) / 2)
         return math.sqrt(std)
-
-
-def _half(name: str, j: str, weight: Tensor, coords: Tree) -> Tensor:
-    """Return W1 or W2."""
-    x, y = coords[f"{name}/x{j}"], coords[f"{name}/y{j}"]
-    return x @ y.T if is_matrix(weight.shape) else tucker(coords[f"{name}/t{j}"], x, y, weight.shape)
-
-
-def _ceil_sqrt(n: int) -> int:
-    return math.isqrt(n - 1) + 1

@@ -17,20 +17,20 @@ them in its forward pass. Only training uses such trees; merging and testing com
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
+from thinwire.core.registry import rare, register
 from thinwire.core.spec import Spec, select
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapters import by_keyword, first_coordinates, saved as chosen_to_save, targets
-from thinwire.spaces.base import Space
+from thinwire.spaces.base import AdapterSpace
 
 Scaling = Literal["standard", "rslora"]
 InitA = Literal["kaiming", "isometric"]
@@ -39,7 +39,7 @@ Dense = Literal["none", "auto"]
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
 @dataclass(frozen=True)
-class LoRA(Space):
+class LoRA(AdapterSpace):
     """Train a low-rank adapter for each matrix of a frozen model.
 
         W = W0 + s B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
@@ -62,7 +62,7 @@ class LoRA(Space):
         rank: columns of B and rows of A; at most the smaller side of a matrix is used.
         alpha: scale of the adapter, divided by `rank` or its root.
         target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Also names of
-            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapter_targets.py`).
+            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapters.py`).
         modules_to_save: selectors of weights, or names of modules as in peft, that are trained without an adapter, such
             as the task head; they take precedence over `target_modules`.
         freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the
@@ -97,7 +97,8 @@ class LoRA(Space):
     B A, except with `freeze_a`.
     """
 
-    has_lengths: ClassVar[bool] = False  # a length for each output is trained, too: `DoRA`
+    exports_adapter = True
+    has_lengths = False  # a length for each output is trained, too: `DoRA`
     rank: int = 8
     alpha: float = 16.0
     target_modules: tuple[str, ...] = ("*",)
@@ -105,26 +106,15 @@ class LoRA(Space):
     freeze_a: bool = False
     redraw_every: int = 0
     fan_in_fan_out: tuple[str, ...] = ()
-    scaling: Scaling = field(default="standard", metadata={"rare": True})
-    init_lora_weights: InitA = field(default="kaiming", metadata={"rare": True})
-    dense: Dense = field(default="none", metadata={"rare": True})
-    from_start: bool = field(default=False, metadata={"rare": True})
-    lora_dropout: float = field(default=0.0, metadata={"rare": True})
-    adapter: str = field(default="", metadata={"rare": True})
+    scaling: Scaling = rare("standard")
+    init_lora_weights: InitA = rare("kaiming")
+    dense: Dense = rare("none")
+    from_start: bool = rare(False)
+    lora_dropout: float = rare(0.0)
+    adapter: str = rare("")
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        for name, known in (("scaling", Scaling), ("init_lora_weights", InitA), ("dense", Dense)):
-            if getattr(self, name) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
-        if self.rank < 1:
-            raise ConfigError(f"rank must be 1 or more, not {self.rank}; write for example rank = 8")
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"alpha must be above 0, not {self.alpha}; write for example alpha = 16.0")
-        if self.redraw_every < 0:
-            raise ConfigError(f"redraw_every must be 0 (never merge) or a number of rounds, not {self.redraw_every}")
-        if not 0 <= self.lora_dropout < 1:
-            raise ConfigError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout}")
+        check_settings(self, rank="[1, inf)", alpha="(0, inf)", redraw_every="[0, inf)", lora_dropout="[0, 1)")
         if self.adapter and (self.from_start or self.redraw_every):
             other = "from_start" if self.from_start else "redraw_every"
             raise ConfigError(f"adapter gives the first values of A and B, and {other} changes them; leave {other} out")
@@ -132,14 +122,32 @@ class LoRA(Space):
             raise ConfigError('target_modules selects nothing; write for example target_modules = ["*"]')
 
     @property
-    def starts_from_weights(self) -> bool:
+    def starts_from_weights(self) -> bool:  # type: ignore[override]
         """False if A is frozen, given or counted from its start: the best B A is not known without seed or adapter."""
         return not self.freeze_a and not self.from_start and not self.adapter
 
     @property
-    def counts_from_start(self) -> bool:
+    def counts_from_start(self) -> bool:  # type: ignore[override]
         """Whether A is stored as a change: `from_start`."""
         return self.from_start
+
+    @property
+    def adapter_dropout(self) -> float:  # type: ignore[override]
+        """`lora_dropout`."""
+        return self.lora_dropout
+
+    def exported(self, basis: Tree, coords: Tree) -> tuple[LoRA, Tree]:
+        """Return the space itself and its coordinates."""
+        return self, coords
+
+    def for_model(self, module: nn.Module) -> LoRA:
+        """Return the space with `fan_in_fan_out` completed by layers that store W as inputs x outputs, as in GPT-2.
+
+        >>> LoRA().for_model(nn.Linear(2, 3)).fan_in_fan_out
+        ()
+        """
+        stored = [f"{path}.weight" for path, layer in module.named_modules() if type(layer).__name__ == "Conv1D"]
+        return replace(self, fan_in_fan_out=tuple(dict.fromkeys((*self.fan_in_fan_out, *stored))))
 
     @property
     def scale(self) -> float:
@@ -171,7 +179,7 @@ class LoRA(Space):
             return {}
         sides, _ = self._select(spec)
         if self.adapter:
-            given = first_coordinates(self, sides, ())
+            given = first_coordinates(*self._adapter, sides, ())
             return {name: block.to(device or "cpu") for name, block in given.items() if name.endswith("/a")}
         dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
@@ -191,7 +199,7 @@ class LoRA(Space):
             elif name in saved:
                 out[name] = weight.to(dtype)
         if self.adapter:
-            given = first_coordinates(self, sides, [name for name in out if "/" not in name])
+            given = first_coordinates(*self._adapter, sides, [name for name in out if "/" not in name])
             if self.has_lengths:  # coordinates are changes of the first lengths
                 first = self.lengths(base, out)
                 given |= {name: given[name].to(block) - block for name, block in first.items()}
@@ -255,10 +263,6 @@ class LoRA(Space):
         """Return the trained lengths of outputs: none."""
         return {}
 
-    def unmerged(self) -> Space:
-        """Return a space that keeps A and B apart from the weights."""
-        return Unmerged(self)  # type: ignore[arg-type]
-
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and s B of each."""
         transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
@@ -301,6 +305,11 @@ class LoRA(Space):
         """Return whether `dense = "auto"` trains a matrix without an adapter: a small one, or the head."""
         outputs, inputs = side
         return self._rank(side) * (outputs + inputs) >= outputs * inputs or (name == last and outputs < inputs)
+
+    @property
+    def _adapter(self) -> tuple[str, int, float, bool]:
+        """The folder of an adapter, and the settings that must be those of it."""
+        return self.adapter, self.rank, self.scale, self.has_lengths
 
     def _rank(self, side: tuple[int, int]) -> int:
         return min(self.rank, *side)
@@ -366,17 +375,13 @@ class DoRA(LoRA):
     B, as for `LoRA`.
     """
 
-    has_lengths: ClassVar[bool] = True
+    has_lengths = True
+    starts_from_weights = False  # lengths and directions of given weights are not fitted
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora_dropout:
             raise ConfigError(f"DoRA has no lora_dropout here, given {self.lora_dropout}; write lora_dropout = 0.0")
-
-    @property
-    def starts_from_weights(self) -> bool:
-        """False: lengths and directions of given weights are not fitted."""
-        return False
 
     def lengths(self, base: Tree, coords: Tree) -> Tree:
         """Return the length of each output of each adapted matrix, as peft stores it."""
@@ -402,19 +407,13 @@ class DoRA(LoRA):
         transposed = self.transposed(Spec.of(base))
         for key, length in self.lengths(base, coords).items():
             name = key.removesuffix(M)
-            a, b = (block.detach() for block in _factors(out, name))
+            a, b = (block.detach() for other, block in out.items() if other.rpartition("/")[0] == name)
             out[name + GAIN] = length / _added_norms(_matrix(base[name], name in transposed), a, b)
         return out
 
 
 def _matrix(weight: Tensor, transposed: bool) -> Tensor:
     return as_matrix(weight, transposed).to(at_least_float32(weight.dtype))
-
-
-def _factors(weights: Tree, name: str) -> tuple[Tensor, Tensor]:
-    """Return A and s B of a matrix."""
-    first, second = (block for key, block in weights.items() if key.rpartition("/")[0] == name)
-    return first, second
 
 
 def _norms(matrix: Tensor) -> Tensor:
@@ -430,63 +429,6 @@ def _added_norms(matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
 A, B = "/a", "/b"
 M, GAIN = "/m", "/g"  # of DoRA: the change of an output's length, and the factor of the output that follows
 TRANSPOSED_A, TRANSPOSED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
-
-
-class HasAdapters(Space, Protocol):
-    """A space that can keep adapters apart from the weights."""
-
-    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the weights without adapters, followed by the adapters."""
-        ...
-
-
-@dataclass(frozen=True)
-class Unmerged(Space):
-    """Train a space with its adapters apart from the weights; only `expand` differs from the inner space.
-
-    >>> import torch
-    >>> from thinwire.spaces import LoRA
-    >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
-    >>> space = Unmerged(LoRA(rank=1))
-    >>> list(space.expand(base, {}, space.init(base, {}, Key(0))))
-    ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
-    """
-
-    inner: HasAdapters
-
-    @property
-    def redraw_every(self) -> int:  # type: ignore[override]
-        """That of the inner space."""
-        return self.inner.redraw_every
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner space."""
-        self.inner.check(spec)
-
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return the basis of the inner space."""
-        return self.inner.basis(spec, key, device)
-
-    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
-        """Return the basis of the inner space."""
-        return self.inner.basis_from(base, key, device)
-
-    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return the initial coordinates of the inner space."""
-        return self.inner.init(base, basis, key)
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the weights without adapters, followed by the adapters."""
-        return self.inner.expand_unmerged(base, basis, coords)
-
-    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the merged weights of the inner space."""
-        return self.inner.evaluation_weights(base, basis, coords)
-
-
-def unmerged(space: Space) -> Space:
-    """Return `space.unmerged()`."""
-    return space.unmerged()
 
 
 def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool, Tensor | None]]]:

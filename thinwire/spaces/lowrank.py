@@ -15,39 +15,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from thinwire.core.key import Device, Key
-from thinwire.core.registry import register, short_repr
-from thinwire.core.spec import Block, Spec
+from thinwire.core.key import Key
+from thinwire.core.registry import rare, register, short_repr
+from thinwire.core.spec import Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space
 from thinwire.spaces.factors import (
+    FactorizedSpace,
     GammaRules,
     Start,
     by_factor,
-    check_fraction,
-    check_gamma_rules,
-    check_rank,
-    check_start,
     choose_ranks,
     draw,
-    draw_exact,
-    factor_stds,
-    gamma_of,
-    gamma_rules,
+    draw_factors,
+    factor_std,
+    gammas_of,
     initial_std,
     is_matrix,
-    matrix_factor_std,
     none_smaller,
     out_in_kernel,
-    select_weights,
-    tucker,
-    tucker_factor_std,
+    product_of,
 )
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 
@@ -80,7 +73,7 @@ def lowrank_rank(shape: Sequence[int], gamma: float) -> int:
 
 @register("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class LowRank(Space):
+class LowRank(FactorizedSpace):
     """Train each weight as a product of thin factors, so that its rank is at most r.
 
         W = X Y^T             X: (O, r)   Y: (I, r)
@@ -111,65 +104,34 @@ class LowRank(Space):
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
     start: Start = "auto"
-    like_gammas: GammaRules = field(default=(), metadata={"rare": True})
+    like_gammas: GammaRules = rare(())
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "like_gammas", gamma_rules(self.like_gammas, "like_gammas"))
-        check_rank(self.rank)
-        check_fraction(like_gamma=self.like_gamma)
-        check_start(self.start)
-
-    def check(self, spec: Spec) -> None:
-        """Raise a ConfigError unless at least one weight becomes smaller."""
-        self.ranks(spec)
+        check_settings(self, rank="[0, inf)", like_gamma="[0, 1]")
+        self._normalize_rules("like_gammas")
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name."""
-        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "LowRank")
-        check_gamma_rules(self.like_gammas, chosen, "like_gammas")
-        return choose_ranks("LowRank", chosen, self.rank, self._rank)
+        chosen = self.selected(spec)
+        gammas = gammas_of(chosen, self.like_gammas, self.like_gamma, "like_gammas")
+        ranks = {block.name: lowrank_rank(block.shape, gammas[block.name]) for block in chosen}
+        return choose_ranks("LowRank", chosen, self.rank, ranks)
 
-    def _rank(self, block: Block) -> int:
-        return lowrank_rank(block.shape, gamma_of(block.name, self.like_gammas, self.like_gamma))
+    def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
+        """Return X and Y, and T for convolutions."""
+        weight = base[name]
+        he = by_factor(self.start, name, base)
+        return draw_factors(key, name, weight, rank, None if he else initial_std(name, weight, self.start))
 
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis: factors are coordinates."""
-        return {}
-
-    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return random factors, and dense weights from the base."""
-        spec = Spec.of(base)
-        ranks = self.ranks(spec)
-        coords: Tree = {}
-        for name, w in base.items():
-            if name not in ranks:
-                coords[name] = w
-                continue
-            rank, matrix = ranks[name], is_matrix(w.shape)
-            stds, drawn = factor_stds(w.shape, rank), draw
-            if not by_factor(self.start, spec, w.shape):
-                factor_std = matrix_factor_std if matrix else tucker_factor_std
-                stds, drawn = dict.fromkeys("txy", factor_std(initial_std(name, w, self.start), rank)), draw_exact
-            if not matrix:
-                coords[f"{name}/t"] = drawn(key, name, "t", (rank, rank, *w.shape[2:]), stds["t"], w)
-            coords[f"{name}/x"] = drawn(key, name, "x", (w.shape[0], rank), stds["x"], w)
-            coords[f"{name}/y"] = drawn(key, name, "y", (w.shape[1], rank), stds["y"], w)
-        return coords
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return products of factors, and dense weights."""
-        return {name: coords[name] if name in coords else _compose(name, w, coords) for name, w in base.items()}
-
-
-def _compose(name: str, weight: Tensor, coords: Tree) -> Tensor:
-    x, y = coords[f"{name}/x"], coords[f"{name}/y"]
-    return x @ y.T if is_matrix(weight.shape) else tucker(coords[f"{name}/t"], x, y, weight.shape)
+    def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        """Return X Y^T, or T x1 X x2 Y."""
+        return product_of(name, base[name], coords)
 
 
 @register("space", "pufferfish", paper="Wang et al., MLSys 2021")
 @dataclass(frozen=True)
-class Pufferfish(Space):
+class Pufferfish(FactorizedSpace):
     """Train late convolutions as a thin convolution followed by a 1x1 one; early and linear layers stay dense.
 
         W[o, i, k] = sum_r U[o, r] V[r, i, k],      r = ratio O       U: (O, r)   V: (r, I, K, K)
@@ -199,19 +161,11 @@ class Pufferfish(Space):
     modules_to_save: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fraction(ratio=self.ratio)
-        if not self.ratio:
-            raise ConfigError("ratio must be above 0; write for example ratio = 0.25")
-        if isinstance(self.first_dense, bool) or not isinstance(self.first_dense, int) or self.first_dense < 0:
-            raise ConfigError(f"first_dense must be an integer of 0 or more, not {self.first_dense!r}")
-
-    def check(self, spec: Spec) -> None:
-        """Raise a ConfigError unless at least one weight becomes smaller."""
-        self.ranks(spec)
+        check_settings(self, ratio="(0, 1]", first_dense="[0, inf)")
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name."""
-        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "Pufferfish")
+        chosen = self.selected(spec)
         chosen = tuple(block for block in chosen if not is_matrix(block.shape)) or chosen[:-1] or chosen
         late = chosen[self.first_dense :]
         if not late:
@@ -229,39 +183,23 @@ class Pufferfish(Space):
             raise none_smaller("Pufferfish", late)
         return ranks
 
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis: factors are coordinates."""
-        return {}
+    def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
+        """Return U and V."""
+        weight = base[name]
+        std = factor_std(initial_std(name, weight), rank, core=False)
+        shapes = {"u": (weight.shape[0], rank), "v": (rank, *weight.shape[1:])}
+        return {
+            f"{name}/{part}": draw(key, name, part, shape, std, weight, exact=True) for part, shape in shapes.items()
+        }
 
-    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return random factors, and dense weights from the base."""
-        ranks = self.ranks(Spec.of(base))
-        coords: Tree = {}
-        for name, w in base.items():
-            if name not in ranks:
-                coords[name] = w
-                continue
-            rank = ranks[name]
-            std = matrix_factor_std(initial_std(name, w), rank)
-            coords[f"{name}/u"] = draw_exact(key, name, "u", (w.shape[0], rank), std, w)
-            coords[f"{name}/v"] = draw_exact(key, name, "v", (rank, *w.shape[1:]), std, w)
-        return coords
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return products of factors, and dense weights."""
-        out: Tree = {}
-        for name, w in base.items():
-            if name in coords:
-                out[name] = coords[name]
-            else:
-                thin = coords[f"{name}/v"]
-                out[name] = (coords[f"{name}/u"] @ thin.reshape(thin.shape[0], -1)).reshape(w.shape)
-        return out
+    def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        """Return U V."""
+        return (coords[f"{name}/u"] @ coords[f"{name}/v"].flatten(1)).reshape(base[name].shape)
 
 
 @register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
 @dataclass(frozen=True)
-class FactorizedFL(Space):
+class FactorizedFL(FactorizedSpace):
     """Train each weight as the outer product of two vectors, plus a residual of full size that should become sparse.
 
         W[o, i] = v[o] u[i] + mu[o, i]
@@ -291,49 +229,31 @@ class FactorizedFL(Space):
     prune: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prune < math.inf:
-            raise ConfigError(f"prune must be 0 or more, not {self.prune}")
+        check_settings(self, prune="[0, inf)")
 
-    def check(self, spec: Spec) -> None:
-        """Raise a ConfigError if the model has no matrix and no convolution to factorize."""
-        self._names(spec)
+    def ranks(self, spec: Spec) -> dict[str, int]:
+        """Return rank 1 for every factorized weight."""
+        return {block.name: 1 for block in self.selected(spec)}
 
-    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return an empty basis: factors are coordinates."""
-        return {}
+    def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
+        """Return u, v and mu."""
+        weight = base[name]
+        (o, i, k), matrix = out_in_kernel(weight.shape), is_matrix(weight.shape)
+        goal = initial_std(name, weight) * (math.sqrt(0.5) if matrix else 1.0)
+        std = factor_std(goal, 1, core=False)
+        return {
+            f"{name}/u": draw(key, name, "u", (i if matrix else k,), std, weight),
+            f"{name}/v": draw(key, name, "v", (o,) if matrix else (o, i), std, weight),
+            f"{name}/mu": draw(key, name, "mu", weight.shape, goal, weight) if matrix else torch.zeros_like(weight),
+        }
 
-    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return random factors, and dense weights from the base."""
-        names = self._names(Spec.of(base))
-        coords: Tree = {}
-        for name, w in base.items():
-            if name not in names:
-                coords[name] = w
-                continue
-            o, i, k = out_in_kernel(w.shape)
-            matrix = is_matrix(w.shape)
-            goal = initial_std(name, w) * (math.sqrt(0.5) if matrix else 1.0)
-            std = matrix_factor_std(goal, 1)
-            coords[f"{name}/u"] = draw(key, name, "u", (i if matrix else k,), std, w)
-            coords[f"{name}/v"] = draw(key, name, "v", (o,) if matrix else (o, i), std, w)
-            coords[f"{name}/mu"] = draw(key, name, "mu", w.shape, goal, w) if matrix else torch.zeros_like(w)
-        return coords
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return products plus residuals, and dense weights."""
-        return {name: coords[name] if name in coords else _compose_sparse(name, w, coords) for name, w in base.items()}
+    def product(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        """Return v u^T + mu."""
+        u, v, mu = (coords[f"{name}/{part}"] for part in ("u", "v", "mu"))
+        return (v[..., None] * u).reshape(base[name].shape) + mu
 
     def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without values of `mu` below `prune`."""
         residuals = [f"{name}/mu" for name in base if name not in coords]
         pruned = {name: coords[name].masked_fill(coords[name].abs() < self.prune, 0.0) for name in residuals}
         return self.expand(base, basis, {**coords, **pruned})
-
-    def _names(self, spec: Spec) -> frozenset[str]:
-        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FactorizedFL")
-        return frozenset(block.name for block in chosen)
-
-
-def _compose_sparse(name: str, weight: Tensor, coords: Tree) -> Tensor:
-    u, v, mu = (coords[f"{name}/{part}"] for part in ("u", "v", "mu"))
-    return (v[..., None] * u).reshape(weight.shape) + mu

@@ -74,5 +74,4 @@ def _table(config: Any) -> Mapping[str, Any]:
         return config
     if not hasattr(config, "to_dict") or not hasattr(config, "lora_alpha"):
         raise ConfigError(f"expected a LoraConfig of peft, its dictionary or a folder, not {type(config).__name__}")
-    table: Mapping[str, Any] = config.to_dict()
-    return table
+    return config.to_dict()

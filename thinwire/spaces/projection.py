@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from torch import Tensor
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import key_words, multiply_generated, square_sums, unit_scales
@@ -66,6 +67,7 @@ class Sizes(NamedTuple):
 class _Projection(Space):
     """Common part of MAPA, MAPAX and MAPO."""
 
+    additive = True  # U is linear
     entries: Entries = "sign"
     normalize: Normalize = "row"
     layout: Layout = "permuted"
@@ -73,18 +75,7 @@ class _Projection(Space):
     scale: Scale = "isometric"
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES:
-            if getattr(self, name) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
-        if self.redraw_every < 0:
-            raise ConfigError(
-                f"redraw_every must be 0 (one basis for all rounds) or a number of rounds, not {self.redraw_every}"
-            )
-
-    @property
-    def additive(self) -> bool:
-        """True: U is linear."""
-        return True
+        check_settings(self, redraw_every="[0, inf)")
 
     def sizes(self, d: int) -> Sizes:
         """Return k, p and e for a model of d weights, or raise a ConfigError."""
@@ -267,9 +258,6 @@ class MAPAX(_Projection):
             raise ConfigError(f"segment must be from 1 to the number of weights, {d:,}, not {self.segment}")
         k = self.k or -(-d // (self.segment or min(d, 1024)))
         return _sizes(d, k, self.p or max(1, round((self.budget or 128) / k)))
-
-
-_CHOICES = (("entries", Entries), ("normalize", Normalize), ("layout", Layout), ("scale", Scale))
 
 
 def _derived_size(d: int) -> int:

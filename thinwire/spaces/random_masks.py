@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,10 @@ from torch import Tensor
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space
-from thinwire.spaces.lora import Unmerged
+from thinwire.spaces.base import AdapterSpace
 
 Weights = Literal["signed", "base"]
 Test = Literal["mean", "sample", "round"]
@@ -35,7 +34,7 @@ _P = "/p"
 
 @register("space", "fedpm", paper="Isik et al., ICLR 2023")
 @dataclass(frozen=True)
-class FedPM(Space):
+class FedPM(AdapterSpace):
     """Train the probabilities with which the weights of a frozen random network are kept.
 
         W = W0 * m,    m ~ Bernoulli(p)    in every local step, with the gradient of p (straight-through)
@@ -61,25 +60,14 @@ class FedPM(Space):
     `expand` returns the mean W0 p, and in training a sample. Not a `Mask`, which decides which weights are trained.
     """
 
+    reparametrized = True  # clients train scores
     weights: Weights = "signed"
     gain: float = 1.0
     start: float = 0.5
     test: Test = "mean"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        for name, known in (("weights", Weights), ("test", Test)):
-            if (value := getattr(self, name)) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")
-        if not 0 < self.gain < math.inf:
-            raise ConfigError(f"gain must be above 0, not {self.gain}; write for example gain = 1.0")
-        if not EPSILON <= self.start <= 1 - EPSILON:
-            raise ConfigError(f"start must be a probability from {EPSILON} to {1 - EPSILON}, not {self.start}")
-
-    @property
-    def reparametrized(self) -> bool:
-        """True: clients train scores."""
-        return True
+        check_settings(self, gain="(0, inf)", start=f"[{EPSILON}, {1 - EPSILON}]")
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if no weight has two axes."""
@@ -113,10 +101,6 @@ class FedPM(Space):
         limit = dict.fromkeys(base, 0.5) if self.test == "round" else basis
         return self._times(base, lambda name: (coords[name + _P] > limit[name]).to(base[name].dtype))
 
-    def unmerged(self) -> Space:
-        """Return the space of scores, which samples masks."""
-        return Unmerged(self)
-
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of masks sampled from scores, with the gradient of their probabilities."""
 
@@ -147,12 +131,12 @@ class FedPM(Space):
 
 
 _C = "/c"
-_LEAST = 2.0**-20  # of the largest noise: no update is divided by less
+SMALLEST = 2.0**-20  # of the largest noise: no update is divided by less
 
 
 @register("space", "fedmrn", paper="Li et al., ACM Multimedia 2024")
 @dataclass(frozen=True)
-class FedMRN(Space):
+class FedMRN(AdapterSpace):
     """Train updates that become masks of random noise, drawn from the shared seed in every round.
 
         W = W0 + n * c,    n uniform in (-noise, noise);   c in [0, 1], or with `signed` in [-1, 1]
@@ -176,26 +160,24 @@ class FedMRN(Space):
     The paper draws other noise for each client; here it is that of the round, so that masks of clients can be averaged.
     """
 
+    reparametrized = True  # clients train updates
     noise: float = 0.01
     signed: bool = True
     progressive: bool = True
     redraw_every: int = 1
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 < self.noise < math.inf:
-            raise ConfigError(f"noise must be above 0, not {self.noise}; write for example noise = 0.01")
-        if self.redraw_every < 0:
-            raise ConfigError(f"redraw_every must be 0 (never) or a number of rounds, not {self.redraw_every}")
-
-    @property
-    def reparametrized(self) -> bool:
-        """True: clients train updates."""
-        return True
+        check_settings(self, noise="(0, inf)", redraw_every="[0, inf)")
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Draw the noise."""
-        return {block.name: self._draw(key.fold("noise", block.name), block.shape, device) for block in spec}
+        drawn: Tree = {}
+        for block in spec:
+            unit = key.fold("noise", block.name).uniform(*block.shape, device=device) * 2 - 1
+            # none of it too close to 0 to divide by
+            far = torch.where(unit < 0, unit.clamp(max=-SMALLEST), unit.clamp(min=SMALLEST))
+            drawn[block.name] = far * self.noise
+        return drawn
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return zeros."""
@@ -204,10 +186,6 @@ class FedMRN(Space):
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base plus the noise times the coordinates."""
         return {name: w + basis[name].to(w.dtype) * coords[name + _C] for name, w in base.items()}
-
-    def unmerged(self) -> Space:
-        """Return the space of updates, which samples masks."""
-        return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base plus updates, some of them replaced by samples, with the gradient of the updates."""
@@ -220,11 +198,6 @@ class FedMRN(Space):
     def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
         """Return the coordinates of updates, within their range."""
         return {name: self._share(basis[name.removesuffix(_C)].to(u.dtype), u) for name, u in trained.items()}
-
-    def _draw(self, key: Key, shape: tuple[int, ...], device: Device) -> Tensor:
-        """Uniform noise, none of it too close to 0 to divide by."""
-        unit = key.uniform(*shape, device=device) * 2 - 1
-        return torch.where(unit < 0, unit.clamp(max=-_LEAST), unit.clamp(min=_LEAST)) * self.noise
 
     def _share(self, noise: Tensor, update: Tensor) -> Tensor:
         return (update / noise).clamp(-1.0 if self.signed else 0.0, 1.0)

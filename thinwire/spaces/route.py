@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec, select
+from thinwire.core.spec import Spec, as_rules, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Full, Space
-from thinwire.spaces.lora import Unmerged
+from thinwire.spaces.base import AdapterSpace, Full, Space
 
 _WHOLE = "model/"  # prefix of coordinates that belong to no single weight
 
@@ -32,7 +31,7 @@ Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 @register("space", "route")
 @dataclass(frozen=True)
-class Route(Space):
+class Route(AdapterSpace):
     """Train different blocks of a model in different spaces; the first rule that matches a block applies.
 
         weights[block] = space(block).expand(...)[block],    space(block): of the first rule that matches
@@ -62,18 +61,10 @@ class Route(Space):
     rules: tuple[Rule | Pair, ...] = (Rule(("*",), Full()),)
 
     def __post_init__(self) -> None:
-        rules = []
-        for rule in self.rules:
-            if not isinstance(rule, Rule):
-                if not isinstance(rule, tuple) or len(rule) != 2:
-                    raise ConfigError(f"a rule of Route is a pair of selectors and a space, not {rule!r}")
-                rule = Rule((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])
-            if not rule.on:
-                raise ConfigError(f"a rule for {rule.space!r} selects nothing; write for example on = ['*']")
-            rules.append(rule)
+        rules = as_rules(Rule, self.rules, "rules of Route")
         if not rules:
             raise ConfigError("Route needs at least one rule, for example ('*', Full())")
-        object.__setattr__(self, "rules", tuple(rules))  # normalized, so that equal routes compare equal
+        object.__setattr__(self, "rules", rules)  # normalized, so that equal routes compare equal
         if odd := [rule.space for rule in rules if rule.space.stacking is not None]:
             raise ConfigError(
                 f"{type(odd[0]).__name__} cannot be part of a Route; use it alone, and write target_modules and "
@@ -96,17 +87,17 @@ class Route(Space):
         return max(space.redraw_every for space in self._spaces())
 
     @property
-    def reparametrized(self) -> bool:
+    def reparametrized(self) -> bool:  # type: ignore[override]
         """Whether clients train other values than the coordinates in one of the spaces."""
         return any(space.reparametrized for space in self._spaces())
 
     @property
-    def reads_base(self) -> bool:
+    def reads_base(self) -> bool:  # type: ignore[override]
         """Whether the basis of one of the spaces depends on the initial weights."""
         return any(space.reads_base for space in self._spaces())
 
     @property
-    def counts_from_start(self) -> bool:
+    def counts_from_start(self) -> bool:  # type: ignore[override]
         """Whether one of the spaces stores factors as changes."""
         return any(space.counts_from_start for space in self._spaces())
 
@@ -142,19 +133,14 @@ class Route(Space):
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates of all spaces."""
         out: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            if names:
-                part = space.init(restrict(base, names), _basis_of(basis, i), _key(key, i))
-                out.update({_to_route(name, i): block for name, block in part.items()})
+        for i, space, own, drawn, _ in self._each(base, basis, {}):
+            part = space.init(own, drawn, _key(key, i))
+            out.update({_to_route(name, i): block for name, block in part.items()})
         return out
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of all spaces, in the order of the model."""
         return self._combine(base, basis, coords, lambda space, *trees: space.expand(*trees))
-
-    def unmerged(self) -> Space:
-        """Return a route that keeps the adapters of its spaces apart from the weights."""
-        return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of all spaces, followed by the adapters of spaces that have them."""
@@ -174,33 +160,33 @@ class Route(Space):
 
     def _combine(self, base: Tree, basis: Tree, coords: Tree, weights_of: _Function) -> Tree:
         made: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            if names:
-                own = frozenset(names)
-                part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-                made.update(weights_of(space, restrict(base, names), _basis_of(basis, i), part))
+        for _, space, *trees in self._each(base, basis, coords):
+            made.update(weights_of(space, *trees))
         adapters = {name: block for name, block in made.items() if name not in base}
         return {name: made[name] for name in base} | adapters
 
     def _convert(self, base: Tree, basis: Tree, coords: Tree, change: _Function) -> Tree:
         made: Tree = {}
-        for i, (space, names) in enumerate(self._assign(tuple(base))):
-            own = frozenset(names)
-            part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-            if part:
-                after = change(space, restrict(base, names), _basis_of(basis, i), part)
-                made.update({_to_route(name, i): block for name, block in after.items()})
+        for i, space, *trees in self._each(base, basis, coords):
+            made.update({_to_route(name, i): block for name, block in change(space, *trees).items()})
         return {name: made[name] for name in coords}
 
+    def _each(self, base: Tree, basis: Tree, coords: Tree) -> Iterator[tuple[int, Space, Tree, Tree, Tree]]:
+        """Of each rule that has blocks its number, space, base, basis and coordinates."""
+        for i, (space, names) in enumerate(self._assign(tuple(base))):
+            if names:
+                own = frozenset(names)
+                part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
+                yield i, space, restrict(base, names), _basis_of(basis, i), part
+
     def _spaces(self) -> list[Space]:
-        return [rule.space for rule in self.rules if isinstance(rule, Rule)]  # all are, since __post_init__
+        return [rule.space for rule in cast("tuple[Rule, ...]", self.rules)]  # all are, since __post_init__
 
     def _assign(self, names: tuple[str, ...]) -> list[tuple[Space, tuple[str, ...]]]:
         """Return the space and the blocks of each rule. Only the rule `*` may match no remaining block."""
         free = dict.fromkeys(names)
         assigned = []
-        for rule in self.rules:
-            assert isinstance(rule, Rule)
+        for rule in cast("tuple[Rule, ...]", self.rules):
             mine = tuple(name for name in select(names, rule.on, what="rule") if name in free)
             if not mine and rule.on != ("*",):
                 raise ConfigError(

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from thinwire.aggregators.base import Aggregator
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, restrict, tmap, weighted_mean
 from thinwire.privacy.base import Privacy
@@ -21,9 +22,8 @@ from thinwire.testing.common import (
     check_spec,
     check_tree,
     close,
+    pure,
     random_tree,
-    repeatable,
-    unchanged,
 )
 
 
@@ -41,12 +41,10 @@ def check_sketch(sketch: Sketch) -> None:
     for names in (tuple(COORDS), tuple(COORDS)[1:3], ()):
         some = [restrict(delta, names) for delta in deltas]
         coords, key = Spec.of(some[0]), KEY.fold("sketch", len(names))
-        with unchanged("encode", *some):
-            codes = [repeatable("encode", partial(sketch.encode, delta, key)) for delta in some]
+        codes = [pure("encode", sketch.encode, delta, key) for delta in some]
         check_spec("encode", codes[0], sketch.spec(coords))
         mean = weighted_mean(codes, [1.0, 2.0, 3.0])
-        with unchanged("decode", mean):
-            decoded = repeatable("decode", partial(sketch.decode, mean, coords, key))
+        decoded = pure("decode", sketch.decode, mean, coords, key)
         check_spec("decode", decoded, coords)
         direct = sketch.encode(weighted_mean(some, [1.0, 2.0, 3.0]), key)
         decoded_each = weighted_mean([sketch.decode(code, coords, key) for code in codes], [1.0, 2.0, 3.0])
@@ -72,13 +70,9 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
     never = schedule.never(spec)
     assert isinstance(never, frozenset), f"never must return a frozenset, not {type(never).__name__}"
     assert never <= set(spec.names), f"never names blocks that do not exist: {sorted(never - set(spec.names))}"
-    state = repeatable("init", lambda: schedule.init(spec))
+    state = pure("init", schedule.init, spec)
     for version in range(20):
-        with unchanged("plan", state):
-            plan = schedule.plan(state, spec, version)
-            assert plan == schedule.plan(state, spec, version), (
-                f"plan returns another plan the second time for version {version}"
-            )
+        plan = pure("plan", schedule.plan, state, spec, version)
         assert isinstance(plan, Plan), f"plan must return a Plan, not {type(plan).__name__}"
         assert isinstance(plan.names, frozenset), (
             f"the names of a plan are a frozenset, not {type(plan.names).__name__}"
@@ -90,13 +84,10 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
         planned = spec.restrict(plan.names)
         shapes = {block.name: block.shape for block in planned}
         deltas = [random_tree(shapes, KEY.fold("delta", version, i)) for i in range(2)]
-        with unchanged("report", *deltas):
-            reports = [repeatable("report", partial(schedule.report, delta, plan)) for delta in deltas]
+        reports = [pure("report", schedule.report, delta, plan) for delta in deltas]
         check_spec("report", reports[0], Spec.of(schedule.report(planned.shapes(), plan)))
         mean, mean_report = weighted_mean(deltas, [1.0, 1.0]), weighted_mean(reports, [1.0, 1.0])
-        with unchanged("observe", state, mean, mean_report):
-            observe = partial(schedule.observe, state, plan, mean, mean_report)
-            state = repeatable("observe", observe)
+        state = pure("observe", schedule.observe, state, plan, mean, mean_report)
         check_tree("observe", state)
 
 
@@ -109,14 +100,15 @@ def check_privacy(privacy: Privacy) -> None:
     >>> check_privacy(NoPrivacy())
     """
     check_part(privacy)
-    mean = partial(weighted_mean, weights=[1.0, 1.0])
+
+    def aggregate(codes: list[Tree], key: Key) -> Tree:
+        return privacy.aggregate(codes, partial(weighted_mean, weights=[1.0, 1.0]), 2, key)
+
     for code in (random_tree(COORDS, KEY.fold("code")), tmap(torch.zeros_like, random_tree(COORDS, KEY)), {}):
-        for what, call in (
-            ("bound", partial(privacy.bound, code, KEY.fold("bound"))),
-            ("aggregate", partial(privacy.aggregate, [code, code], mean, 2, KEY.fold("release"))),
+        for what, out in (
+            ("bound", pure("bound", privacy.bound, code, KEY.fold("bound"))),
+            ("aggregate", pure("aggregate", aggregate, [code, code], KEY.fold("release"))),
         ):
-            with unchanged(what, code):
-                out = repeatable(what, call)
             check_spec(what, out, Spec.of(code))
             for name, block in out.items():
                 assert bool(torch.isfinite(block).all()), f"{what} returned a value in {name!r} that is not finite"
@@ -139,13 +131,11 @@ def check_aggregator(aggregator: Aggregator) -> None:
         cases: list[list[Tree]] = [random, equal, [tmap(torch.zeros_like, tree) for tree in random], [{}] * clients]
         for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
-            with unchanged("admit", *trees):
-                codes, weights = aggregator.admit(trees, given)
+            codes, weights = pure("admit", aggregator.admit, trees, given)
             assert len(codes) == len(weights) == clients, "admit must return a tree and a weight for each client"
             assert all(0 <= weight < math.inf for weight in weights), f"admit returned the weights {weights}"
             assert any(weights), "admit must return at least one weight above 0"
-            with unchanged("of", *codes):
-                out = repeatable("of", partial(aggregator.of, codes, weights))
+            out = pure("of", aggregator.of, codes, weights)
             check_spec("of", out, Spec.of(trees[0]))
             seen = _with_products if aggregator.of_values else dict  # one adapter is many pairs of factors
             if trees is equal and not aggregator.clips:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, same, tmap
+from thinwire.core.tree import Tree, same
+
+T = TypeVar("T")
 
 KEY = Key(2026)
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -53,33 +55,35 @@ def _collect_classes(value: Any, names: dict[str, Any]) -> None:
         names[type(value).__name__] = type(value)
         for field in dataclasses.fields(value):
             _collect_classes(getattr(value, field.name), names)
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            _collect_classes(inner, names)
-    elif isinstance(value, tuple | list | frozenset):
-        for inner in value:
+    elif isinstance(value, Mapping | tuple | list | frozenset):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             _collect_classes(inner, names)
 
 
-@contextmanager
-def unchanged(what: str, *trees: Tree) -> Iterator[None]:
-    """Check that the block changes none of the trees and draws nothing from torch's global generator."""
-    before = [tmap(torch.clone, tree) for tree in trees]
-    generator = torch.get_rng_state()
-    yield
-    for tree, was in zip(trees, before, strict=True):
-        assert same(tree, was), f"{what} must not change its arguments in place"
+def pure(what: str, call: Callable[..., T], *args: Any) -> T:
+    """Call a function twice and return its result.
+
+    Check that the results are equal, that no argument has changed, and that nothing is drawn from torch's generator.
+    """
+    before, generator = copy.deepcopy(args), torch.get_rng_state()
+    first, second = call(*args), call(*args)
+    assert _equal(args, before), f"{what} must not change its arguments in place"
     assert torch.equal(torch.get_rng_state(), generator), (
         f"{what} must draw from the key, not from torch's global generator"
     )
-
-
-def repeatable(what: str, call: Callable[[], Tree]) -> Tree:
-    """Call a function twice, check that both results are equal, and return the result."""
-    first, second = call(), call()
-    check_tree(what, first)
-    assert same(first, second), f"{what} returns another result the second time"
+    assert _equal(first, second), f"{what} returns another result the second time"
     return first
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether values are equal; tensors in them, bit for bit."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and same({"": a}, {"": b})
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)
 
 
 def check_tree(what: str, tree: Any) -> None:

@@ -18,11 +18,9 @@ from thinwire.testing.common import (
     check_close,
     check_part,
     check_spec,
-    check_tree,
     nudge,
+    pure,
     random_tree,
-    repeatable,
-    unchanged,
 )
 
 
@@ -47,11 +45,9 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     every = space.redraw_every
     assert type(every) is int, f"redraw_every must be a number of rounds, not {every!r}"
     assert every >= 0, f"redraw_every must be 0 (never) or a number of rounds, not {every!r}"
-    with unchanged("check, basis and init", base):
-        space.check(spec)
-        basis = repeatable("basis", lambda: space.basis_from(base, KEY.fold("basis"), "cpu"))
-        coords = repeatable("init", lambda: space.init(base, basis, KEY.fold("init")))
-    check_tree("init", coords)
+    space.check(spec)
+    basis = pure("basis", space.basis_from, base, KEY.fold("basis"), "cpu")
+    coords = pure("init", space.init, base, basis, KEY.fold("init"))
     for name, block in coords.items():
         owner = name.split("/", 1)[0]
         assert name in base or owner in base or owner == "model", (
@@ -68,9 +64,8 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
         again = space.init(base, other, KEY.fold("init"))
         assert same(coords, again), "init of a space that redraws its basis must not depend on the values in it"
 
-    with unchanged("expand", base, basis, coords):
-        made = repeatable("expand", lambda: space.expand(base, basis, coords))
-        used = space.evaluation_weights(base, basis, coords)
+    made = pure("expand", space.expand, base, basis, coords)
+    used = pure("evaluation_weights", space.evaluation_weights, base, basis, coords)
     check_spec("expand", made, spec)
     check_spec("evaluation_weights", used, spec)
     if starts_at_base:
@@ -100,9 +95,8 @@ def _check_gradient(space: Space, base: Tree, basis: Tree, coords: Tree) -> None
     step = 1e-2
     for i, (point, slope) in enumerate(zip(points, slopes, strict=True)):
         direction = nudge(scale(coords, 0.0), KEY.fold("way", i), 1.0)
-        difference = float(value(add(point, scale(direction, step))) - value(sub(point, scale(direction, step)))) / (
-            2 * step
-        )
+        way = scale(direction, step)
+        difference = float(value(add(point, way)) - value(sub(point, way))) / (2 * step)
         parts = [(slope[name].double() * direction[name].double()).flatten() for name in coords]
         size = math.sqrt(sum(float(part.square().sum()) for part in parts))
         slope_along = float(torch.cat(parts).sum())

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from thinwire.core import threads
+from thinwire.core import parallel
 from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, add, cut, flatten, repeat, stack, unstack, zeros_like
-from thinwire.spaces.lora import A, B, Unmerged
+from thinwire.core.tree import Tree, add, flatten, repeat, stack, unstack, zeros_like
+from thinwire.core.vector import Vector
+from thinwire.spaces.lora import A, B
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
 from thinwire.training.step import (
@@ -68,15 +69,14 @@ def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
         return _from_zero(one, opt)
     if one.model.explicit and not one.trainable and len({block.dtype for block in one.start.values()}) == 1:
         # one call of torch for all blocks
-        one = replace(one, start=cut(flatten(one.start), list(one.start), list(one.start.values())))
+        one = replace(one, start=Vector(flatten(one.start), list(one.start), list(one.start.values())))
     return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
 
 
 def _from_zero(one: TrainingInputs, opt: State) -> TrainingOutcome:
     """Train from the weights of the start: of all coordinates, only those that this client moves differ from zero."""
     with torch.no_grad():
-        base = one.space.expand(one.base, one.basis, one.start)
-    moved = replace(one, base=base, start=zeros_like(one.start))
+        moved = replace(one, base=one.expand(one.start), start=zeros_like(one.start))
     outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved, opt)
     return outcome._replace(coords=add(one.start, outcome.coords))
 
@@ -122,13 +122,13 @@ def can_fold(inputs: TrainingInputs) -> bool:
     model = inputs.model
     if not isinstance(model, Functional) or not getattr(model.module, "independent_rows", False):
         return False
-    if not isinstance(inputs.space, Unmerged) or inputs.buffers or inputs.work.accumulate > 1:
+    if inputs.buffers or inputs.work.accumulate > 1:
         return False
     if inputs.optimizer.forward_only or inputs.penalty.active or model.logit_adjustment or model.adapter_dropout:
         return False
     if any(getattr(layer, "gradient_checkpointing", False) for layer in model.module.modules()):
         return False  # refused by vmap with a reason
-    weights = inputs.space.expand(inputs.base, inputs.basis, unstack(inputs.start, 0))
+    weights = inputs.expand(unstack(inputs.start, 0))
     known = {*inputs.base, *(name + part for name in inputs.base for part in (A, B))}
     return weights.keys() <= known and all(weights[name] is block for name, block in inputs.base.items())
 
@@ -140,8 +140,7 @@ def folded(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Step:
     change = vmap(make_change(inputs, lr_factor))
 
     def adapters(coords: Tree) -> Tree:
-        weights = inputs.space.expand(base, inputs.basis, coords)
-        return {name: block for name, block in weights.items() if name not in base}
+        return {name: block for name, block in inputs.expand(coords).items() if name not in base}
 
     def step(
         coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
@@ -199,7 +198,7 @@ class ThreadPoolTrainer:
     def _train_all(self, train_one: Callable[[int], TrainingOutcome], clients: int) -> list[TrainingOutcome]:
         """The outcomes of all clients, in order."""
         if self._pool is None:
-            self._pool = threads.start(self.workers)
+            self._pool = parallel.start(self.workers)
             # torch imports some modules lazily, which two threads must not do at the same time
             self._pool.submit(train_one, 0).result()
         jobs = [self._pool.submit(train_one, i) for i in range(clients)]

@@ -10,18 +10,17 @@ that all batches have one shape; the repeated ones do not count in the loss.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from thinwire.core.key import Key, permutations
 from thinwire.core.reference import is_reference
-from thinwire.core.registry import short_repr
-from thinwire.core.text import check_numbers
+from thinwire.core.registry import rare, short_repr
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 
 
@@ -46,28 +45,22 @@ class Local:
     epochs: int = 1
     batch: int = 32
     steps: int = 0
-    logit_adjustment: float = field(default=0.0, metadata={"rare": True})
-    pseudo_count: float = field(default=0.5, metadata={"rare": True})
-    accumulate: int = field(default=1, metadata={"rare": True})
-    trainer: str | Callable[..., Any] = field(default="", metadata={"rare": True})
+    logit_adjustment: float = rare(0.0)
+    pseudo_count: float = rare(0.5)
+    accumulate: int = rare(1)
+    trainer: str | Callable[..., Any] = rare("")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.epochs < 1:
-            raise ConfigError(f"epochs must be 1 or more, not {self.epochs}")
-        if self.batch < 0:
-            raise ConfigError(f"batch must be 0 (all examples) or more, not {self.batch}")
-        if self.steps < 0:
-            raise ConfigError(f"steps must be 0 (whole epochs) or more, not {self.steps}")
-        if not 0 <= self.logit_adjustment < math.inf:
-            raise ConfigError(
-                f"logit_adjustment must be 0 (none) or more, not {self.logit_adjustment}; write for example 1.0"
-            )
-        if not 0 < self.pseudo_count < math.inf:
-            raise ConfigError(f"pseudo_count must be above 0, not {self.pseudo_count}; write for example 0.5")
-        if self.accumulate < 1:
-            raise ConfigError(f"accumulate must be 1 (no parts) or a number of parts of a batch, not {self.accumulate}")
+        check_settings(
+            self,
+            epochs="[1, inf)",
+            batch="[0, inf)",
+            steps="[0, inf)",
+            logit_adjustment="[0, inf)",
+            pseudo_count="(0, inf)",
+            accumulate="[1, inf)",
+        )
         if not (callable(self.trainer) or self.trainer == "" or is_reference(str(self.trainer))):
             raise ConfigError(
                 f"trainer must be a function fit(model, records) or a reference to one, not {self.trainer!r}; write "
@@ -106,46 +99,26 @@ def plan_rounds(rounds: Sequence[tuple[Sequence[int], Sequence[Key]]], local: Lo
         rounds: sizes and keys of the clients of each round.
         local: how much to train.
     """
-    plans = [_Plan.of(sizes, local) for sizes, _ in rounds]
-    drawn = [
-        (key.fold("epoch", epoch), n)
-        for (sizes, keys), plan in zip(rounds, plans, strict=True)
-        for key, n, count in zip(keys, sizes, plan.epochs, strict=True)
-        for epoch in range(count)
-    ]
-    orders = iter(permutations([key for key, _ in drawn], [n for _, n in drawn]))
-    return [plan.fill(orders) for plan in plans]
-
-
-class _Plan(NamedTuple):
-    """The batches of a round before the order of examples is drawn."""
-
-    width: int
-    shapes: list[tuple[np.ndarray, np.ndarray]]  # of an epoch of each client, see `_epoch`
-    steps: list[int]
-    epochs: list[int]
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], local: Local) -> _Plan:
-        """The plan of clients with so many examples."""
+    plans, drawn = [], []
+    for sizes, keys in rounds:
         width = max(min(n, local.batch) if local.batch else n for n in sizes)
-        shapes = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
-        steps = [local.steps or local.epochs * len(rows) for _, rows in shapes]
-        return cls(
-            width, shapes, steps, [-(-count // len(rows)) for count, (_, rows) in zip(steps, shapes, strict=True)]
-        )
-
-    def fill(self, orders: Iterator[np.ndarray]) -> Batches:
-        """The batches, given the next random orders of all clients and epochs."""
-        steps = self.steps
-        index = np.zeros((len(steps), max(steps), self.width), np.int64)
-        rows = np.zeros((len(steps), max(steps)), np.int64)
-        for i, (places, one) in enumerate(self.shapes):
-            for first in range(0, steps[i], len(one)):  # an epoch; the last one may be cut short
-                part = slice(first, min(first + len(one), steps[i]))
+        epochs = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
+        steps = [local.steps or local.epochs * len(rows) for _, rows in epochs]
+        plans.append((width, epochs, steps))
+        for key, n, count, (_, rows) in zip(keys, sizes, steps, epochs, strict=True):
+            drawn += [(key.fold("epoch", epoch), n) for epoch in range(-(-count // len(rows)))]
+    orders = iter(permutations([key for key, _ in drawn], [n for _, n in drawn]))
+    made = []
+    for width, epochs, steps in plans:
+        index = np.zeros((len(steps), max(steps), width), np.int64)
+        rows = np.zeros(index.shape[:2], np.int64)
+        for i, (places, of_epoch) in enumerate(epochs):
+            for first in range(0, steps[i], len(of_epoch)):  # the last epoch may be cut short
+                part = slice(first, min(first + len(of_epoch), steps[i]))
                 count = part.stop - first
-                index[i, part], rows[i, part] = next(orders)[places[:count]], one[:count]
-        return Batches(index, rows)
+                index[i, part], rows[i, part] = next(orders)[places[:count]], of_epoch[:count]
+        made.append(Batches(index, rows))
+    return made
 
 
 def by_size(index: np.ndarray, rows: np.ndarray, sizes: np.ndarray, window: int, key: Key) -> np.ndarray:

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from thinwire.core.tree import FlatTree, Tree, cut
+from thinwire.core.vector import Tree, Vector
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
+from thinwire.kernels.conv_cpu import pair
 from thinwire.kernels.explicit import Layer
 from thinwire.kernels.packed import WASTE, PackedFirst, PackedKernel, PackedNext
 from thinwire.metrics.classification import IGNORED
@@ -118,8 +119,10 @@ class Chain:
             grad = layer.backward(grad, used, grads)  # type: ignore[assignment]
             if grad is None:
                 break
-        if isinstance(weights, FlatTree):
-            return cut(torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like), loss
+        if isinstance(weights, Vector):
+            return Vector(
+                torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like
+            ), loss
         return {name: grads[name] for name in weights}, loss
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -143,16 +146,12 @@ class Chain:
 def _constants(module: nn.Module, weights: Tree) -> Tree:
     """The parameters of a chain that are not trained."""
     named = {name: p.detach() for name, p in module.named_parameters()}
-    if len(named) < sum(len(layer._parameters) for layer in _leaves(module)) - _missing(module):
+    held = [p for layer in _leaves(module) for p in layer._parameters.values() if p is not None]
+    if len(named) < len(held):
         raise UnsupportedModel("the model uses a weight twice, which a chain of layers does not")
     if not named.keys() >= weights.keys():
         raise UnsupportedModel("the method trains more than the weights of the model")
     return {name: p for name, p in named.items() if name not in weights}
-
-
-def _missing(module: nn.Module) -> int:
-    """Parameters that layers do not have, such as absent biases."""
-    return sum(p is None for layer in _leaves(module) for p in layer._parameters.values())
 
 
 def _check(model: Functional, found: Tree, weights: Tree, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> None:
@@ -167,23 +166,20 @@ def _check(model: Functional, found: Tree, weights: Tree, inputs: Tensor, target
 
 def program(module: nn.Module, x: Tensor) -> list[Layer]:
     """The layers of a network for batches of this shape."""
-    names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
     calls = trace(module, x)
-    first = 1 if isinstance(calls[0][0], nn.Flatten) and len(calls) > 1 else 0  # the first with weights
-    if not isinstance(calls[first][0], nn.Conv2d | nn.Linear):
+    first = 1 if isinstance(calls[0].layer, nn.Flatten) and len(calls) > 1 else 0  # the first with weights
+    if not isinstance(calls[first].layer, nn.Conv2d | nn.Linear):
         raise UnsupportedModel("a chain of layers begins with a Conv2d or Linear, after at most one Flatten")
     made: list[Layer] = []
     at = pixels = 0  # channels of images that were flattened in our memory order
     while at < len(calls):
-        layer, shape = calls[at]
-        weight = f"{names[layer]}weight"
-        bias = f"{names[layer]}bias" if getattr(layer, "bias", None) is not None else None
+        layer, shape, weight, bias = calls[at]
         if packed := _packed(calls, at):
             made.append(explicit.ConvReluPool(weight, bias, packed))
             at += 3
             continue
         if isinstance(layer, nn.Conv2d):
-            stride, padding = _pair(layer.stride), _pair(layer.padding)
+            stride, padding = pair(layer.stride), pair(layer.padding)
             made.append(explicit.Conv2d(weight, bias, stride, padding, at == first))
         elif isinstance(layer, nn.Linear):
             made.append(explicit.Linear(weight, bias, pixels, at == first))
@@ -194,13 +190,22 @@ def program(module: nn.Module, x: Tensor) -> list[Layer]:
         else:
             made.append(explicit.ReLU() if isinstance(layer, nn.ReLU) else _pool(layer))
         at += 1
-    if pixels or any(isinstance(layer, nn.Linear) and len(shape) != 2 for layer, shape in calls):
+    if pixels or any(isinstance(call.layer, nn.Linear) and len(call.shape) != 2 for call in calls):
         raise UnsupportedModel("the linear layers of a chain get one row for each example, and one of them is the last")
     return made
 
 
-def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """The layers in the order in which they run, with the shapes of their inputs.
+class Call(NamedTuple):
+    """A layer, the shape of its input, and the names of its weight and bias, if it has them."""
+
+    layer: nn.Module
+    shape: tuple[int, ...]
+    weight: str
+    bias: str | None
+
+
+def trace(module: nn.Module, x: Tensor) -> list[Call]:
+    """The layers in the order in which they run.
 
     Raises UnsupportedModel if the model is not a chain of known layers.
     """
@@ -230,51 +235,49 @@ def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]
     once = len(seen) == len(leaves) == len({layer for layer, *_ in seen}) and len(seen) > 0
     if not (follows and once and end is seen[-1][2] and end.dim() == 2 and end._version == versions[-1]):
         raise UnsupportedModel("the model is not a chain of layers, each of which gets the output of the one before")
-    return [(layer, tuple(given.shape)) for layer, given, _ in seen]
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
+    biased = {layer for layer in leaves if getattr(layer, "bias", None) is not None}
+    return [
+        Call(layer, tuple(given.shape), f"{names[layer]}weight", f"{names[layer]}bias" if layer in biased else None)
+        for layer, given, _ in seen
+    ]
 
 
 def _pool(layer: nn.Module) -> explicit.Pool:
     """A pooling layer."""
     at: Any = layer
-    place: tuple = (_pair(at.kernel_size), _pair(at.stride), _pair(at.padding))
+    place: tuple = (pair(at.kernel_size), pair(at.stride), pair(at.padding))
     if isinstance(layer, nn.MaxPool2d):
-        return explicit.Pool(True, (*place, _pair(at.dilation), at.ceil_mode))
+        return explicit.Pool(True, (*place, pair(at.dilation), at.ceil_mode))
     return explicit.Pool(False, (*place, at.ceil_mode, at.count_include_pad, at.divisor_override))
 
 
-def _packed(calls: list[tuple[nn.Module, tuple[int, ...]]], at: int) -> PackedFirst | PackedNext | None:
+def _packed(calls: list[Call], at: int) -> PackedFirst | PackedNext | None:
     """The kernels of a convolution with ReLU and pooling that is packed; None for others."""
     kernel = _narrow(calls, at)
     if kernel is None:
         return None
     if at == 0:
-        size: Any = calls[0][1]
+        size: Any = calls[0].shape
         following = _narrow(calls, 3)
         return PackedFirst(kernel, size, (2, 1) if following and torch.backends.mkldnn.enabled else (1, 1))
     previous = at == 3 and _narrow(calls, 0)
     return PackedNext(kernel) if previous and torch.backends.mkldnn.enabled else None
 
 
-def _halves(pool: nn.Module) -> bool:
-    """Whether a pooling layer averages 2 x 2 pixels."""
-    place = _pool(pool).place
-    return place[:3] == ((2, 2), (2, 2), (0, 0)) and place[-1] is None
-
-
-def _narrow(calls: list[tuple[nn.Module, tuple[int, ...]]], at: int) -> tuple[int, int, int, int] | None:
+def _narrow(calls: list[Call], at: int) -> tuple[int, int, int, int] | None:
     """The shape of the kernel if here is a convolution with few channels that can be packed, ReLU and pooling."""
-    if at + 2 >= len(calls) or not isinstance(conv := calls[at][0], nn.Conv2d):
+    if at + 2 >= len(calls) or not isinstance(conv := calls[at].layer, nn.Conv2d):
         return None
-    relu, pool = calls[at + 1][0], calls[at + 2][0]
+    relu, pool = calls[at + 1].layer, calls[at + 2].layer
     o, i, kh, kw = conv.weight.shape
     same = conv.stride == (1, 1) and kh % 2 == kw % 2 == 1 and conv.padding == (kh // 2, kw // 2)
-    if not (same and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d) and _halves(pool)):
+    if not (same and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
         return None
-    height, width = calls[at][1][2:]
+    place = _pool(pool).place
+    if place[:3] != ((2, 2), (2, 2), (0, 0)) or place[-1] is not None:  # not averages of 2 x 2 pixels
+        return None
+    height, width = calls[at].shape[2:]
     block, most = ((2, 2), 4) if at == 0 else ((2, 1), NARROW // 2)
     if height % 2 or width % 2 or o > NARROW or i > most:
         return None

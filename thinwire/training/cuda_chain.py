@@ -16,19 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.flat_rows import FlatRows
 from thinwire.core.state import State
 from thinwire.core.tree import Tree
+from thinwire.core.vector import Vector
 from thinwire.data.examples import Images
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import explicit_gpu
+from thinwire.kernels.conv_cpu import pair, window_of
 from thinwire.kernels.support import has_triton
-from thinwire.optimizers import SGD
+from thinwire.optimizers.base import Optimizer
 from thinwire.training.chain import may_be_chain, trace
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, UnsupportedModel
 
-MOST = 1 << 14  # outputs of a batch, which one program of the loss keeps in registers
+MAX_OUTPUTS = 1 << 14  # outputs of a batch, which one program of the loss keeps in registers
 
 Layers = list["explicit_gpu.ConvReluPool | explicit_gpu.Linear"]
 
@@ -40,10 +41,11 @@ def chain_step(inputs: TrainingInputs, factor: Tensor | None) -> ChainStep | Non
         return None
     plain = model.criterion is cross_entropy and not (model.logit_adjustment or model.adapter_dropout)
     one = {name: block[0] for name, block in start.items()}
-    plain = plain and inputs.space.expand(inputs.base, inputs.basis, one) is one and inputs.work.accumulate == 1
+    plain = plain and inputs.expand(one) is one and inputs.work.accumulate == 1
     changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
-    sgd = type(optimizer) is SGD and optimizer.weight_decay_on == "all"
-    if changed or not (plain and sgd and all(block.dtype == torch.float32 for block in start.values())):
+    if changed or not (
+        plain and optimizer.elementwise and all(block.dtype == torch.float32 for block in start.values())
+    ):
         return None
     x, y = inputs.work.gather(inputs.work.index[:1, 0])
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or y.dim() != 2 or not may_be_chain(model, half=True):
@@ -58,24 +60,23 @@ def chain_step(inputs: TrainingInputs, factor: Tensor | None) -> ChainStep | Non
 def _layers(model: Functional, x: Tensor, shapes: dict[str, tuple[int, ...]]) -> Layers:
     """The layers of a network, or none if they are not of the supported kind."""
     module, kind = model.module, torch.bfloat16 if model.half else torch.float32
-    names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
     # one example on the CPU: a convolution on the meta device imports torch's compiler, which takes seconds
-    calls = [(layer, shape) for layer, shape in trace(module, x[:1].cpu()) if not isinstance(layer, nn.Flatten)]
-    kinds = [type(layer) for layer, _ in calls]
+    calls = [call for call in trace(module, x[:1].cpu()) if not isinstance(call.layer, nn.Flatten)]
+    kinds = [type(call.layer) for call in calls]
     made: Layers = []
     at, images = 0, x.dim() == 4
     while at < len(calls):
-        layer, shape = calls[at]
-        weight = f"{names[layer]}weight"
-        bias = f"{names[layer]}bias" if getattr(layer, "bias", None) is not None else None
+        layer, shape, weight, bias = calls[at]
         if weight not in shapes or (bias and bias not in shapes):
             return []
         if isinstance(layer, nn.Conv2d) and kinds[at : at + 3] == [nn.Conv2d, nn.ReLU, nn.AvgPool2d]:
-            window = _window(calls[at + 2][0], calls[at + 2][1])
+            pool: Any = calls[at + 2].layer
+            place = (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode)
+            window = window_of(calls[at + 2].shape, *place, divisor_override=pool.divisor_override)
             if window is None:
                 return []
             last = kinds[at + 3 : at + 4] == [nn.Linear]
-            stride, padding = _pair(layer.stride), _pair(layer.padding)
+            stride, padding = pair(layer.stride), pair(layer.padding)
             made.append(explicit_gpu.ConvReluPool(weight, bias, stride, padding, window, kind, not made, last))
             at += 3
         elif isinstance(layer, nn.Linear) and len(shape) == 2 and (made or not images):
@@ -89,19 +90,7 @@ def _layers(model: Functional, x: Tensor, shapes: dict[str, tuple[int, ...]]) ->
     ends = bool(made) and isinstance(made[-1], explicit_gpu.Linear) and made[-1].last
     rows, classes = (1 << (size - 1).bit_length() for size in (len(x), shapes[made[-1].weight][0])) if ends else (0, 0)
     trained = {name for layer in made for name in (layer.weight, layer.bias) if name}
-    return made if ends and rows * classes <= MOST and trained == set(shapes) else []
-
-
-def _window(pool: nn.Module, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The window of an average pooling over adjacent windows that cover the images; None for another one."""
-    at: Any = pool
-    size, stride = _pair(at.kernel_size), _pair(at.stride)
-    plain = size == stride and at.padding in (0, (0, 0)) and not at.ceil_mode and at.divisor_override is None
-    return size if plain and shape[2] % size[0] == 0 and shape[3] % size[1] == 0 else None
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    return made if ends and rows * classes <= MAX_OUTPUTS and trained == set(shapes) else []
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -132,9 +121,7 @@ class ChainStep:
         size = sum(block.numel() for block in self.like.values())
         self.matrix, self.grad = (inputs.work.index.new_zeros((clients, size), dtype=torch.float32) for _ in range(2))
         fresh = self.optimizer.init({"": self.matrix})
-        given = self.optimizer
-        self.unclipped = replace(given, clip_norm=math.inf) if isinstance(given, SGD) else given
-        self.plain = isinstance(given, SGD) and not (fresh or given.weight_decay) and given.clip_norm == math.inf
+        self.unclipped: Optimizer = replace(self.optimizer, clip_norm=math.inf)  # type: ignore[type-var]
         self.state: State = {slot: {"": torch.zeros_like(tree[""])} for slot, tree in fresh.items()}
         self.coords, self.grads = self._cut(self.matrix), self._cut(self.grad)
         # the column of each value in the usual order, and the place in that order of each column
@@ -160,7 +147,7 @@ class ChainStep:
 
     def copied(self) -> Tree:
         """A copy of the coordinates, with the values of each block in their usual order."""
-        return FlatRows(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
+        return Vector(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.
@@ -178,7 +165,7 @@ class ChainStep:
         for layer in reversed(self.layers):
             if grad is not None:
                 grad = layer.backward(grad, self.coords, self.grads)
-        if self.plain:
+        if self.optimizer.plain:
             self._descend(rows, masked)
             done.add_(1)
             return
@@ -235,8 +222,7 @@ class ChainStep:
 
         bias = self.layers[-1].bias
         own = (self.coords[bias], self.grads[bias]) if bias else (None, None)
-        grad: Tensor = chain_triton.cross_entropy(outputs, own[0], targets, rows, own[1], losses)
-        return grad
+        return chain_triton.cross_entropy(outputs, own[0], targets, rows, own[1], losses)
 
 
 def copy_trees(places: Sequence[Tree], trees: Sequence[Tree]) -> None:

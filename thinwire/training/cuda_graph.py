@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.parallel import sent
 from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
-from thinwire.core.threads import sent
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.backends import can_fold, step_of_all
 from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees
@@ -70,7 +70,6 @@ class _Recording:
         clients, steps, width = work.index.shape
         if any(block.device != device for tree in (inputs.basis, inputs.base) for block in tree.values()):
             raise UnsupportedModel(f"{inputs.space!r} reads tensors on the host in every step")
-        changing = inputs.lr_factor is not None
         self.base, self.basis, self.shared, self.trainable = (
             _zeros(tree) for tree in (inputs.base, inputs.basis, inputs.shared, inputs.trainable)
         )
@@ -85,15 +84,25 @@ class _Recording:
         self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps done of those in `batches`
         self.loss = torch.zeros(clients, device=device)
         # a constant cannot change in a recording, so the learning-rate factor is multiplied onto the step
-        self.factor = torch.ones((), device=device) if changing else None
-        fixed = replace(inputs, base=self.base, basis=self.basis, shared=self.shared, trainable=self.trainable)
-        # without the trees of this round, which would stay in memory
-        fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
-        fixed = replace(fixed, common_start=None)
+        self.factor = None if inputs.lr_factor is None else torch.ones((), device=device)
+        fixed = replace(
+            inputs,
+            base=self.base,
+            basis=self.basis,
+            shared=self.shared,
+            trainable=self.trainable,
+            # without the trees of this round, which would stay in memory
+            start={},
+            correction_state={},
+            buffers={},
+            opt_state=None,
+            lr_factor=None,
+            common_start=None,
+        )
         self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
         self.descent = None if can_fold(inputs) else make_descent(fixed)
-        self.lr = getattr(inputs.optimizer, "lr", 0.0)
+        self.lr = inputs.optimizer.lr
         if self.chain is not None:
             self.coords, self.opt = self.chain.coords, self.chain.opt
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -132,12 +141,10 @@ class _Recording:
             return
         self._load_once("base", self.base, inputs.base)
         self._load_once("basis", self.basis, inputs.basis)
+        given = (inputs.shared, inputs.trainable, inputs.start, inputs.start, inputs.correction_state)
         copy_trees(
             (self.shared, self.trainable, self.coords, self.start, self.own, self.buffers, *self.opt.values()),
-            (
-                *(inputs.shared, inputs.trainable, inputs.start, inputs.start, inputs.correction_state),
-                *(repeat(inputs.buffers, clients), *(opt[slot] for slot in self.opt)),
-            ),
+            (*given, repeat(inputs.buffers, clients), *(opt[slot] for slot in self.opt)),
         )
 
     def _load_once(self, name: str, places: Tree, tree: Tree) -> None:
@@ -208,10 +215,8 @@ class _Recording:
         coords, opt, buffers, loss = self.step(*now, self.start, self.own, x, y, mask)
         if masked:
             coords, opt, buffers = keep_finished(rows > 0, (coords, opt, buffers), now)
-        slots = tuple(self.opt)
         copy_trees(
-            (self.coords, self.buffers, *(self.opt[slot] for slot in slots)),
-            (coords, buffers, *(opt[slot] for slot in slots)),
+            (self.coords, self.buffers, *self.opt.values()), (coords, buffers, *(opt[slot] for slot in self.opt))
         )
         self._count(loss, rows)
 
@@ -239,7 +244,7 @@ def _reads_channels_last(inputs: TrainingInputs) -> bool:
     if getattr(inputs.model, "products", None) != "fused" or inputs.optimizer.forward_only:
         return False
     one = unstack(inputs.start, 0)
-    return inputs.space.expand(inputs.base, inputs.basis, one) is one
+    return inputs.expand(one) is one
 
 
 def _zeros(tree: Tree, last: bool = False) -> Tree:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.core.threads import LEAST, cores, each
+from thinwire.core.parallel import PARALLEL_BYTES, cores, each
 from thinwire.core.tree import Tree, to_device
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce
@@ -92,13 +92,13 @@ def begin_evaluation(
     `batches` is the result of `all_batches` for this model and these examples; by default they are made here.
     """
     indices = torch.arange(len(examples)) if index is None else torch.from_numpy(index)
-    device = next(iter(weights.values())).device
     model.module.eval()
-    # loss, labels that count; correct labels, labels that have an accuracy
-    sums = torch.zeros(4, dtype=torch.float64, device=device)
-    accumulator = MetricAccumulator(metrics or {})
     access = _Access(model, weights, buffers, batch)
-    for outputs, targets in access.all_outputs(examples, batches or access.batches(examples, indices.to(device))):
+    # loss, labels that count; correct labels, labels that have an accuracy
+    sums = torch.zeros(4, dtype=torch.float64, device=access.device)
+    accumulator = MetricAccumulator(metrics or {})
+    batches = batches or access.batches(examples, indices.to(access.device))
+    for outputs, targets in access.all_outputs(examples, batches):
         sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
         accumulator.update(outputs, targets)
 
@@ -118,9 +118,9 @@ def begin_evaluation(
 @torch.no_grad()
 def all_batches(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> tuple[Tensor, ...]:
     """The indices of all examples, in the batches of an evaluation."""
-    device = next(iter(weights.values())).device
     model.module.eval()
-    return _Access(model, weights, buffers).batches(examples, torch.arange(len(examples), device=device))
+    access = _Access(model, weights, buffers)
+    return access.batches(examples, torch.arange(len(examples), device=access.device))
 
 
 def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,10 +152,14 @@ class _Access(NamedTuple):
     buffers: Tree
     batch: int = 0
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(iter(self.weights.values())).device
+
     def outputs(self, inputs: Inputs) -> Tensor:
         """The outputs for a batch, on the device of the weights."""
-        device = next(iter(self.weights.values())).device
-        own = to_device(inputs, device) if isinstance(inputs, dict) else inputs.to(device)
+        own = to_device(inputs, self.device) if isinstance(inputs, dict) else inputs.to(self.device)
         return self.model.outputs(self.weights, dict(self.buffers), own)
 
     def run(self, function: Callable[[Any], T]) -> T:
@@ -168,9 +172,8 @@ class _Access(NamedTuple):
         Without oneDNN convolutions are NNPACK's, whose threads are as many as those of the first caller, for the whole
         process: one, if clients were trained on one core each.
         """
-        device = next(iter(self.weights.values())).device
         size = PART * max(self.model.example_bytes.values(), default=0)
-        if device.type != "cpu" or torch.backends.mkldnn.enabled or size < LEAST:
+        if self.device.type != "cpu" or torch.backends.mkldnn.enabled or size < PARALLEL_BYTES:
             for chosen in batches:
                 inputs, targets = examples.gather(chosen)
                 yield self.outputs(inputs), targets
@@ -215,18 +218,17 @@ class _Access(NamedTuple):
         some = examples.widest(index)
         inputs, targets = examples.gather(some)
         shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
-        device = next(iter(self.weights.values())).device
-        key = (tuple(shapes), device)
+        key = (tuple(shapes), self.device)
         if key not in self.model.example_bytes:
             seen = []
             for times in (1, 2):  # a tensor of the same size for two examples as for one is made of weights
                 inputs, targets = examples.gather(some.repeat(times))
                 with _TensorBytes() as tensors:
-                    self.model.criterion(self.outputs(inputs), targets.to(device))
+                    self.model.criterion(self.outputs(inputs), targets.to(self.device))
                 seen.append(tensors.found)
             most = max((b - a for a, b in zip(*seen, strict=False)), default=0)
             self.model.example_bytes[key] = -(-most // len(some))
-        return _at_once(examples.gather(some[:1])[0], self.model.example_bytes[key], device)
+        return _at_once(examples.gather(some[:1])[0], self.model.example_bytes[key], self.device)
 
 
 def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:

@@ -113,9 +113,12 @@ class Functional:
         6.0
         """
         self.module.eval()
+        return self._holding(buffers, weights, lambda: function(self.module))
+
+    def _holding(self, buffers: Tree, weights: Tree, function: Callable[[], T]) -> T:
+        """The result of a function that is called while the module has these weights and buffers."""
         tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **weights}.items()}
-        out: T = functional_call(_WithWeights(self.module), tensors, (lambda: function(self.module),))
-        return out
+        return functional_call(_WithWeights(self.module), tensors, (function,))
 
     @torch.no_grad()
     def predictions(self, inputs: Inputs) -> Tensor:
@@ -175,9 +178,8 @@ class Functional:
                 _backward(value)
             return value.detach(), after
 
-        tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **plain}.items()}
         with corrected(plain, corrections, self.adapter_dropout) if corrections else nullcontext():
-            out: tuple[Tensor, Tree] = functional_call(_WithWeights(self.module), tensors, (forward_backward,))
+            out = self._holding(buffers, plain, forward_backward)
         required = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}, out
 

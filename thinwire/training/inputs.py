@@ -33,7 +33,7 @@ class TrainableModel(Protocol):
     """A model and its loss as pure functions of the weights."""
 
     explicit: ClassVar[bool]
-    """Whether `gradient` needs no autograd and returns gradients as a `FlatTree` where the weights are one."""
+    """Whether `gradient` needs no autograd and returns gradients as a `Vector` where the weights are one."""
 
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: ExampleMask
@@ -82,11 +82,10 @@ class Workload:
     def first(self, clients: int, steps: int, begin: int = 0) -> Workload:
         """The first steps of some clients, starting with client number `begin`."""
         part = slice(begin, begin + clients)
-        index, rows = self.index[part, :steps], self.rows[part, :steps]
         return replace(
             self,
-            index=index,
-            rows=rows,
+            index=self.index[part, :steps],
+            rows=self.rows[part, :steps],
             samples=self.samples[part],
             keys=self.keys[part],
             examples=self.examples[part],
@@ -144,6 +143,10 @@ class TrainingInputs:
     private: frozenset[str] = frozenset()
     lr_factor: float | None = None
     common_start: Tensor | None = None
+
+    def expand(self, coords: Tree) -> Tree:
+        """The weights of coordinates of one client."""
+        return self.space.expand(self.base, self.basis, coords)
 
 
 class Trainer(Protocol):

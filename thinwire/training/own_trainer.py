@@ -37,7 +37,6 @@ from thinwire.metrics.classification import IGNORED
 from thinwire.optimizers.base import Correction
 from thinwire.optimizers.penalties import Penalty
 from thinwire.spaces.base import Space
-from thinwire.spaces.lora import Unmerged
 from thinwire.training.backends import stack_outcomes
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
@@ -92,9 +91,10 @@ class OwnTrainer:
         """Train client i; the trees of the outcome have no client axis."""
         one, kept = of_client(inputs, i), (inputs.opt_state or {}).get(KEPT)
         state = {name: block.cpu() for name, block in unstack(kept, i).items()} if kept else None
-        space = _merged(one.space)
+        space = one.space.merged()
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
-        filled = {"lr": _lr(one), "seed": one.work.keys[0].value, "state": state}
+        lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
+        filled = {"lr": lr, "seed": one.work.keys[0].value, "state": state}
         named = {name: filled[name] for name in _parameters(self.fit) if name in filled}
         with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.keys[0].value):
             try:
@@ -113,7 +113,7 @@ class OwnTrainer:
         return TrainingOutcome(coords, found.buffers, torch.tensor([loss]), one.work.steps, opt)
 
     @torch.no_grad()
-    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, found: Returned) -> float:
+    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, found: TrainerResult) -> float:
         """The loss of the trained model on the client's first batch, where `fit` does not say one."""
         x, y = one.work.gather(one.work.index[0, 0, : int(one.work.rows[0, 0])])
         value, _ = self.model.loss(space.expand(one.base, one.basis, coords), found.buffers, x, y, None)
@@ -139,18 +139,6 @@ def check_own_trainer(correction: Correction, penalty: Penalty) -> None:
             f"{penalty!r} is added to the loss of each local step, which local.trainer takes itself; write penalty = "
             "'none', and add it to the loss there"
         )
-
-
-def _merged(space: Space) -> Space:
-    """The space whose `expand` returns the weights of the model: adapters merged, masks sampled from scores."""
-    if isinstance(space, Unmerged) and not space.inner.reparametrized:
-        return space.inner
-    return space
-
-
-def _lr(inputs: TrainingInputs) -> float:
-    """The learning rate of the client optimizer in this round."""
-    return float(inputs.optimizer.lr) * (1.0 if inputs.lr_factor is None else float(inputs.lr_factor))
 
 
 def _parameters(fit: Callable[..., Any]) -> list[str]:
@@ -441,7 +429,7 @@ def _parameter(place: Place) -> Tensor:
 INFO = ("loss", "state")  # what may be returned besides the model
 
 
-class Returned(NamedTuple):
+class TrainerResult(NamedTuple):
     """What a trainer returned."""
 
     coords: Tree
@@ -450,7 +438,7 @@ class Returned(NamedTuple):
     state: Tree  # what stays at home until the client's next round
 
 
-def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> Returned:
+def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> TrainerResult:
     """The coordinates, buffers, loss and state that a trainer returned.
 
     Args:
@@ -464,11 +452,8 @@ def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tre
     info: Mapping[str, Any] = {}
     if isinstance(answer, tuple):
         if len(answer) != 2 or not isinstance(answer[1], Mapping) or (wrong := answer[1].keys() - {*INFO}):
-            what = (
-                f"the names {sorted(map(str, wrong))}"
-                if len(answer) == 2 and isinstance(answer[1], Mapping)
-                else (f"{len(answer)} values")
-            )
+            pair = len(answer) == 2 and isinstance(answer[1], Mapping)
+            what = f"the names {sorted(map(str, wrong))}" if pair else f"{len(answer)} values"
             raise ConfigError(f"{label} returned {what}; return the model, or (model, {{'loss': ..., 'state': ...}})")
         answer, info = answer
     tensors = _tensors(given.module if answer is None else answer, label)
@@ -477,7 +462,7 @@ def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tre
     }
     after = {name: _checked(tensors, name, block, label).to(block.device) for name, block in buffers.items()}
     _check_fixed(tensors, given.fixed, label)
-    return Returned(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
+    return TrainerResult(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
 
 
 def _tensors(answer: Any, label: str) -> Mapping[str, Any]:

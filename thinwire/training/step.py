@@ -28,7 +28,7 @@ from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
 from thinwire.errors import ConfigError
 from thinwire.metrics.classification import label_counts
-from thinwire.optimizers.base import SGD, Optimizer
+from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
     TrainableModel,
@@ -61,9 +61,6 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
     gradients = accumulated(_autograd_gradients if autograd else _functional_gradients, inputs.work.accumulate)
     change = make_change(inputs, lr_factor)
 
-    def expand(coords: Tree) -> Tree:
-        return inputs.space.expand(inputs.base, inputs.basis, coords)
-
     def step(
         coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
     ) -> tuple[Tree, State, Tree, Tensor]:
@@ -72,7 +69,9 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
             by_weights: Tree = {}
             grads, (loss, after) = optimizer.estimate(_loss_after(inputs, coords, batch), coords, opt)
         else:
-            grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, inputs.penalty.active)
+            grads, by_weights, (loss, after) = gradients(
+                inputs.model, inputs.expand, coords, batch, inputs.penalty.active
+            )
         coords, opt = change(grads, by_weights, coords, opt, start, own)
         return coords, opt, after, loss
 
@@ -83,14 +82,11 @@ def make_change(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Chan
     """The second half of a step: next coordinates and optimizer state from gradients by coordinates and by weights."""
     optimizer, correction, penalty = _optimizer(inputs, lr_factor), inputs.correction, inputs.penalty
 
-    def expand(coords: Tree) -> Tree:
-        return inputs.space.expand(inputs.base, inputs.basis, coords)
-
     def change(grads: Tree, by_weights: Tree, coords: Tree, opt: State, start: Tree, own: Tree) -> tuple[Tree, State]:
         if penalty.active:
             # in the step, not before: the factor is a tensor that later rounds overwrite
             lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
-            grads = add(grads, penalty.gradient(expand, coords, by_weights, lr))
+            grads = add(grads, penalty.gradient(inputs.expand, coords, by_weights, lr))
         if correction.active:
             g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
             grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
@@ -112,18 +108,12 @@ def make_descent(inputs: TrainingInputs) -> Descent | None:
 
     It returns gradients, next buffers and losses: coordinates can then be changed in place, in one pass over them.
     """
-    optimizer = inputs.optimizer
-    plain = type(optimizer) is SGD and not (optimizer.momentum or optimizer.weight_decay)
-    changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
-    if changed or not plain or optimizer.clip_norm < math.inf:
+    if inputs.correction.active or inputs.penalty.active or inputs.trainable or not inputs.optimizer.plain:
         return None
     gradients = accumulated(_functional_gradients, inputs.work.accumulate)
 
-    def expand(coords: Tree) -> Tree:
-        return inputs.space.expand(inputs.base, inputs.basis, coords)
-
     def descent(coords: Tree, buffers: Tree, x: Any, y: Tensor) -> tuple[Tree, Tree, Tensor]:
-        grads, _, (loss, after) = gradients(inputs.model, expand, coords, (buffers, x, y, None), False)
+        grads, _, (loss, after) = gradients(inputs.model, inputs.expand, coords, (buffers, x, y, None), False)
         return grads, after, loss
 
     return vmap(descent, randomness="different")
@@ -138,12 +128,11 @@ def _optimizer(inputs: TrainingInputs, lr_factor: Tensor | None) -> Optimizer:
 
 def _loss_after(inputs: TrainingInputs, coords: Tree, batch: tuple) -> Callable[[Tree], tuple[Tensor, Tree]]:
     """The loss after a change of the coordinates, for steps without a backward pass."""
-    space, base, basis = inputs.space, inputs.base, inputs.basis
-    if not space.additive:
-        return lambda change: inputs.model.loss(space.expand(base, basis, add(coords, change)), *batch)
+    if not inputs.space.additive:
+        return lambda change: inputs.model.loss(inputs.expand(add(coords, change)), *batch)
     with torch.no_grad():  # once a step: of the changes, only directions that are not zero are drawn
-        weights = space.expand(base, basis, coords)
-    return lambda change: inputs.model.loss(space.expand(weights, basis, change), *batch)
+        moved = replace(inputs, base=inputs.expand(coords))
+    return lambda change: inputs.model.loss(moved.expand(change), *batch)
 
 
 def _functional_gradients(
@@ -163,12 +152,11 @@ def _functional_gradients(
         grads, out = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
         return grads, {}, out
     except RuntimeError as error:
-        signs = {RECOMPUTES: RECOMPUTES, "_NoopSaveInputs": RECOMPUTES}  # the second with torch 2.11
-        signs |= {"Tensor.requires_grad_()": RECOMPUTES}  # a hook of transformers for checkpointing
-        signs |= {"setup_context staticmethod": OLD_FUNCTION, "does not have vmap support": OLD_FUNCTION}
-        for sign, reason in signs.items():
-            if sign in str(error):
-                raise UnsupportedModel(reason) from error
+        # the second with torch 2.11, the third a hook of transformers for checkpointing
+        if any(sign in str(error) for sign in (RECOMPUTES, "_NoopSaveInputs", "Tensor.requires_grad_()")):
+            raise UnsupportedModel(RECOMPUTES) from error
+        if any(sign in str(error) for sign in ("setup_context staticmethod", "does not have vmap support")):
+            raise UnsupportedModel(OLD_FUNCTION) from error
         raise
 
 
@@ -187,10 +175,9 @@ def _autograd_gradients(
     if weights is leaves:
         return by_weights, by_weights, out
     made = {name: grad for name, grad in by_weights.items() if weights[name].requires_grad}
+    ends = [weights[name] for name in made]
     found = torch.autograd.grad(
-        *([weights[name] for name in made], list(leaves.values()), list(made.values())),
-        allow_unused=True,
-        materialize_grads=True,
+        ends, list(leaves.values()), list(made.values()), allow_unused=True, materialize_grads=True
     )
     return dict(zip(leaves, found, strict=True)), by_weights, out
 
@@ -200,8 +187,7 @@ def vmapped(step: Step) -> Step:
 
     def call(*args: Any) -> tuple[Tree, State, Tree, Tensor]:
         dims = (*(0,) * 7, None if args[-1] is None else 0)
-        out: tuple[Tree, State, Tree, Tensor] = vmap(step, in_dims=dims, randomness="different")(*args)
-        return out
+        return vmap(step, in_dims=dims, randomness="different")(*args)
 
     return call
 
@@ -238,8 +224,7 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
         if finished[s]:
             coords, opt, buffers = keep_finished(rows[:, s] > 0, (coords, opt, buffers), now)
         loss_sum = loss_sum + loss.detach() * rows[:, s]
-    steps = tuple((work.rows > 0).sum(1).tolist())
-    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), steps, opt)
+    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
 
 
 def keep_finished(

@@ -15,10 +15,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from thinwire.core.threads import each
 from thinwire.errors import WireError
 
-_PART = 4 << 20  # bytes that are compared at a time
 Bytes: TypeAlias = "bytes | memoryview"  # a view reads a part of a message without a copy
 _FEW = 2048
 
@@ -132,24 +130,3 @@ def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
                 raise WireError("a length is not in its shortest form")
             return value, position + i + 1
     raise WireError("a length is longer than five bytes")
-
-
-def ends_with(data: Bytes, end: memoryview) -> bool:
-    """Whether data ends with these bytes; long ones are compared on several cores.
-
-    >>> ends_with(b"thinwire", memoryview(b"wire")), ends_with(b"thinwire", memoryview(b"wine"))
-    (True, False)
-    """
-    if len(end) > len(data):
-        return False
-    if isinstance(data, bytes) and len(end) < _PART:
-        return data.endswith(end)
-    last = memoryview(data)[len(data) - len(end) :]
-
-    def same(start: int) -> bool:
-        here = slice(start, start + _PART)
-        size = len(end[here]) // 8
-        mine, its = (np.frombuffer(part[here], "<u8", size) for part in (last, end))
-        return np.array_equal(mine, its) and bytes(last[here][8 * size :]) == bytes(end[here][8 * size :])
-
-    return all(each(same, range(0, len(end), _PART), _PART))

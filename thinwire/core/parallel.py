@@ -1,16 +1,17 @@
-"""Threads that compute on one core each, and pinned memory for transfers to a GPU.
+"""Computing on several cores, and transfers to and from a GPU: threads, sums of long vectors, pinned memory, streams.
 
 numpy, zlib and torch release the GIL, so threads suffice. The pool has as many threads as torch may use
 (`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started. Between many threads the GIL is the
 bottleneck: there a long computation by torch is left to torch's own threads (`half_the_cores`), which do not need it.
+Measured in rounds on 16 cores with ten vectors of 1.1 million values: 1.5 to 1.8 ms in place of 2.8 to 3.1.
 
-Pinned memory is for long messages of a simulation and for transfers to a GPU. The operating
-system clears new memory page by page, which for many megabytes takes longer than writing to it. torch caches and reuses
-pinned memory. Without a GPU, numpy requests huge pages, which are few.
+Pinned memory is for transfers to a GPU. The operating system clears new memory page by page, which for many megabytes
+takes longer than writing to it; torch caches and reuses pinned memory.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,8 @@ from torch import Tensor
 
 A = TypeVar("A")
 B = TypeVar("B")
-LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
-MOST = 16  # threads; more slow each other down
+PARALLEL_BYTES = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
+MAX_THREADS = 16  # threads; more slow each other down
 FEW = 4  # threads that rarely wait for the GIL
 _this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
 _restricted: dict[int, int] = {}  # the cores of torch before `on_one_core`, by the thread that is in it
@@ -45,7 +46,7 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
     """
-    if size < LEAST or len(items) <= 1 or (workers := min(cores(), len(items))) <= 1:
+    if size < PARALLEL_BYTES or len(items) <= 1 or (workers := min(cores(), len(items))) <= 1:
         return [fn(item) for item in items]
     left, made, failed = iter(range(len(items))), dict[int, B](), dict[int, BaseException]()
 
@@ -58,7 +59,7 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
                 for _ in left:  # the others stop, too
                     pass
 
-    pool = _pool(min(_usable(), MOST), os.getpid())
+    pool = _pool(min(_usable(), MAX_THREADS), os.getpid())
     for job in [pool.submit(work) for _ in range(workers)]:
         job.result()
     if failed:
@@ -73,7 +74,7 @@ def cores() -> int:
     ...     cores() >= 1
     True
     """
-    return 1 if getattr(_this, "works", False) else min(_usable(), MOST)
+    return 1 if getattr(_this, "works", False) else min(_usable(), MAX_THREADS)
 
 
 def many_cores() -> bool:
@@ -152,12 +153,53 @@ def start(workers: int) -> ThreadPoolExecutor:
     return pool
 
 
-MOST_PINNED = 1 << 30  # bytes of pinned memory for the messages of a round: other processes cannot use pinned memory
+SLICE = 1 << 17  # values that are averaged at a time: they fit into the cache of a core
+LONG_VECTOR = 1 << 21  # values of a vector that a few cores add up together
+MAX_PINNED = 1 << 30  # bytes: other processes cannot use pinned memory
 
 
-def pinned_empty(size: int, *, pinned: bool) -> np.ndarray:
-    """An uninitialized array of bytes; `pinned` needs a GPU and usually reuses cached memory."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.empty(size, np.uint8)
+def weighted_sum(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
+    """sum_i fraction_i vector_i, summed in the order given: the same bits on any number of cores.
+
+    >>> weighted_sum([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], [0.5, 0.5])
+    tensor([2., 3.])
+    """
+    if vectors[0].device.type != "cpu" or not vectors[0].is_floating_point():
+        sums = list(torch._foreach_mul([vectors[0]], fractions[0]))
+        for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
+            torch._foreach_add_(sums, [vector], alpha=fraction)
+        return sums[0]
+    out = empty_long(vectors[0].numel(), vectors[0].dtype)
+
+    def average(start: int, size: int) -> None:
+        here = slice(start, start + size)
+        parts = vectors if size >= len(out) else [vector[here] for vector in vectors]
+        total = torch.mul(parts[0], fractions[0], out=out[here])
+        for part, fraction in zip(parts[1:], fractions[1:], strict=True):
+            total.add_(part, alpha=fraction)
+
+    if many_cores() and len(out) > SLICE:
+        with half_the_cores():
+            average(0, len(out))
+    else:
+        starts, size = range(0, len(out), SLICE), len(vectors) * SLICE * out.element_size()
+        each(lambda start: average(start, SLICE), starts, size)
+    return out
+
+
+def sum_of_values(block: Tensor) -> float:
+    """The sum of all values, with a rounding that depends on the number of cores.
+
+    >>> sum_of_values(torch.ones(3, 2))
+    6.0
+    """
+    if many_cores() and block.numel() > SLICE:
+        with half_the_cores():
+            return float(block.sum())
+    if block.numel() < LONG_VECTOR or not block.is_contiguous():
+        return float(block.sum())
+    parts = torch.split(block.view(-1), max(SLICE, -(-block.numel() // cores())))
+    return math.fsum(each(lambda part: float(part.sum()), parts, block.nbytes // len(parts)))
 
 
 def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -166,15 +208,17 @@ def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     >>> empty_long(3).shape
     torch.Size([3])
     """
-    pinned = LEAST <= size * dtype.itemsize <= MOST_PINNED and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    pinned = PARALLEL_BYTES <= size * dtype.itemsize <= MAX_PINNED and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.empty(size, dtype=dtype, pin_memory=pinned)
 
 
-def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
+def to_host(values: Tensor, *, aside: bool, margin: int = 0) -> tuple[Tensor, torch.cuda.Event]:
     """Begin to copy a tensor from a GPU to pinned memory; returns the copy, and an event after which it is complete.
 
     Args:
         values: the tensor.
+        margin: free values before and after each row of a matrix, which are part of the result. All rows begin at a
+            multiple of it.
         aside: whether work that is submitted to the GPU from now on need not wait for the copy. Nothing may write to
             the tensor any more.
     """
@@ -184,8 +228,14 @@ def to_host(values: Tensor, *, aside: bool) -> tuple[Tensor, torch.cuda.Event]:
         stream.wait_stream(now)
         values.record_stream(stream)
     with torch.cuda.stream(stream):
-        copy = torch.empty_like(values, device="cpu", pin_memory=True)
-        return copy.copy_(values, non_blocking=True), stream.record_event()
+        if not margin:
+            copy = torch.empty_like(values, device="cpu", pin_memory=True)
+            return copy.copy_(values, non_blocking=True), stream.record_event()
+        size = values.shape[1]
+        copy = torch.empty(len(values), size + -size % margin + 2 * margin, dtype=values.dtype, pin_memory=True)
+        for row, to in zip(values, copy, strict=True):
+            to[margin : margin + size].copy_(row, non_blocking=True)
+        return copy, stream.record_event()
 
 
 @cache
