@@ -5,7 +5,7 @@
     python benchmarks/same_bits.py ../before --all               every method and combination, 3 rounds each
     python benchmarks/same_bits.py ../before --methods mapo ef+topk+int4 --rounds 50 --backend loop
 
-Each version runs all methods in one process, through `thinwire.run_task`. A method can be followed by settings:
+Each version runs all methods in one process, through `thinwire.run`. A method can be followed by settings:
 `fedavg method.secure_aggregation=true`. Weights are compared as bytes, block by block, and so is every message;
 exits with 1 if anything differs.
 """
@@ -63,7 +63,7 @@ def result(what: str, on: str, rounds: int, backend: str) -> dict[str, Any]:
         given = {"rounds": rounds, "on_message": on_message, "progress": False}
         if hasattr(tw, "run"):
             run = tw.run(method, on, set=overrides, **given)
-        else:  # a version before 0.4
+        else:  # an older version
             run = tw.run_task(method, on, overrides=overrides, **given)
     except tw.ThinwireError as error:  # the same for both versions, or a difference
         return {"error": str(error)}

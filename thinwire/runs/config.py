@@ -143,9 +143,15 @@ def _changed(old: Any, value: Any, hint: Any, where: str, recipe: Table | None) 
     if kind is not None:
         return _part(kind, old, value, hint, where, recipe)
     if is_dataclass(old) and isinstance(value, dict):
-        make: Any = type(old)
-        start = update(make(), recipe or {}) if isinstance(value, Whole) else old
-        return update(start, dict(value), recipe=recipe, where=where)
+        if isinstance(value, Whole):  # from the defaults, with the options of the recipe that are in force
+            in_force = {
+                slot: options
+                for slot, options in (recipe or {}).items()
+                if all(getattr(getattr(old, slot), key, one) == one for key, one in options.items())
+            }
+            make: Any = type(old)
+            old = update(make(), in_force)
+        return update(old, dict(value), recipe=recipe, where=where)
     if is_dataclass(old) and "." not in where and not isinstance(value, type(old)):
         _table(value, where)
     if isinstance(old, tuple) and isinstance(value, dict):
