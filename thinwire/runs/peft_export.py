@@ -43,7 +43,6 @@ from thinwire.runs.files import write_all
 from thinwire.runs.run_directory import RunFolder
 from thinwire.spaces.adapters import NAMES
 from thinwire.spaces.base import Space
-from thinwire.spaces.exact_lora import LoRASB
 from thinwire.spaces.lora import LoRA
 
 # what the name of a model's class ends in -> task_type of peft, which has none for images
@@ -66,24 +65,22 @@ def save_adapter(
     Args:
         folder: the folder to write; created if it does not exist.
         model: the module that was trained.
-        space: its space, a LoRA or LoRASB.
+        space: its space, one with `exports_adapter`.
         basis: the tensors that the space drew from the seed.
         coords: the trained coordinates.
         weights: the final weights.
     """
-    if isinstance(space, LoRASB):
-        coords = space.as_lora(basis, coords)
-        space = space.lora
-    if not isinstance(space, LoRA):
+    if not space.exports_adapter:
         raise ConfigError(f"an adapter needs the space 'lora', not {type(space).__name__}; use run.model()")
-    if space.redraw_every:
+    lora, coords = space.exported(basis, coords)
+    if lora.redraw_every:
         raise ConfigError(
             "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
         )
     inner, prefix = inside(model)
     first = {name: p.detach().cpu() for name, p in model.named_parameters()}
-    modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
-    parts |= space.lengths(first, {name: block.cpu() for name, block in coords.items()})
+    modules, parts = dict(inner.named_modules()), lora.parts({}, basis, coords)
+    parts |= lora.lengths(first, {name: block.cpu() for name, block in coords.items()})
     tensors: Tree = {}
     targets, ranks, fan_in_fan_out = [], dict[str, int](), False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
@@ -97,14 +94,14 @@ def save_adapter(
         targets.append(path)
         ranks[path] = coords[f"{name}/b"].shape[1]
         fan_in_fan_out |= kind == "Conv1D"
-        for side in "abm" if space.has_lengths else "ab":
+        for side in "abm" if lora.has_lengths else "ab":
             tensors[f"base_model.model.{path}.{NAMES[side]}"] = parts[f"{name}/{side}"]
     modules_to_save = _modules_to_save(inner, {name.removeprefix(prefix) for name in coords if "/" not in name})
     for path in modules_to_save:
         for name, block in modules[path].named_parameters():
             tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
     record = {
-        **_config(inner, space, ranks),
+        **_config(inner, lora, ranks),
         "target_modules": targets,
         "modules_to_save": modules_to_save or None,
         "fan_in_fan_out": fan_in_fan_out,

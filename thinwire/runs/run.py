@@ -42,8 +42,6 @@ from thinwire.runs.progress import shown, style_of
 from thinwire.runs.records import rounds_in
 from thinwire.runs.result import Run
 from thinwire.runs.run_directory import environment
-from thinwire.spaces.exact_lora import LoRASB
-from thinwire.spaces.lora import LoRA
 
 
 def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
@@ -190,7 +188,7 @@ def _result(plan: RunPlan, ended: Finished) -> Run:
     public = state.server.public
     space = simulation.contract.at(public.version).method.space
     basis = {}
-    if isinstance(space, LoRA | LoRASB):
+    if space.exports_adapter:
         basis = to_device(simulation.contract.basis(public.version, simulation.federation.engine.device), "cpu")
     weights, buffers = final_model(simulation, state)
     return Run(

@@ -51,7 +51,7 @@ def summarize_run(
     again = {"retries": [retry.as_summary() for retry in retries]} if retries else {}
     chance, privacy = chance_of(simulation), dict[str, Any]()
     if (spent := simulation.federation.epsilon(len(records)) if records else None) is not None:
-        privacy = {"epsilon": spent[0], "delta": getattr(simulation.job.method.privacy, "delta", None)}
+        privacy = {"epsilon": spent[0], "delta": simulation.job.method.privacy.delta}
         privacy |= {"epsilon_unknown": spent[1]} if spent[1] else {}
     sent = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
     return {

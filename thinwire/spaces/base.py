@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -100,7 +100,7 @@ class Space(ABC):
     exports_adapter = False
     """Whether `exported` is available: the coordinates are low-rank adapters, which peft can load."""
 
-    def exported(self, basis: Tree, coords: Tree) -> tuple[Space, Tree]:
+    def exported(self, basis: Tree, coords: Tree) -> tuple[Any, Tree]:
         """Return the LoRA, and its coordinates, that have the same weights as these coordinates.
 
         Raises:
