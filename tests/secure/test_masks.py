@@ -1,5 +1,7 @@
 """Tests of secure aggregation."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,7 @@ def test_the_engine_runs_secure_aggregation(chunk):
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 
 
+@dataclass(frozen=True)
 class Doubled(tw.Correction):
     """A correction that scales without a report."""
 
