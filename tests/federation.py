@@ -17,6 +17,7 @@ from thinwire.errors import Drifted
 from thinwire.federation.federation import OnMessage
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.transfer import to_host
 from thinwire.protocol import Method
 from thinwire.protocol.client import (
     Group,
@@ -139,10 +140,10 @@ class Federation:
         """Train some clients together; their uploads and next states."""
         inputs = training_inputs(self.contract, self.model, group, work)
         outcome = (trainer or LoopTrainer()).train(inputs)
-        update = updates(self.contract, group, inputs, outcome).to_host()()
+        update = to_host(updates(self.contract, group, inputs, outcome))()
         secagg = SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode())  # tests have no secrets
         self.losses += update.loss.tolist()
-        return make_uploads(self.contract, group, update, secagg)
+        return [(bytes(message), state) for message, state in make_uploads(self.contract, group, update, secagg)]
 
     def round(self, cohort) -> dict[int, bytes]:
         """One round; the uploads of its clients."""

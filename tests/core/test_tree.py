@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from thinwire.core import parallel, tree as t
+from thinwire.core import parallel, tree as t, vector
 from thinwire.core.tree import all_finite, same, stack, unstack, weighted_mean
 from thinwire.core.vector import Vector
 
@@ -185,8 +185,8 @@ def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
         return Vector(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
 
     calls = []
-    unflatten = t._unflatten_dense_tensors
-    monkeypatch.setattr(t, "_unflatten_dense_tensors", lambda *args: calls.append(1) or unflatten(*args))
+    unflatten = vector._unflatten_dense_tensors
+    monkeypatch.setattr(vector, "_unflatten_dense_tensors", lambda *args: calls.append(1) or unflatten(*args))
     tree = fresh()
     assert list(tree) == ["a", "b"]
     assert len(tree) == 2

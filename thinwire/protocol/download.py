@@ -57,7 +57,7 @@ class Downloads:
         self._made: dict[tuple[int, int], wire.Parts] = {}  # messages by version and tier
         self._full: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
-        self._sums = Sums(contract, server.ledger)
+        self._sums = Sums(contract, server.ledger) if contract.method.sends_sums else None
         self._requests: dict[bool, Bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
 
@@ -109,7 +109,8 @@ class Downloads:
             return ()
         entries, touched = ledger.since(start), ledger.synced_since(start)
         ways: list[tuple[Bytes, ...]] = [] if entries is None or len(entries) > most else [entries]
-        ways += [] if (total := self._sums.body(start)) is None else [(total,)]
+        if self._sums is not None and (total := self._sums.body(start)) is not None:
+            ways.append((total,))
         best = min(ways, key=_length, default=None)
         if best is not None and _length(best) <= _least_snapshot(self.contract, touched):
             return best
@@ -280,7 +281,7 @@ class Sums:
         There is none where an entry is missing or was rounded, and none of a single entry or of more than 512.
         """
         ledger, missed = self._ledger, self._ledger.version - version
-        if not self._contract.method.sends_sums or version < ledger.adds_since or not 1 < missed <= wire.MAX_STEPS:
+        if version < ledger.adds_since or not 1 < missed <= wire.MAX_STEPS:
             return None
         entries = ledger.since(version)
         return None if entries is None else pack_sum(self._contract, self._add(version, entries))

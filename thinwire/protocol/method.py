@@ -337,7 +337,7 @@ class Method:
         """The server optimizer with the learning rate of the round from `version`."""
         return at_lr_schedule(self.server_opt, self.server_lr_schedule, version)
 
-    @property
+    @cached_property
     def sends_sums(self) -> bool:
         """Whether clients that missed rounds can be sent the sum of the missed entries (`protocol/download.py`)."""
         kept = self.download == "incremental" and not self.space.redraw_every

@@ -110,7 +110,7 @@ class RunPlan(NamedTuple):
             check_retry(settings.method, settings.engine)
         job: Job | None = None
         if settings.task.is_own and prepare is None:  # a finished run is used again for the same data only
-            settings, job = settled(settings, data_dir)
+            settings, job = settled(settings, data_dir, stored=path is not None)
         table = to_table(settings)
         if settings.task.kind.startswith(OWN):  # of a script, which alone has the object
             table["task"]["kind"], table["script"] = settings.task.label, sys.argv[0] or "your script"
@@ -368,14 +368,19 @@ def refuse_diverged(summary: Summary) -> None:
         raise Diverged(f"{summary['status_why']} (known from an earlier run; --overwrite runs it once more)")
 
 
-def settled(settings: Settings, data_dir: Path | None = None) -> tuple[Settings, Job]:
+def settled(settings: Settings, data_dir: Path | None = None, stored: bool = True) -> tuple[Settings, Job]:
     """Settings of a task of the user, with its fingerprint and the numbers of clients that they do not state.
+
+    Args:
+        settings: the settings.
+        data_dir: the folder of datasets.
+        stored: whether the run is written to a directory; otherwise no fingerprint is needed, which reads all data.
 
     Raises:
         CheckpointError: the settings, as those of a run directory, have a fingerprint and the task another one.
     """
     job = build_job(settings, data_dir)
-    now, task = fingerprint(job.task), settings.task
+    now, task = fingerprint(job.task) if stored else settings.fingerprint, settings.task
     if settings.fingerprint not in ("", now):
         raise CheckpointError(_other(f"the run on {task.label} began", settings.fingerprint, now))
     if not task.clients and not task.participating_clients and "clients" not in dict(task.options):
