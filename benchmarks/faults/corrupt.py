@@ -40,7 +40,7 @@ def with_field(
     body = wire.unpack_body(message.bodies[0], schema)
     fields = {**body.fields, field: payload or body.fields[field]}
     body = wire.pack_body(wire.Body(body.plan, fields), schema)
-    return response._replace(data=wire.pack(wire.UP, message.version + version_offset, [body], schema))
+    return response._replace(data=bytes(wire.pack(wire.UP, message.version + version_offset, [body], schema)))
 
 
 def not_finite(client: Client, number: int, response: Response) -> Response:

@@ -51,7 +51,7 @@ class Parts(NamedTuple):
         """The message, with valid lengths and checksum."""
         bodies = [packed_body(body, schema) for body in self.bodies]
         version, behind = min(self.version, LARGEST), min(self.behind, LARGEST)
-        return wire.pack(self.kind, version, bodies, schema, behind)
+        return bytes(wire.pack(self.kind, version, bodies, schema, behind))
 
 
 def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:

@@ -458,7 +458,7 @@ def forged(rng: random.Random, target: Target, data: bytes, others: list[bytes],
         )
         changed = wire.Body(body.plan, {**body.fields, field: payload})
         bodies = [changed if b is body else b for b in bodies]
-    return wire.pack(kind, version, [packed_body(b, schema) for b in bodies], schema, behind)
+    return bytes(wire.pack(kind, version, [packed_body(b, schema) for b in bodies], schema, behind))
 
 
 def _parsed(data: bytes, schema: wire.Schema) -> Parts:

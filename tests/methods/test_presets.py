@@ -39,7 +39,7 @@ def test_preset_has_name_first_line_paper_and_tables():
     assert found.on_task("digits") == found.on_task(None) == found.table
     paper = preset("methods", "mapo-paper")
     assert set(paper.table["method"]) == {"space", "client_opt"}
-    assert paper.on_task("cifar10")["method"]["space"]["k"] == 1024
+    assert paper.on_task("cifar10")["method"]["space"].k == 1024
 
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():

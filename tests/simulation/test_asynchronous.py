@@ -97,7 +97,8 @@ def test_synchronous_rounds_take_as_long_as_their_slowest_client_and_their_bytes
     runner = simulation("fedavg", **SLOW, **links)
     states, records = play(runner, 3)
     speeds, version = runner.clients.speeds, 1
-    got = runner.clients.collect(Round.open(runner.contract, states[1].server), states[1])
+    got = runner.clients.open(Round.open(runner.contract, states[1].server), states[1])
+    runner.clients.collect(got)
     down = {i: len(message) for i, message in got.downloads.items()}
     up = records[1].bytes_up // 3
     seconds = [speeds.seconds(i, version, down[i], up) for i in got.cohort]

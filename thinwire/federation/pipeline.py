@@ -198,7 +198,7 @@ class PipelinedClients(SimulatedClients):
         entry = memoryview(server.ledger.entries[-1] if server.ledger.entries else b"")
         step = trained.step.view(torch.uint8).numpy()  # the payload, which is the last part of an entry
         word = np.uint32 if len(step) % 4 == 0 else np.uint8
-        if np.array_equal(np.frombuffer(entry[-len(step) :], word), step.view(word)):
+        if len(entry) >= len(step) and np.array_equal(np.frombuffer(entry[-len(step) :], word), step.view(word)):
             predicted = public._replace(base=guess.base, coords=guess.coords)
             self._copy = (guess.coords, _host_copy(public, guess.coords)) if self._small else None
             return server._replace(public=predicted)
