@@ -79,7 +79,8 @@ def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, sca
     >>> torch.allclose(multiply_generated(b, key_words(key, None), 3, 7, "sign", 1.0), b @ key.signs(3, 7), atol=1e-6)
     True
     """
-    return _Product.apply(b, key, False, p, e, entries, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Multiply.apply(b, key, p, e, entries, scale)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _fused(vectors: Tensor, key: Tensor) -> Any:
@@ -89,6 +90,11 @@ def _fused(vectors: Tensor, key: Tensor) -> Any:
     from thinwire.kernels import projection_triton
 
     return projection_triton
+
+
+def _packed(vectors: Tensor, p: int, e: int, entries: str) -> bool:
+    """Whether the lookup tables of `projection_cpu.py` are faster."""
+    return entries == "sign" and vectors.device.type == "cpu" and vectors.dtype == torch.float32 and p * e >= BLOCK
 
 
 def _blocks(p: int, e: int) -> list[tuple[int, int]]:
@@ -109,36 +115,63 @@ def _used(b: Tensor, e: int) -> list[tuple[int, int]]:
     return found
 
 
-class _Product(torch.autograd.Function):
-    """B A, or with `back` G A^T; each is the gradient of the other."""
+def _key(words: Tensor) -> Key:
+    low, high = words.tolist()
+    return Key(low | high << 32)
 
+
+class _Multiply(torch.autograd.Function):
     @staticmethod
-    def forward(v: Tensor, words: Tensor, back: bool, p: int, e: int, entries: str, scale: float) -> Tensor:
-        if fused := _fused(v, words):
-            return (fused.project if back else fused.expand)(v, words, p, e, entries, scale)
-        low, high = words.tolist()
-        key = Key(low | high << 32)
-        # the lookup tables of `projection_cpu.py` are faster
-        if entries == "sign" and v.device.type == "cpu" and v.dtype == torch.float32 and p * e >= BLOCK:
-            return (packed.project if back else packed.expand)(v, key, p, e, scale)
-        if back:
-            rows_of_a = (draw_rows(key, *block, e, entries, scale, v.device) for block in _blocks(p, e))
-            return torch.cat([v @ rows.transpose(0, 1) for rows in rows_of_a], dim=-1)
-        out = v.new_zeros(*v.shape[:-1], e)
-        for first, rows in _used(v, e):
-            out = out + v[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, v.device)
+    def forward(b: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+        if fused := _fused(b, words):
+            return fused.expand(b, words, p, e, entries, scale)  # type: ignore[no-any-return]
+        key = _key(words)
+        if _packed(b, p, e, entries):
+            return packed.expand(b, key, p, e, scale)
+        out = b.new_zeros(*b.shape[:-1], e)
+        for first, rows in _used(b, e):
+            out = out + b[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, b.device)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
-        ctx.back, ctx.matrix = inputs[2], inputs[3:]
+        ctx.matrix = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        by_v = _Product.apply(grad, *ctx.saved_tensors, not ctx.back, *ctx.matrix)  # type: ignore[no-untyped-call]
-        return (by_v, *(None,) * 6)
+        return (_Project.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, v: Tensor, *matrix: Any) -> tuple[Tensor, int]:
-        return _Product.apply(v.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple, b: Tensor, *matrix: Any) -> tuple[Tensor, int]:
+        return _Multiply.apply(b.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]
+
+
+class _Project(torch.autograd.Function):
+    """G A^T, the gradient of `_Multiply`; its own gradient is `_Multiply`."""
+
+    @staticmethod
+    def forward(g: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+        if fused := _fused(g, words):
+            return fused.project(g, words, p, e, entries, scale)  # type: ignore[no-any-return]
+        key = _key(words)
+        if _packed(g, p, e, entries):
+            return packed.project(g, key, p, e, scale)
+        parts = [
+            g @ draw_rows(key, first, rows, e, entries, scale, g.device).transpose(0, 1)
+            for first, rows in _blocks(p, e)
+        ]
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.matrix = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return (_Multiply.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, g: Tensor, *matrix: Any) -> tuple[Tensor, int]:
+        return _Project.apply(g.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]

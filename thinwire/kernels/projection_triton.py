@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language import constexpr
 
 from thinwire.core.key import NORMAL_SCALE
 
@@ -45,7 +44,7 @@ def _philox(block, k0, k1):
 
 
 @triton.jit
-def _draw_signs(i, j, e, k0, k1, KIND: constexpr, BI: constexpr, BJ: constexpr):
+def _draw_signs(i, j, e, k0, k1, KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
     """The entries of rows i and columns j to j + BJ."""
     start = i * e + j  # a row starts anywhere in a block of 128 signs, so 128 columns need two blocks
     r = (start & 127).to(tl.uint32)[:, None]
@@ -88,7 +87,7 @@ def _normal(u, v):
 
 
 @triton.jit
-def _draw_normals(i, j, e, k0, k1, EVEN: constexpr, BI: constexpr, BJ: constexpr):
+def _draw_normals(i, j, e, k0, k1, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
     """The entries of rows i and columns j to j + BJ before scaling, as float32."""
     start = (i * e + j)[:, None]
     if EVEN:  # both values of a Philox block are in one row
@@ -111,12 +110,12 @@ def _expand(
     p,
     e,
     scale,
-    SIGNS: constexpr,
-    PIECES: constexpr,
-    EVEN: constexpr,
-    BC: constexpr,
-    BI: constexpr,
-    BJ: constexpr,
+    SIGNS: tl.constexpr,
+    PIECES: tl.constexpr,
+    EVEN: tl.constexpr,
+    BC: tl.constexpr,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
 ):
     """B (pieces, vectors, p) times A; the rows of a tile are all pieces of some vectors."""
     k0 = tl.load(key).to(tl.uint32)
@@ -153,12 +152,12 @@ def _project(
     e,
     columns_per_part,
     scale,
-    SIGNS: constexpr,
-    PIECES: constexpr,
-    EVEN: constexpr,
-    BC: constexpr,
-    BI: constexpr,
-    BJ: constexpr,
+    SIGNS: tl.constexpr,
+    PIECES: tl.constexpr,
+    EVEN: tl.constexpr,
+    BC: tl.constexpr,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
 ):
     """G (pieces, vectors, e) times A^T, summed over one part of the columns."""
     k0 = tl.load(key).to(tl.uint32)
