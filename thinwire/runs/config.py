@@ -324,8 +324,12 @@ def digest(settings: Settings | Table) -> str:
 
     The fingerprint of the user's data is checked apart (`execute.py`), so that the error says what differs.
     """
-    table = to_table(settings) if isinstance(settings, Settings) else settings
-    kept = portable({key: value for key, value in table.items() if key not in _NOT_IN_DIGEST})
+    if isinstance(settings, Settings):  # stored with the settings: a page of a grid asks for it a thousand times
+        known = vars(settings)
+        if "_digest" not in known:
+            known["_digest"] = digest(to_table(settings))
+        return str(known["_digest"])
+    kept = portable({key: value for key, value in settings.items() if key not in _NOT_IN_DIGEST})
     return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 
 
