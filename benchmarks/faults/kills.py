@@ -119,7 +119,7 @@ def killed_run(folder: Path, *, kills: int, nodes: int, rounds: int, seed: int) 
         (home / "app/federated/server_app.py").write_text(_SERVER.format(accepted=str(accepted)))
         link = start_superlink(processes, nodes, home / "superlink.db")
         services = Services(processes, link, start_nodes(processes, link, link.port, folder / "states", True))
-        words = ["supervise", str(home / "app"), CONNECTION, "--run-dir", str(run), "--restarts", "60"]
+        words = ["site", "supervise", str(home / "app"), CONNECTION, "--run-dir", str(run), "--restarts", "60"]
         config = ["-c", "quorum=1.0 seconds=20.0 tries=30"]
         supervisor = processes.start("supervisor", [sys.executable, "-m", "thinwire", *words, *config])
         while not (run / "metrics.jsonl").is_file() and supervisor.poll() is None:

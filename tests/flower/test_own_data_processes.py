@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_sites import SIZES, write_stays
-from thinwire.flower.processes import Processes, free_ports
+from thinwire.flower.processes import Processes, free_ports, with_path
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_three_sites_with_their_own_tables_and_module_equal_the_simulation(tmp_p
 
         def call(line: str) -> None:
             done = subprocess.run(
-                processes._with_path(words(here(line))),
+                with_path(words(here(line))),
                 capture_output=True,
                 text=True,
                 env=processes.env,
