@@ -132,7 +132,7 @@ class Clients:
         return Collected(round, state)
 
     def collect(self, got: Collected) -> None:
-        """Collect the uploads of a round."""
+        """Collect the uploads of a round. A federation without clients, as a node has it, has no rounds."""
         raise NotImplementedError
 
     def count(self, got: Collected) -> None:
@@ -154,14 +154,13 @@ class Clients:
         """The record of a round with evaluations of clients on their own examples."""
         return record
 
-    def leave_out(self, until: Mapping[int, int], attempt: int) -> bool:
-        """Leave clients out of cohorts; whether these clients can be left out.
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
+        """Leave clients out of cohorts; only those of a deployment are.
 
         Args:
             until: the last round without each of them.
             attempt: how often the run went back so far.
         """
-        return False
 
 
 class Federation:

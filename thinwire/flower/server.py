@@ -120,10 +120,9 @@ class FlowerClients(Clients):
         got.size = turn.size
         return self.collector.collect(got, turn)
 
-    def leave_out(self, until: Mapping[int, int], attempt: int) -> bool:
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts."""
         self.left_out, self.attempt = dict(until), attempt
-        return True
 
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record with evaluations at the sites, where there is no test set."""

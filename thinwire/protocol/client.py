@@ -159,7 +159,7 @@ def _keeps_optimizer(method: Method, version: int) -> bool:
 
 
 def _optimizer_states(contract: Contract, group: Group) -> State | None:
-    """Stacked optimizer states that clients kept, or new ones for those that have none; None if nobody keeps any."""
+    """Stacked optimizer states that clients kept, or new ones for those that have none; None if no client keeps any."""
     public, method = group.public, contract.method
     if not _keeps_optimizer(method, public.version):
         return None

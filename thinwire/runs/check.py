@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.core.tree import restrict
-from thinwire.federation.federation import Federation as Simulation
+from thinwire.federation.federation import Federation
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulated import GroupTask, SimulatedClients
@@ -100,7 +100,7 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _stages(simulation: Simulation, known: dict[tuple[int, int], Bytes]) -> list[Traffic]:
+def _stages(simulation: Federation, known: dict[tuple[int, int], Bytes]) -> list[Traffic]:
     """The bytes of each stage; the second starts from the initial weights."""
     contracts, public = simulation.contract.stages, simulation.federation.first
     until = min([simulation.job.rounds, *(later.since for later in contracts[1:])])
@@ -111,7 +111,7 @@ def _stages(simulation: Simulation, known: dict[tuple[int, int], Bytes]) -> list
     return found
 
 
-def _upload(simulation: Simulation, public: PublicState, client: int) -> Bytes:
+def _upload(simulation: Federation, public: PublicState, client: int) -> Bytes:
     """The upload of a client after one step of local training."""
     plan = Plan(simulation.contract.at(public.version).sendable.named)
     group = Group(public, plan, (client,), (initial_client_state(simulation.contract, public, client),))
@@ -124,7 +124,7 @@ def _upload(simulation: Simulation, public: PublicState, client: int) -> Bytes:
         return clients.answer(GroupTask(public.version, clients.backend[0], None, group, cohort), work)[0].message
 
 
-def _traffic(simulation: Simulation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
+def _traffic(simulation: Federation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
     """The bytes of the rounds from a version up to another one; `known` are uploads by version and client."""
     contract, since, clients = simulation.contract.at(public.version), public.version, simulation.job.task.clients
     plan, tiers = Plan(contract.sendable.named), [contract.tier(client) for client in range(len(clients))]
@@ -159,7 +159,7 @@ def _traffic(simulation: Simulation, public: PublicState, until: int, known: dic
     return Traffic(max(0, until - since), contract.coords.size, *means, *total)
 
 
-def _next(simulation: Simulation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
+def _next(simulation: Federation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
     """The state after a round in which the cohort sends these messages, repeated if there are fewer than clients."""
     round, version = Round(simulation.contract, server, plan), server.public.version
     sent = [Reply(client, version, data, 0.0, 1, ClientState(version)) for client, data in messages.items()]
@@ -206,7 +206,7 @@ def _vary(contract: Contract) -> bool:
     return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
 
 
-def _notes(experiment: Settings, simulation: Simulation) -> list[str]:
+def _notes(experiment: Settings, simulation: Federation) -> list[str]:
     """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
     stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
     notes = [stage.method.space.note(stage.weights) for stage in stages]
@@ -217,7 +217,7 @@ def _notes(experiment: Settings, simulation: Simulation) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _tiers(simulation: Simulation) -> dict[str, Any]:
+def _tiers(simulation: Federation) -> dict[str, Any]:
     """The number of clients of each tier, where there are tiers."""
     known = simulation.job.method.budget.tiers
     tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]

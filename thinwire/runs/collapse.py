@@ -36,7 +36,7 @@ from thinwire.runs.files import INVALID, unpack
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.federation.federation import Federation as Runner
+    from thinwire.federation.federation import Federation
 
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
@@ -283,7 +283,7 @@ def _finite(value: Any) -> bool:
 MIN_EXAMPLES = 100  # for a meaningful accuracy
 
 
-def chance_of(simulation: Runner) -> Chance | None:
+def chance_of(simulation: Federation) -> Chance | None:
     """The chance accuracy of a run; None without a test set of class labels, or with fewer than 100 examples.
 
     Of a regression it is the R2 of predicting the mean, which is 0.
@@ -315,7 +315,7 @@ def chance_among(labels: Tensor) -> Chance | None:
     return found and found._replace(metric="accuracy")
 
 
-def validation_chance(simulation: Runner) -> Chance | None:
+def validation_chance(simulation: Federation) -> Chance | None:
     """The chance accuracy on the validation examples of clients: the best constant prediction, averaged over clients.
 
     If clients keep a part of the model private, each client has a constant prediction of its own. None without
@@ -328,7 +328,7 @@ def validation_chance(simulation: Runner) -> Chance | None:
     return chance_over_clients(labels, _private(simulation))
 
 
-def _private(simulation: Runner) -> bool:
+def _private(simulation: Federation) -> bool:
     return any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages)
 
 

@@ -26,7 +26,7 @@ from thinwire.core.tree import Tree
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.task import Task
 from thinwire.errors import CheckpointError, ConfigError, Diverged
-from thinwire.federation.federation import Federation as Runner, OnMessage
+from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.settings import Cohort, Settings
 from thinwire.runs.best import BestModel, Lead, selected_by
@@ -62,7 +62,7 @@ def execute(
     on_round: OnRound | None = None,
     on_message: OnMessage | None = None,
     on_continue: Callable[[int], None] | None = None,
-    prepare: Callable[[], Runner] | None = None,
+    prepare: Callable[[], Federation] | None = None,
 ) -> Summary:
     """Run settings into a directory and return the totals; a finished run is used again.
 
@@ -92,7 +92,7 @@ class RunPlan(NamedTuple):
     settings: Settings
     table: Table
     folder: RunFolder | None
-    prepare: Callable[[], Runner]
+    prepare: Callable[[], Federation]
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class RunPlan(NamedTuple):
         settings: Settings,
         path: Path | None,
         data_dir: Path | None = None,
-        prepare: Callable[[], Runner] | None = None,
+        prepare: Callable[[], Federation] | None = None,
     ) -> RunPlan:
         """Check settings, and read the data of a task of the user; nothing is written."""
         plugins.load(settings.imports)  # in a worker process they are not imported yet
@@ -155,7 +155,7 @@ class RunPlan(NamedTuple):
 class Finished(NamedTuple):
     """A run that has ended: what ran it, its last state, its records, its totals, and the best model if it is kept."""
 
-    simulation: Runner
+    simulation: Federation
     state: RunState
     records: list[RoundRecord]
     retries: list[Retry]
@@ -222,7 +222,7 @@ def train(
                 summary["best"] = {"round": lead.round, "value": lead.value, "chosen_by": lead.objective.label}
             return summary
 
-        def with_backend(simulation: Runner, state: RunState) -> RunState:
+        def with_backend(simulation: Federation, state: RunState) -> RunState:
             """Before round 1 the backend is chosen and written, so that a run that is resumed before its first
             checkpoint uses the same one.
             """
@@ -292,13 +292,13 @@ def reopen(plan: RunPlan, summary: Summary) -> Finished:
     return Finished(simulation, state, records, rescue.retries, summary, _best(plan, simulation, records))
 
 
-def _rescue(plan: RunPlan, simulation: Runner) -> Rescue:
+def _rescue(plan: RunPlan, simulation: Federation) -> Rescue:
     engine, saving = plan.settings.engine, plan.settings.checkpoint
     retries = saving.on_divergence == "retry"
     return Rescue(engine.prepare, simulation.job, plan.folder, engine.device, saving.every, retries)
 
 
-def _best(plan: RunPlan, simulation: Runner, records: list[RoundRecord]) -> BestModel | None:
+def _best(plan: RunPlan, simulation: Federation, records: list[RoundRecord]) -> BestModel | None:
     if not plan.settings.checkpoint.best:
         return None
     best = BestModel(selected_by(simulation.job), plan.folder.checkpoints if plan.folder else None)
@@ -306,18 +306,18 @@ def _best(plan: RunPlan, simulation: Runner, records: list[RoundRecord]) -> Best
     return best
 
 
-def _all_weights(simulation: Runner, state: RunState) -> Tree:
+def _all_weights(simulation: Federation, state: RunState) -> Tree:
     weights, buffers = final_model(simulation, state)
     return {**weights, **buffers}
 
 
-def final_model(simulation: Runner, state: RunState) -> tuple[Tree, Tree]:
+def final_model(simulation: Federation, state: RunState) -> tuple[Tree, Tree]:
     """The weights and the buffers of a state, on the CPU."""
     weights, buffers = simulation.federation.final(state)
     return tuple({name: one.detach().cpu() for name, one in tree.items()} for tree in (weights, buffers))  # type: ignore[return-value]
 
 
-def environment_facts(settings: Settings, simulation: Runner, state: RunState) -> dict[str, Any]:
+def environment_facts(settings: Settings, simulation: Federation, state: RunState) -> dict[str, Any]:
     """How clients are trained on this machine, for `environment.json`."""
     engine, chance = settings.engine, chance_of(simulation)
     return {
@@ -350,7 +350,7 @@ def check_early(settings: Settings, task: Task) -> None:
         )
 
 
-def check_blocks(simulation: Runner, state: RunState) -> None:
+def check_blocks(simulation: Federation, state: RunState) -> None:
     """Refuse a checkpoint whose blocks are not those of this model and method."""
     public, contract = state.server.public, simulation.contract.at(state.server.public.version)
     wanted = (Spec.of(simulation.federation.first.base), contract.coords, contract.shared, contract.buffers)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import Diverged
-from thinwire.federation.federation import Federation as Runner, OnMessage
+from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.runs.best import Lead, selected_by
 from thinwire.runs.collapse import Course, Verdict, chance_of, news
@@ -95,7 +95,7 @@ class Collapsed(Diverged):
 
 
 def rounds(
-    simulation: Runner,
+    simulation: Federation,
     state: RunState,
     stop: Stop,
     *,
@@ -150,7 +150,7 @@ def rounds(
             checkpoints.save(state)
 
 
-def _measured(simulation: Runner, state: RunState) -> LayerFacts:
+def _measured(simulation: Federation, state: RunState) -> LayerFacts:
     """What the schedule measured about layers in the last round."""
     contract = simulation.contract.at(state.server.public.version)
     return contract.method.schedule.measured(state.server.schedule, contract.coords)
@@ -162,7 +162,7 @@ def _check(course: Course, wanted: bool) -> None:
         raise Collapsed(course.verdict)
 
 
-def _judged(simulation: Runner, before: RunState, after: RunState, record: RoundRecord) -> RunState | None:
+def _judged(simulation: Federation, before: RunState, after: RunState, record: RoundRecord) -> RunState | None:
     """The state that the values of a record are about; None if the round was not evaluated.
 
     Without examples to evaluate on there is only the training loss, which is that of the state before the round.

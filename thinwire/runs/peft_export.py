@@ -29,7 +29,7 @@ from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.federation.federation import Federation as Simulation
+from thinwire.federation.federation import Federation
 from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
 from thinwire.models.causal_lm import library
@@ -156,7 +156,7 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
 
 
-def of_run(run: Path, data_dir: Path | None) -> tuple[Simulation, PublicState, Method, Tree]:
+def of_run(run: Path, data_dir: Path | None) -> tuple[Federation, PublicState, Method, Tree]:
     """The simulation of a run directory, its newest public state, the method there, and its basis."""
     opened = RunFolder.open(run)
     simulation = LocalEngine().prepare(build_job(opened.experiment, data_dir))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError, ConfigError, Diverged, Unfit
 from thinwire.federation.engine import EngineSettings
-from thinwire.federation.federation import Federation as Runner, OnMessage
+from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
@@ -91,13 +91,13 @@ class Rescue:
         begin: is called with the runner and the state before the first round of each try.
     """
 
-    prepare: Callable[[Job], Runner]
+    prepare: Callable[[Job], Federation]
     job: Job
     folder: RunFolder | None
     device: str
     every: int
     active: bool = True
-    begin: Callable[[Runner, RunState], RunState] = lambda runner, state: state
+    begin: Callable[[Federation, RunState], RunState] = lambda runner, state: state
     good: RunState | None = None  # the newest good state, without a directory; states never change
 
     def __post_init__(self) -> None:
@@ -112,30 +112,30 @@ class Rescue:
             return max(rounds_in(self.folder.checkpoints), default=0)
         return self.good.round if self.good else 0
 
-    def runner(self, first: Runner) -> Runner:
+    def runner(self, first: Federation) -> Federation:
         """The runner with the learning rates after the retries so far."""
         self._leave_out(first)
         return self._prepared() if any(retry.halves for retry in self.retries) else first
 
-    def _leave_out(self, runner: Runner) -> None:
+    def _leave_out(self, runner: Federation) -> None:
         """Tell the server of a deployment which clients are left out."""
         times = [(retry.from_round, retry.left_out) for retry in self.retries]
         runner.clients.leave_out(left_out_until(times), len(self.retries))
 
-    def _prepared(self, *more: int) -> Runner:
+    def _prepared(self, *more: int) -> Federation:
         """The runner with learning rates that are halved at the versions of the retries so far, and at `more`."""
         at = (*(retry.from_version for retry in self.retries if retry.halves), *more)
         return self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at)))
 
     def rounds(
         self,
-        simulation: Runner,
+        simulation: Federation,
         state: RunState,
         stop: Stop,
         records: list[RoundRecord],
         checkpoints: Checkpoints | None = None,
         on_message: OnMessage | None = None,
-    ) -> Iterator[tuple[Runner, RunState, RoundRecord]]:
+    ) -> Iterator[tuple[Federation, RunState, RoundRecord]]:
         """Train the rounds that are left; yields the runner, the state and the record after each.
 
         Args:
@@ -179,8 +179,8 @@ class Rescue:
         return record._replace(bytes_abandoned=lost) if lost else record
 
     def _back(
-        self, runner: Runner, state: RunState, error: Diverged, records: list[RoundRecord]
-    ) -> tuple[Runner, RunState]:
+        self, runner: Federation, state: RunState, error: Diverged, records: list[RoundRecord]
+    ) -> tuple[Federation, RunState]:
         """The runner and the state to continue with: half the rate, or without clients; raises if it cannot."""
         unfit, failed = isinstance(error, Unfit), state.round + 1
         before = [retry for retry in self.retries if retry.halves != unfit]

@@ -13,7 +13,7 @@ from typing import Any
 from thinwire.core.spec import Block, Spec, layer_of
 from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
-from thinwire.federation.federation import Federation as Runner
+from thinwire.federation.federation import Federation
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Accounting
 from thinwire.masks import dead_adapters, nonzero_b
@@ -30,7 +30,7 @@ def summarize_run(
     name: str,
     task: str,
     accounting: Accounting,
-    simulation: Runner,
+    simulation: Federation,
     state: RunState,
     records: Sequence[RoundRecord],
     retries: Sequence[Retry],
@@ -81,7 +81,7 @@ def diverged_summary(summary: Summary, error: Diverged) -> Summary:
     return summary | byte_totals(*sizes, summary["accounting"], lost) | summary_of(verdict)
 
 
-def _adapters(simulation: Runner, state: RunState) -> Summary:
+def _adapters(simulation: Federation, state: RunState) -> Summary:
     """Where adapters are masked or sent in part: the share of B that is left, and the adapters that cannot change."""
     contract, public = simulation.contract.at(state.server.public.version), state.server.public
     method = contract.method
