@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from dataclasses import replace
 
 import thinwire
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
@@ -35,7 +36,7 @@ def profile(method: str) -> Counter[tuple[str, str]]:
     job = build_job(resolve(method, on="digits", overrides={"rounds": 1000, "eval.every": 1000}))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    simulation = LocalEngine(backend="vmap").prepare(replace(job, task=replace(job.task, model=model)))
+    simulation = make_simulation(Engine(backend="vmap"), replace(job, task=replace(job.task, model=model)))
     state = simulation.start()
     for _ in range(2):
         state, _ = simulation.round(state)

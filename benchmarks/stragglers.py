@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
@@ -54,7 +55,7 @@ def reach(name: str, task: str, share: float, seed: int, data: Path | None = Non
     settings = {**settings, "cohort.size": round(cohort * settings["cohort.size"])}
     speed = {"speed.step_seconds": STEP, "speed.slow_fraction": share, "speed.slow_factor": 10.0}
     chosen = resolve(method, task, {**settings, **speed, "seed": seed})
-    runner = chosen.engine.prepare(build_job(chosen, data))
+    runner = make_simulation(chosen.engine, build_job(chosen, data))
     steps = statistics.fmean(runner.clients.speeds.steps(i) for i in range(len(runner.job.task.clients)))
     state, sent, stale = runner.start(), 0, []
     for _ in range(chosen.rounds):

@@ -60,8 +60,6 @@ def main():
         f"perplexity after round 1: {first.metrics['perplexity']:.2f}, after the last: {last.metrics['perplexity']:.2f}"
     )
     print(f"bytes of all messages: {run.bytes_total:,}")
-    for one in json.loads((out / "run" / "samples.json").read_text()):
-        print(f"\n{one['prompt']}\n  before: {one['before']}\n  after:  {one['after']}")
     tw.report([out / "run"], html=out / "page.html")
     adapter_of_run(out / "run", out / "adapter")
     if not (out / "model").exists():

@@ -19,8 +19,8 @@ from papers.page import section, update_page
 from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
-from thinwire.cli.options import AsJson, DataDir, Imports, Quiet, Task
-from thinwire.cli.terminal import print_json, print_written, show_list
+from thinwire.cli.options import AsJson, DataDir, Imports, Quiet, Task, documented
+from thinwire.cli.terminal import note, print_json, show_list
 from thinwire.core.text import visible
 from thinwire.runs.files import write_all
 from thinwire.runs.task_files import folder_name
@@ -100,7 +100,7 @@ def repro(
         run_grids(grids, out, jobs, data_dir, functools.partial(print_run, quiet=quiet), until, known)
     sections = update_page(md, found, out) if md else [section(one, out) for one in found]
     if md:
-        print_written(md)
+        note(f"wrote {md}")
     if as_json:
         found_values = [{key: value for key, value in part._asdict().items() if key != "rows"} for part in sections]
         print_json(dict(zip(wanted, found_values, strict=True)))
@@ -176,18 +176,19 @@ def frontier(
     page.write(path)
     print_json(page.values) if as_json else show(page.text)
     for file in (path, path.with_suffix(".svg"), path.with_suffix(".json")):
-        print_written(file)
+        note(f"wrote {file}")
     if page.missing and not no_run:
         raise typer.Exit(1)
 
 
 @app.command()
+@documented
 def rates(
     rows: Annotated[list[str] | None, typer.Argument(metavar="[ROW]...", help="Rows of the frontier.")] = None,
-    on: Annotated[str, typer.Option(help="The task.")] = "fashion-mnist",
-    factor: Annotated[list[float], typer.Option(help="Factors of the rate of a row.")] = [0.25, 1.0, 4.0],  # noqa: B006
+    on: str = "fashion-mnist",
+    factor: list[float] = [0.25, 1.0, 4.0],  # noqa: B006
     rounds: int = 20,
-    steps: Annotated[int, typer.Option(help="Local steps; 0 for those of the task.")] = 0,
+    steps: int = 0,
     file: Annotated[Path, typer.Option("--json", help="The values of all runs; those of new ones are added.")] = Path(
         "docs/frontier/rates.jsonl"
     ),
@@ -198,6 +199,12 @@ def rates(
 
     As in that search: seed 100, a whole schedule, judged by the accuracy of the clients on the tenth of their examples
     that they hold out. The test set is not used.
+
+    Options:
+        on: The task.
+        factor: Factors of the rate of a row; may be repeated.
+        rounds: Number of communication rounds.
+        steps: Local steps; 0 for those of the task.
     """
     todo = [] if no_run else frontier_grid(rows_of(rows or ()), Where(on), Work(rates=1)).content["rows"]
     for row in todo:
@@ -237,12 +244,14 @@ def grid_verb(
 
 
 @app.command("published")
-def published_verb(
-    docs: Annotated[Path, typer.Option(help="The documentation folder.")] = Path("docs"),
-    chance: Annotated[bool, typer.Option("--chance", help="First write chance.json from the datasets.")] = False,
-    data_dir: DataDir = None,
-) -> None:
-    """Write the tables of all published pages again from their JSON files; runs nothing."""
+@documented
+def published_verb(docs: Path = Path("docs"), chance: bool = False, data_dir: DataDir = None) -> None:
+    """Write the tables of all published pages again from their JSON files; runs nothing.
+
+    Options:
+        docs: The documentation folder.
+        chance: First write chance.json from the datasets.
+    """
     if chance:
         published.write_chance(docs / "chance.json", data_dir)
     published.write_published(docs)
@@ -256,13 +265,14 @@ def sizes(docs: Docs = None) -> None:
 
 
 @app.command()
-def sparseloco(
-    search: Annotated[bool, typer.Option("--search", help="Search settings on digits.")] = False,
-    against: Annotated[bool, typer.Option("--against", help="Compare with FedAvg on digits.")] = False,
-    out: RunsOut = Path("runs"),
-    docs: Docs = None,
-) -> None:
-    """Bits that SparseLoCo takes for a value, its search, or its results, for its page."""
+@documented
+def sparseloco(search: bool = False, against: bool = False, out: RunsOut = Path("runs"), docs: Docs = None) -> None:
+    """Bits that SparseLoCo takes for a value, its search, or its results, for its page.
+
+    Options:
+        search: Search settings on digits.
+        against: Compare with FedAvg on digits.
+    """
     part = "search" if search else "against" if against else "bits"
     text = studies.searched(out) if search else studies.against(out) if against else studies.bits()
     show(text)

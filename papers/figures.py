@@ -16,13 +16,13 @@ from papers.frontier import Row, best_by_bytes
 from thinwire.core.text import human_bytes
 from thinwire.reports.chapters import curve_drawing
 from thinwire.reports.figures import LIGHT, Curve, curves, standalone
-from thinwire.reports.seed_groups import SeedGroup, percent_text
+from thinwire.reports.rows import Row as TableRow, percent_text
 from thinwire.runs.records import SavedRun
 
 
 def bytes_chart(paper: str, column: str, runs: Mapping[str, Sequence[SavedRun]], metric: str) -> str:
     """Accuracy against bytes of the rows of a column, each over its runs; "" if nothing was evaluated."""
-    groups = [SeedGroup(label, list(found)) for label, found in runs.items() if found]
+    groups = [TableRow(label, list(found)) for label, found in runs.items() if found]
     if not any(group.curve(metric) for group in groups):
         return ""
     drawing = curve_drawing(column, groups, metric)

@@ -30,14 +30,15 @@ from papers.grid import Grid, Line, summary, training_failed
 from papers.tables import read
 from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
-from thinwire.reports.seed_groups import MeanInterval, without_seed
+from thinwire.federation.simulation import make_simulation
+from thinwire.reports.rows import MeanInterval, without_seed
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.config import digest, resolve, to_table
 from thinwire.runs.records import SavedRun, honest_bytes
-from thinwire.runs.toml import Table, parse_overrides
-from thinwire.search.candidates import rate_key, setting
-from thinwire.search.halving import mean_of_last
+from thinwire.runs.toml import Table, flat, parse_overrides
+from thinwire.search.candidates import rate_key
+from thinwire.search.trials import mean_of_last
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 from thinwire.spaces import MAPO
 
@@ -168,7 +169,7 @@ def _center(row: Table, experiment: Settings, key: str) -> float:
     """The middle of a row's rates: placed for this task in the row, or in the set for rates of clients, or its own."""
     task = experiment.task.label
     of_set = read("frontier.toml").get("center", {}) if key == CLIENT_RATE else {}
-    return float(row.get("center", {}).get(task) or of_set.get(task) or setting(to_table(experiment), key))
+    return float(row.get("center", {}).get(task) or of_set.get(task) or flat(to_table(experiment))[key])
 
 
 def _weights(where: Where) -> int:
@@ -180,7 +181,7 @@ def _weights(where: Where) -> int:
             f"a frontier compares accuracies on a test set, which {experiment.task.label} does not have; use "
             "`thinwire compare` for it"
         )
-    return int(replace(experiment.engine, device="cpu", workers=0).prepare(job).contract.weights.size)
+    return int(make_simulation(replace(experiment.engine, device="cpu", workers=0), job).contract.weights.size)
 
 
 SHARES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # budgets: the reference's bytes divided by these

@@ -29,6 +29,7 @@ from papers.grid import Grid, summary
 from papers.markdown import at_edge, markdown, mean_std_text, provenance_text
 from thinwire.core.text import human_bytes
 from thinwire.errors import Diverged
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import FAILED_RUNS, count_broken
 from thinwire.runs.config import digest, resolve
@@ -220,7 +221,7 @@ def rate_tried(task: str, row: dict[str, Any], factor: float, rounds: int, steps
     key, centers = next(iter(row["over"].items()))
     rate = float(f"{factor * centers[0]:.6g}")
     experiment = resolve(row["method"], task, {**quick, key: rate})
-    simulation = experiment.engine.prepare(build_job(experiment))
+    simulation = make_simulation(experiment.engine, build_job(experiment))
     state, accuracy = simulation.start(), None
     try:
         for _ in range(rounds):

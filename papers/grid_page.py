@@ -28,7 +28,7 @@ from papers.tables import FOLDER, read
 from thinwire.core.text import human_bytes
 from thinwire.errors import UnknownName
 from thinwire.federation.settings import Settings
-from thinwire.reports.seed_groups import MeanInterval
+from thinwire.reports.rows import MeanInterval
 from thinwire.runs.config import digest
 from thinwire.runs.files import write_all
 

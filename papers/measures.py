@@ -43,7 +43,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
-from thinwire.runs.link_time import link, seconds
+from thinwire.runs.link_time import seconds
 from thinwire.runs.parts import build, named
 from thinwire.runs.toml import Table
 
@@ -77,7 +77,7 @@ def measured(measure: str, experiment: Settings, out: Path | Runs) -> float | No
         clients = sum(record["clients"] for record in records)
         return sum(record["bytes_up"] + record["bytes_down"] for record in records) / clients / 1e6 if clients else None
     if measure.startswith("seconds a round at "):
-        speed = link(measure.removeprefix("seconds a round at "))
+        speed = measure.removeprefix("seconds a round at ")
         return seconds(records, speed) / len(records) if records else None
     if goal:
         reached = to_target(experiment, out, float(goal[2]), "client_accuracy" if goal[4] else "accuracy")
@@ -86,7 +86,7 @@ def measured(measure: str, experiment: Settings, out: Path | Runs) -> float | No
         done = metrics(experiment, out)[: reached[0]]
         if goal[1] == "MB up a client":
             return float(sum(record["bytes_up"] / record["clients"] for record in done if record["clients"])) / 1e6
-        return seconds(done, link(goal[3])) / 60
+        return seconds(done, goal[3]) / 60
     raise ConfigError(f"unknown measure {measure!r}; write for example best_accuracy, or rounds to 0.8")
 
 

@@ -23,6 +23,7 @@ from torch import nn
 
 import thinwire as tw
 from benchmarks.page import write_part
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.check import check
 from thinwire.runs.config import resolve
@@ -50,7 +51,7 @@ def cost(name: str, measure: bool = True) -> Cost | None:
         return Cost(trained, up, down, True)
     if not measure:
         return None
-    federation = experiment.engine.prepare(build_job(experiment))
+    federation = make_simulation(experiment.engine, build_job(experiment))
     state = federation.start()
     for _ in range(3):
         state, third = federation.round(state)

@@ -25,12 +25,12 @@ from papers.grid import Grid, Line, summary, training_failed
 from thinwire.cli.terminal import err
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.federation.backends import first_line
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Settings
 from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest
 from thinwire.runs.execute import default_folder, execute
-from thinwire.training.autotune import first_line
 
 SPENT = "interrupted: the budget is spent"
 

@@ -35,6 +35,7 @@ from papers.markdown import markdown, widened
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec, layer_of
 from thinwire.core.text import human_bytes
+from thinwire.federation.simulation import make_simulation
 from thinwire.models import build
 from thinwire.runs.build import build_job
 from thinwire.runs.config import digest, from_table, resolve
@@ -61,7 +62,7 @@ def _bits_line(task: str, rounds: int) -> str:
     few = {"engine.backend": "loop", "cohort.size": 2, "local.batch": 16, "local.steps": 4}
     few |= {"rounds": rounds + 1, "eval.every": rounds + 1}  # so that nothing is evaluated
     experiment = resolve("sparseloco", task, few)
-    simulation = experiment.engine.prepare(build_job(experiment))
+    simulation = make_simulation(experiment.engine, build_job(experiment))
     size, codec = simulation.contract.code.size, experiment.method.up.inner  # type: ignore[attr-defined]
     sizes = [min(codec.chunk, size - start) for start in range(0, size, codec.chunk)]
     values = sum(kept(codec.density, one, codec.rounding) for one in sizes)

@@ -29,7 +29,8 @@ from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol import Method
 from thinwire.protocol.method import Download, OptLifetime, OptOwner, UploadKind
-from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.round import Round
+from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.training import Local
 from thinwire.training.functional import Functional
 
@@ -266,7 +267,7 @@ def refused(choice: Mapping[str, str]) -> str | None:
         method = method_of(choice)
         learner = model(method.secure_aggregation or method.privacy.bounds)
         contract, public = make_contract(method.over(3), learner.weights(), learner.buffers(), Key(0))
-        plan_round(contract, initial_server_state(contract, public))
+        Round.open(contract, initial_server_state(contract, public))
     except (IncompatibleParts, ConfigError) as error:
         return str(error)
     return None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 from thinwire.cli.app import main
@@ -23,7 +23,11 @@ from thinwire.runs.execute import default_folder, execute
 settings.register_profile("thinwire", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.load_profile("thinwire")
 
-os.environ["THINWIRE_PROBE"] = "off"  # the fastest backend depends on the machine; tests of the autotuner turn it on
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Examples are in the docstrings of the package: those of tests are not searched."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 @pytest.fixture(autouse=True)

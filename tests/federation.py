@@ -14,9 +14,10 @@ from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import OnMessage
 from thinwire.federation.job import Job, RoundRecord
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.federation.transfer import to_host
 from thinwire.protocol import Method
 from thinwire.protocol.client import (
@@ -30,7 +31,7 @@ from thinwire.protocol.client import (
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.round import Closed, Reply, Round
-from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import Upload
 from thinwire.schedules.base import Plan
@@ -69,6 +70,11 @@ def digits_task(model: nn.Module | None = None, sizes=SIZES, loss: Loss = cross_
     return Task(model or perceptron(), Arrays(x[:n], y[:n]), clients, held_out, loss=loss)
 
 
+def keeps_nothing(state: ClientState) -> bool:
+    """Whether a client keeps nothing besides the version."""
+    return not (state.unsent or state.correction or state.codec or state.opt)
+
+
 def workload(task: Task, clients, keys, local: Local) -> Workload:
     """The batches of some clients."""
     own = [task.clients.client(i) for i in clients]
@@ -81,7 +87,7 @@ def workload(task: Task, clients, keys, local: Local) -> Workload:
 
 def schema_of(contract: Contract, data: bytes, client: int = 0) -> wire.Schema:
     """The schema with which a message is read: of what clients send, that of the client."""
-    return contract.schema.sent_by(client) if wire.kind_of(data) in wire.FROM_CLIENTS else contract.schema
+    return contract.schema.sent_by(client) if data[0] & 15 in wire.FROM_CLIENTS else contract.schema
 
 
 def same_public(a: PublicState, b: PublicState) -> bool:
@@ -115,13 +121,13 @@ class Federation:
     def download(self, client: int) -> bytes:
         """Bring one client to the current version by a message."""
         version = self.public[client].version
-        data = self.opened.downloads({client: version})[client]
+        data = self.opened.downloads.messages({client: version})[client]
         try:
             received = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
             lost = request_full_state(self.contract, version, client)
-            state = self.opened.full_state(lost, client)
+            state = self.opened.downloads.full_state(lost, client)
             received = receive(self.contract, self.first._replace(version=version), state, client)
         self.public[client], synced, self.requested[client] = received
         self.states[client] = drop_stale(self.states[client], synced)
@@ -147,7 +153,7 @@ class Federation:
 
     def round(self, cohort) -> dict[int, bytes]:
         """One round; the uploads of its clients."""
-        plan = plan_round(self.contract, self.server)
+        plan = Round.open(self.contract, self.server).plan
         self.cohort = tuple(cohort)
         for client in cohort:
             self.download(client)
@@ -177,9 +183,9 @@ def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: 
     return Round(contract, server, plan).close(uploads, registered, noise, sum_masked=sum_masked)
 
 
-def records_of(engine: LocalEngine, job: Job, on_message: OnMessage | None = None) -> list[RoundRecord]:
+def records_of(engine: Engine, job: Job, on_message: OnMessage | None = None) -> list[RoundRecord]:
     """The records of all rounds of a job."""
-    federation, records = engine.prepare(job), []
+    federation, records = make_simulation(engine, job), []
     state = federation.start()
     for _ in range(job.rounds):
         state, record = federation.round(state, on_message)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import page, stragglers
+from benchmarks import page
 from benchmarks.bytes import codecs
-from benchmarks.faults import attackers, attacks, faults, fuzz_wire
-from benchmarks.speed import frameworks, peers, precision, speed_page
-from thinwire.codecs import Peer, Quantize, Threshold, TopK
+from benchmarks.faults import faults, fuzz_wire
+from benchmarks.speed import frameworks, peers, precision
+from thinwire.codecs import Peer, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import Drifted, WireError
@@ -90,44 +90,6 @@ def test_fuzzer_messages_are_a_function_of_their_index():
     assert all(fuzz_wire.message(i, 0, through, kin) == fuzz_wire.message(i, 0, through, kin) for i in range(50))
 
 
-def test_attackers_send_valid_messages_that_reverse_the_mean():
-    assert [len(attackers.attackers_of(1, share)) for share in attackers.SHARES] == [0, 2, 4, 6]
-    mean, found = {"kind": "weighted"}, {}
-    for share in (0.0, 0.3):
-        found[share] = attackers.accuracy(mean, share, seed=1, rounds=2)
-    assert found[0.3] < 0.2 < found[0.0]
-    row = {share: [0.5, 0.75] for share in attackers.SHARES}
-    assert "| weighted | 62.5 (50 to 75) |" in attackers.table({"weighted": row})
-
-
-def test_the_table_of_attacks_names_the_rules_that_hold():
-    grid = attacks.grid_of("digits", ["fedavg"], ["weighted, norm_bound 1", "median"], ["none", "noise"], [0, 1])
-    lines = grid.lines()
-    assert [line.label for line in lines][:2] == [
-        "fedavg|weighted, norm_bound 1|none",
-        "fedavg|weighted, norm_bound 1|noise",
-    ]
-    assert [e.method.norm_bound for e in lines[0].runs] == [1.0, 1.0]
-    assert lines[0].runs[0].attack is None
-    assert lines[1].runs[0].attack.fraction == attacks.FRACTION
-    found = {("fedavg", "weighted", "none"): [0.9, 0.94], ("fedavg", "weighted", "sign-flip"): [0.1, 0.1]}
-    found |= {("fedavg", "median", "none"): [0.9], ("fedavg", "median", "sign-flip"): [0.895]}
-    text = attacks.table(found, ["fedavg"])
-    assert "| weighted | 92.0 (90 to 94) | 10.0 (10 to 10) |" in text
-    assert text.endswith("within 3 points of the weighted mean without attack: median.\n")
-    del found["fedavg", "median", "none"], found["fedavg", "median", "sign-flip"]
-    assert "without attack: no rule." in attacks.table(found, ["fedavg"])
-
-
-def test_stragglers_reach_their_target_or_are_reported(monkeypatch):
-    monkeypatch.setitem(stragglers.TASKS, "digits", (0.3, {"task.clients": 12, "cohort.size": 3, "rounds": 8}))
-    found = stragglers.reach("fedbuff", "digits", 0.1, seed=1)
-    assert found.rounds <= 8
-    text = stragglers.table({"digits, 0.1, fedbuff": [found], "digits, 0.1, fedavg": [found, None]})
-    assert f"| digits, 30 % | 10 % | fedbuff | {found.seconds:.1f} (" in text
-    assert "fedavg | reached by 1 of 2 seeds |" in text
-
-
 def test_writing_a_section_leaves_the_rest_of_the_page_unchanged(tmp_path):
     assert doctest.testmod(page).failed == 0
     file = tmp_path / "page.md"
@@ -154,13 +116,6 @@ def test_checks_can_fail():
     assert bars.table().count("FAIL") == 2
 
 
-def test_flower_arrays_are_positions_and_values_or_dense():
-    spec = Spec.of({"w": Key(0).normal(100, 10)})
-    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
-    assert dense == [("f4", [100, 10])]
-    assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
-
-
 def test_frameworks_do_the_same_work(tmp_path, monkeypatch):
     steps = peers.write_inputs("cnn2", 40, 2, tmp_path)
     responses = io.StringIO()
@@ -179,16 +134,6 @@ def test_frameworks_do_the_same_work(tmp_path, monkeypatch):
         assert peers.distance(other, loop) < 1e-3 * peers.distance(loop, first)
 
 
-def test_missing_framework_is_reported_in_one_line(tmp_path):
-    peers.write_inputs("cnn2", 8, 1, tmp_path)
-    (tmp_path / "pfl.py").write_text("raise ImportError('no pfl here')")  # simulates a missing package
-    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    process = peers.FrameworkProcess("pfl", str(tmp_path / "python"), tmp_path)
-    process.close()
-    assert process.failure == "not measured: no pfl here"
-
-
 def test_fault_script_is_complete_and_deterministic():
     drawn = Counter(faults.script(256, client, version) for client in range(8) for version in range(40))
     assert min(drawn[fault] for fault in faults.FAULTS) >= 3
@@ -197,16 +142,6 @@ def test_fault_script_is_complete_and_deterministic():
     assert len(one.kills) == 3
     assert max(one.kills | one.leaves.keys()) < 40
     assert not one.kills & one.leaves.keys()
-
-
-def test_message_log_drops_rounds_that_a_killed_server_did_not_save(tmp_path):
-    first = faults.MessageLog(tmp_path)
-    for number in (1, 2, 3):
-        first(number, "up", 0, b"first")
-    again = faults.MessageLog(tmp_path)
-    again(3, "down", 0, b"request")
-    again(3, "up", 1, b"again")
-    assert again.read() == {1: {0: b"first"}, 2: {0: b"first"}, 3: {1: b"again"}}
 
 
 def test_corrupted_messages_may_not_be_accepted():
@@ -239,14 +174,3 @@ def test_layer_by_layer_passes_equal_the_network(monkeypatch):
     relu = next(i for i, layer in enumerate(layers) if layer.kind == "relu")
     turned = torch.where(values[relu] == values[relu].max(), -1.0, values[relu])
     assert precision.flips(layers[relu], turned, values[relu]) == (1, values[relu].numel())
-
-
-def test_the_start_of_a_process_is_shown_in_parts(tmp_path):
-    parts = {"import_torch_s": 1.5, "ours_s": 2.25, "import_thinwire_s": 0.5, "device_s": 0.25, "first_round_s": 1.0}
-    row = {"startup": "fashion-mnist", "precision": "bf16", "new_machine_s": 9.0, "bytecode": "cached", "seconds": 3.75}
-    file = tmp_path / "speed.json"
-    file.write_text(json.dumps({"device": "H", "torch": "2", "rows": [row | parts]}))
-    text = speed_page.page([str(file)])
-    assert "| bytecode | seconds | import torch | ours |" in text
-    assert "| fashion-mnist | bf16 | 9.00 | cached | 3.75 | 1.50 | 2.25 | 0.50 | 0.25 | - | - | 1.00 |" in text
-    assert "| process start to the end of the first round | 4.0 | 3.75 | pass |" in text

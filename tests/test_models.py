@@ -371,4 +371,4 @@ def test_inputs_of_the_wrong_shape_are_refused(
 
 def test_invalid_depths_of_wide_resnets_are_refused() -> None:
     with pytest.raises(ConfigError, match="depth = 17: expected 4 more than a multiple of 6"):
-        thinwire.models.WideResNet(17, 1, 10)
+        thinwire.models.resnet.wide_resnet(17, 1, 10)

@@ -21,7 +21,7 @@ SMALLER = {
     "run": ("--rounds", "1", *FEW),
     "compare": ("--rounds", "1", *FEW),
     "tune": ("--rounds", "2", "--rates", "2", *FEW),
-    "sweep": ("--rounds", "1", *FEW),
+    "sweep": ("--rounds", "1", "--seeds", "1", *FEW),
     "watch": ("--once",),
 }
 # Commands that need minutes, other packages or a finished run of another kind, and the test that runs each.

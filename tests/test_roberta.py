@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from thinwire.core.tree import Tree, flatten, same, stack, unstack
+from thinwire.core.tree import Tree, flatten, stack, unstack
 from thinwire.errors import ConfigError
 from thinwire.models import build, count
 
@@ -58,17 +57,3 @@ def test_roberta_logits_equal_those_of_the_wrapped_model() -> None:
     expected = model.model(input_ids=ids, attention_mask=(ids != 1).long()).logits
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(model(input_ids=ids, attention_mask=(ids != 1).long()), expected, rtol=0, atol=1e-5)
-
-
-def test_roberta_loads_a_checkpoint_folder(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    first = build("roberta-large", layers=1, width=64)
-    first.model.save_pretrained(tmp_path)
-    again = build("roberta-large", checkpoint=str(tmp_path))
-    assert same(weights(first), weights(again))
-
-
-def test_roberta_with_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    with pytest.raises(ConfigError, match="no RoBERTa weights at"):
-        build("roberta-large", checkpoint=str(tmp_path / "nowhere"))

@@ -83,7 +83,7 @@ class RefusesEmpty(Raw):
         (DropsState(), "state after a message of some blocks"),
         (ChangesCodecState(), "other bytes the second time|must not change"),
         (RefusesFloat32(), "must accept float32"),
-        (DoesNotAdd(), "adds is true"),
+        (DoesNotAdd(), "summable is true"),
         (LevelsDependOnSigns(), "codes_signs is true"),
     ],
 )

@@ -46,18 +46,18 @@ _NAMES = {
     "thinwire.optimizers": "Correction LRSchedule Optimizer Penalty",
     "thinwire.privacy": "Privacy",
     "thinwire.protocol": "Asynchronous Budget Method Stage Tier",
-    "thinwire.reports.report": "report",
+    "thinwire.reports.report": "Table report",
     "thinwire.runs.config": "resolve",
     "thinwire.runs.options": "Options",
     "thinwire.runs.plugins": "load_plugins",
     "thinwire.runs.result": "Run load_run",
     "thinwire.runs.run": "run simulate",
     "thinwire.schedules": "Plan Schedule",
-    "thinwire.search.table": "compare sweep Table",
+    "thinwire.search.compare": "compare sweep",
     "thinwire.search.tune": "Tuned tune",
     "thinwire.sketches": "Sketch",
     "thinwire.spaces": "Space",
-    "thinwire.training": "Local Records load_optimizer_tensors optimizer_tensors",
+    "thinwire.training": "Local Records",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted((*_HOME_OF, *_SUBMODULES, "__version__"))
@@ -132,20 +132,18 @@ if TYPE_CHECKING:
         Stage as Stage,
         Tier as Tier,
     )
-    from thinwire.reports.report import report as report
+    from thinwire.reports.report import Table as Table, report as report
     from thinwire.runs.config import resolve as resolve
     from thinwire.runs.options import Options as Options
     from thinwire.runs.plugins import load_plugins as load_plugins
     from thinwire.runs.result import Run as Run, load_run as load_run
     from thinwire.runs.run import run as run, simulate as simulate
     from thinwire.schedules import Plan as Plan, Schedule as Schedule
-    from thinwire.search.table import Table as Table, compare as compare, sweep as sweep
+    from thinwire.search.compare import compare as compare, sweep as sweep
     from thinwire.search.tune import Tuned as Tuned, tune as tune
     from thinwire.sketches import Sketch as Sketch
     from thinwire.spaces import Space as Space
     from thinwire.training import (
         Local as Local,
         Records as Records,
-        load_optimizer_tensors as load_optimizer_tensors,
-        optimizer_tensors as optimizer_tensors,
     )

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import write_part
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.round import Round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
@@ -53,14 +54,14 @@ def measure(task: str, row: str, rounds: int, steps: int, seed: int) -> dict[str
     method, settings = ROWS[row]
     quick = {"rounds": rounds, "eval.every": rounds, "seed": seed, **settings}
     quick |= {"local.steps": steps} if steps else {}
-    simulation = LocalEngine().prepare(build_job(resolve(method, task, quick)))
+    simulation = make_simulation(Engine(), build_job(resolve(method, task, quick)))
     state, out = simulation.start(), {"row": row, "up": 0, "down": 0, "catchup": 0, "without": 0}
     for _ in range(rounds):
         cohort = simulation.clients.cohort(Round.open(simulation.contract, state.server), state)
         versions = {i: state.clients[i].version if i in state.clients else 0 for i in cohort}
         ledger = replace(state.server.ledger, adds_since=state.server.ledger.version)  # as if no step could be added
         plain = Round.open(simulation.contract, state.server._replace(ledger=ledger))
-        _, without = plain.split(plain.downloads(versions))
+        _, without = plain.downloads.split(plain.downloads.messages(versions))
         state, record = simulation.round(state)
         out["up"] += record.bytes_up
         out["down"] += record.bytes_down

@@ -47,7 +47,7 @@ from benchmarks.page import write_part
 from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
 from thinwire.codecs.quantize import read_scales
-from thinwire.codecs.topk import pack_sparse
+from thinwire.codecs.sparse import pack_sparse
 from thinwire.core.key import Key
 from thinwire.core.selection import kept, largest_of, random_subset
 from thinwire.core.spec import Spec

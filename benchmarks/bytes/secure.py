@@ -14,7 +14,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from benchmarks.page import write_part
 from thinwire.flower.apps import job_of
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request
 from thinwire.runs.config import resolve
 
@@ -57,10 +57,10 @@ class Dropping(InMemory):
         super().__init__(client)
         self.dropped = range(len(client.job.task.clients) - dropped, len(client.job.task.clients))
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
-        """Let one client after the other respond."""
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
+        """Send all requests but those."""
         left = {i: request for i, request in requests.items() if request.phase or i not in self.dropped}
-        yield from super().exchange(left, seconds)
+        super().send(left, seconds)
 
 
 def cost(method: str, task: str, clients: int, dropped: int, secure: bool, rounds: int = ROUNDS) -> Cost:

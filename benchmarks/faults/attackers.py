@@ -21,6 +21,7 @@ from benchmarks.page import write_part
 from thinwire.core.key import Key
 from thinwire.errors import Diverged
 from thinwire.federation.attacks import SignFlip
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
@@ -54,7 +55,7 @@ def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: 
         **({"attack": {"kind": "sign-flip", "fraction": share, "factor": FACTOR}} if share else {}),
     }
     experiment = resolve("fedavg", "digits", options, "paper")
-    simulation = experiment.engine.prepare(build_job(experiment))
+    simulation = make_simulation(experiment.engine, build_job(experiment))
     state, found = simulation.start(), 0.0
     try:
         for _ in range(rounds):

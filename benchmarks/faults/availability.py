@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ from thinwire.federation.job import RoundRecord
 from thinwire.flower.apps import deployable
 from thinwire.flower.grid_transport import GridTransport
 from thinwire.flower.local import deploy
-from thinwire.flower.transport import ClientResponse, Deadline, RoundPolicy
-from thinwire.protocol.round import Request
-from thinwire.runs.cohort_file import CohortLog
+from thinwire.flower.transport import Deadline, RoundPolicy
+from thinwire.protocol.round import Response
 from thinwire.runs.config import resolve
+from thinwire.runs.deployment_records import CohortLog
 from thinwire.runs.files import append
 from thinwire.runs.replay import replay
 
@@ -43,20 +43,20 @@ POLICY = {"seconds": 120.0, "quorum": 0.5, "grace": 3.0, "wait": 30.0}
 
 
 class TimedNetwork(GridTransport):
-    """Flower as a transport that logs when responses arrive, and when an exchange ends."""
+    """Flower as a transport that logs when responses arrive, and when a round ends."""
 
     times = Path()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
-        """The responses, with a line for each exchange."""
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
+        """The responses, with a line for each call."""
         began, arrived = time.monotonic(), dict[int, float]()
         try:
-            for one in super().exchange(requests, seconds):
-                if one.client in requests:
-                    arrived[one.client] = time.monotonic() - began
-                yield one
+            for client, response in super().receive(clients, deadline):
+                if client in clients:
+                    arrived[client] = time.monotonic() - began
+                yield client, response
         finally:
-            line = {"asked": [*requests], "arrived": arrived, "seconds": time.monotonic() - began}
+            line = {"asked": [*clients], "arrived": arrived, "seconds": time.monotonic() - began}
             append(self.times, (json.dumps(line) + "\n").encode())
 
 

@@ -135,16 +135,16 @@ import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
 from thinwire.protocol.round import Request, Round
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
 from thinwire.protocol.setup import initial_server_state
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
-client = Client(LocalEngine(), job)
+client = Client(Engine(), job)
 lap("load the data, build the model")
-request = Request(Round.open(client.contract, initial_server_state(client.contract, client.first)).downloads({0: 0})[0])
+round = Round.open(client.contract, initial_server_state(client.contract, client.first))
+request = Request(round.downloads.messages({0: 0})[0])
 response, store = client.respond(0, request)
-store.dump(client.first)
 lap("train one step and respond")
 print(json.dumps(laps))
 """

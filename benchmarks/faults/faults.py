@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.faults.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import RoundRecord
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Settings
 from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
-from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
+from thinwire.flower.grid_transport import Answer, GridTransport, Task, pack, unpack
 from thinwire.flower.local import DeploymentFailed, deploy
-from thinwire.flower.transport import ClientResponse, Deadline
+from thinwire.flower.transport import Deadline
 from thinwire.protocol.round import (
     Reply,
     Request,
@@ -91,8 +91,8 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             return proceed(message, context)
         from flwr.app import Message
 
-        (_, number, _), data = unpack(message.content, run=str, client=int, accepted=int)
-        client = Client(LocalEngine(), job(dict(context.node_config)))
+        _, number, _, _, data = unpack(Task, message.content)
+        client = Client(Engine(), job(dict(context.node_config)))
         version = wire.unpack(data, client.contract.schema).version
         fault = script(seed, number, version)
         if fault and not _first(logs / "faults" / f"{version}-{number}", fault):
@@ -106,13 +106,11 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             _kill_self()
         if fault == "late":
             time.sleep(seconds + 2)
-        types = {"client": int, "loss": float, "examples": int, "error": str}
-        (who, *values), upload = unpack(reply.content, **types)
-        response = Response(upload, *values)
-        if fault in (CORRUPTIONS | FORGERIES) and response.data and upload[3] == wire.UP:
+        who, response = unpack(Answer, reply.content)
+        if fault in (CORRUPTIONS | FORGERIES) and response.data and response.data[3] == wire.UP:
             response = (CORRUPTIONS | FORGERIES)[fault](client, number, response)
         _first(logs / "sent" / f"{version}-{number}-{digest(response.data)}-{fault or 'valid'}", "")
-        return Message(pack(response_fields(who, response), response.data), reply_to=message)
+        return Message(pack(Answer(who, response)), reply_to=message)
 
     return mod
 
@@ -164,21 +162,26 @@ class MessageLog:
 class DuplicatingNetwork(GridTransport):
     """A network that duplicates responses and repeats responses of earlier rounds."""
 
-    seed, logs = 0, Path()
+    seed, logs, newest = 0, Path(), 0
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
+        """Send requests, which name the round."""
+        self.newest = max(0, *(request.accepted for request in requests.values()))
+        super().send(requests, seconds)
+
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
         """The responses of the network, with duplicates."""
-        key = Key(self.seed).fold("echo", max(0, *(request.accepted for request in requests.values())))
+        key = Key(self.seed).fold("echo", self.newest)
         before, self.before = getattr(self, "before", []), []
         if before and float(key.fold("old").uniform(1)) < SHARE:
             _first(self.logs / "faults" / f"old-{time.time_ns()}", "response of an earlier round")
             yield before[0]
-        for response in super().exchange(requests, seconds):
-            self.before.append(response)
-            yield response
-            if float(key.fold("twice", response.client).uniform(1)) < SHARE / 4:
+        for client, response in super().receive(clients, deadline):
+            self.before.append((client, response))
+            yield client, response
+            if float(key.fold("twice", client).uniform(1)) < SHARE / 4:
                 _first(self.logs / "faults" / f"twice-{time.time_ns()}", "duplicate response")
-                yield response
+                yield client, response
 
 
 def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> None:

@@ -62,7 +62,7 @@ def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
         schema: the schema of the contract.
         kind: replaces an unknown kind.
     """
-    kind = wire.kind_of(data) if data and wire.kind_of(data) in wire.KINDS else kind
+    kind = data[0] & 15 if data and data[0] & 15 in wire.KINDS else kind
     body = data[2:-4]
     version, at = _number(body, 0)
     behind = 0

@@ -87,7 +87,6 @@ from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.round import Round
-from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.secure.masks import sum_masked
@@ -271,7 +270,7 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
         seen.append(federation.server.public)
         federation.round(cohort)
     contract, server = federation.contract, federation.server
-    version, plan = server.public.version, plan_round(federation.contract, server)
+    version, plan = server.public.version, Round.open(federation.contract, server).plan
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     for client in (0, 1):
         federation.download(client)
@@ -305,9 +304,11 @@ def _federation_targets(name: str, method: Method) -> Iterator[Target]:
         schema = contract.schema.sent_by(client)
         yield Target(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = request_full_state(contract, seen[2].version, client)
-        downs = [(held, opened.downloads({client: held.version})[client]) for held in (seen[0], seen[2], seen[3])]
-        for held, data in (*downs, (seen[2], opened.full_state(lost, client))):
-            kind = wire.KINDS[wire.kind_of(data)]
+        downs = [
+            (held, opened.downloads.messages({client: held.version})[client]) for held in (seen[0], seen[2], seen[3])
+        ]
+        for held, data in (*downs, (seen[2], opened.downloads.full_state(lost, client))):
+            kind = wire.KINDS[data[0] & 15]
             read = partial(_read_down, contract, held, client=client)
             name_of = f"{who}: {kind} from {held.version}"
             encode = partial(_encode, contract, contract.down(client), contract.peer(version, -1), method.download)
@@ -341,7 +342,7 @@ def _drawing_seconds(contract) -> float:
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
-    return wire.unpack(Round.open(contract, server).full_state(data, 0), contract.schema).kind == wire.STATE
+    return wire.unpack(Round.open(contract, server).downloads.full_state(data, 0), contract.schema).kind == wire.STATE
 
 
 def _draw(contract, version: int) -> object:
@@ -438,7 +439,7 @@ def forged(rng: random.Random, target: Target, data: bytes, others: list[bytes],
     if level == "sealed":
         return sealed(damaged(rng, data[:-4], others, front=2), schema)
     if level == "repaired":
-        kind = wire.kind_of(data)
+        kind = data[0] & 15
         for _ in range(rng.choice((1, 1, 2, 4))):
             data = damaged(rng, data, others, front=2)
         return repaired(data, schema, kind)
@@ -643,6 +644,8 @@ def bounded(more: int) -> Iterator[None]:
 @cache
 def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Target], dict[int, list[bytes]]]:
     """The targets, each checked with its seeds, and for each the messages to splice; once per process."""
+    import torch._dynamo  # torch would import it under tracemalloc, which takes ten seconds
+
     torch.set_num_threads(1)
     through = targets(names)
     for target in through:

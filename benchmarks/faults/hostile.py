@@ -22,14 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.faults.corrupt import fields_of, with_field
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes, markdown_text, percent
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
 from thinwire.federation.settings import Settings
 from thinwire.flower.apps import MakeJob, deployable
 from thinwire.flower.client import Client
 from thinwire.flower.local import deploy
+from thinwire.flower.records import dump
 from thinwire.protocol.round import Response
 from thinwire.runs.config import resolve
-from thinwire.runs.site_records import read_sites
+from thinwire.runs.deployment_records import read_sites
 from thinwire.wire import message as wire
 
 LARGEST = torch.finfo(torch.float32).max
@@ -94,20 +95,17 @@ def hostile_mod(job: MakeJob) -> Callable[..., Any]:
             return reply
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        from thinwire.flower.grid_transport import pack, response_fields, unpack
+        from thinwire.flower.grid_transport import Answer, pack, unpack
 
-        types = {"client": int, "loss": float, "examples": int, "error": str}
-        (number, *values), upload = unpack(reply.content, **types)
-        response = Response(upload, *values)
-        client = Client(LocalEngine(), job(dict(context.node_config)))
+        number, response = unpack(Answer, reply.content)
+        client = Client(Engine(), job(dict(context.node_config)))
         version = wire.unpack(response.data, client.contract.schema.sent_by(number)).version
         if number not in ATTACKS or (number == 10 and version not in (1, 2)):
             return reply
-        response = ATTACKS[number](client, number, response)
-        fields = response_fields(number, response)
+        answer = Answer(number, ATTACKS[number](client, number, response))
         if number == 10 and version == 2:  # in one object, not in chunks
-            return Message(RecordDict({"thinwire": ConfigRecord({**fields, "data": response.data})}), reply_to=message)
-        return Message(pack(fields, response.data), reply_to=message)
+            return Message(RecordDict({"thinwire": ConfigRecord({"data": dump(answer)})}), reply_to=message)
+        return Message(pack(answer), reply_to=message)
 
     return mod
 

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes
+from thinwire.federation.simulation import make_simulation
 
 CLIENTS_LIMIT, BASE_LIMIT = 1.3, 0.4
 COMMAND = "python benchmarks/memory/language_model.py > lm-memory.json, then --table lm-memory.json"
@@ -55,7 +56,7 @@ def measure(clients: int, batch: int, bits: int, checkpoint: str) -> dict[str, A
     """One round of some clients; of 0 clients, only the model."""
     import transformers  # noqa: F401 - before the model, so that it is not counted
 
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.engine import Engine
     from thinwire.runs.build import build_job
     from thinwire.runs.config import resolve
 
@@ -71,7 +72,7 @@ def measure(clients: int, batch: int, bits: int, checkpoint: str) -> dict[str, A
     found: dict[str, Any] = {"clients": clients, "batch": batch, "bits": bits, "base": model_bytes(job.task.model)}
     if not clients:
         return found | {"held": resident("VmRSS") - libraries}
-    simulation = LocalEngine("cpu", "vmap").prepare(job)
+    simulation = make_simulation(Engine("cpu", "vmap"), job)
     state = simulation.start()
     held = resident("VmRSS") - libraries
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again here

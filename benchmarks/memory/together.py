@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from thinwire.core.text import human_bytes
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
@@ -58,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     experiment = resolve("lora", on="text-classification", overrides=settings)
     job = build_job(experiment)
     job = replace(job, task=replace(job.task, test=None))
-    simulation = LocalEngine("cuda", options.backend, precision=options.precision).prepare(job)
+    simulation = make_simulation(Engine("cuda", options.backend, precision=options.precision), job)
     if options.merged:
         vars(simulation.contract)["training_space"] = simulation.contract.method.space
     torch.cuda.synchronize()
@@ -74,7 +75,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "backend": state.backend,
         "because": state.backend_reason,
         "loss": record.loss,
-        "weights": 4 * simulation.federation.model.parameters(),
+        "weights": 4 * simulation.model.parameters(),
         "trainable": simulation.contract.coords.size,
     }
 

@@ -32,7 +32,8 @@ def main(device: str, engine: str, began: float) -> None:
     import torch
 
     mark("import_torch_s")
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.engine import Engine
+    from thinwire.federation.simulation import make_simulation
     from thinwire.runs.build import build_job
     from thinwire.runs.config import resolve
 
@@ -43,7 +44,7 @@ def main(device: str, engine: str, began: float) -> None:
     job = build_job(resolve("fedavg", on="fashion-mnist", overrides=settings))
     mark("data_s")
     backend, conv, precision = engine.split("/")
-    simulation = LocalEngine(device, backend, precision=precision, conv=conv).prepare(job)  # type: ignore[arg-type]
+    simulation = make_simulation(Engine(device, backend, precision=precision, conv=conv), job)  # type: ignore[arg-type]
     mark("prepare_s")
     simulation.round(simulation.start())
     if device.startswith("cuda"):

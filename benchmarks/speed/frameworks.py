@@ -192,9 +192,12 @@ def ours(work: Work) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.engine import Engine
+    from thinwire.federation.simulation import make_simulation
 
-    simulation = LocalEngine("cpu").prepare(job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder))
+    simulation = make_simulation(
+        Engine("cpu"), job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder)
+    )
     state = simulation.start()
 
     def one_round(number: int) -> tuple[int, Callable[[], Weights], str]:
@@ -202,9 +205,9 @@ def ours(work: Work) -> None:
         state, _ = simulation.round(state)
         if state.cohort != tuple(work.cohorts[number].tolist()):
             raise SystemExit("the cohort differs from that of the other frameworks")
-        steps = sum(simulation.federation.sampler.workload(number, state.cohort).steps)
-        note = f"torch {torch.__version__}, {state.backend}, oneDNN {'on' if state.onednn else 'off'}"
-        return steps, lambda: as_numpy(simulation.federation.weights(state.server.public)), note
+        steps = sum(simulation.sampler.workload(number, state.cohort).steps)
+        note = f"torch {torch.__version__}, {state.backend}"
+        return steps, lambda: as_numpy(simulation.weights(state.server.public)), note
 
     work.play(one_round)
 

@@ -30,17 +30,16 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.speed import BATCH, MODELS, make_task, show
 from thinwire.core.parallel import on_one_core
-from thinwire.core.tree import data_of
+from thinwire.core.spec import Spec
 from thinwire.core.vector import Vector
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.pipeline import PipelinedClients
 from thinwire.training import Local
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
@@ -50,26 +49,26 @@ class GivenUpdates:
     """A trainer that adds to all coordinates an update drawn once; the outcome is one matrix, as on a GPU."""
 
     def __init__(self) -> None:
-        self.like: list[Tensor] = []
+        self.spec: Spec | None = None
 
     def train(self, inputs: TrainingInputs) -> TrainingOutcome:
         """The outcome of a workload of which no step was taken."""
-        if not self.like:
+        if self.spec is None:
             torch.manual_seed(0)
-            self.like = [block[0] for block in inputs.start.values()]
-            self.updates = 1e-3 * torch.randn(len(inputs.work.samples), sum(block.numel() for block in self.like))
+            self.spec = Spec.of({name: block[0] for name, block in inputs.start.items()})
+            self.updates = 1e-3 * torch.randn(len(inputs.work.samples), self.spec.size)
         start = inputs.common_start
         if start is None:
-            start = data_of(Vector.rows(inputs.start))
+            start = torch.cat([block.reshape(len(block), -1) for block in inputs.start.values()], 1)
         assert start is not None
-        coords = Vector(start + self.updates, tuple(inputs.start), self.like)
-        return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), inputs.work.steps, {})
+        coords = Vector(start + self.updates, self.spec)
+        return TrainingOutcome(coords, {}, torch.ones(len(inputs.work.samples)), {})
 
 
 def prepare(model: str, cohort: int) -> Any:
     """A simulation that trains nothing, in the order of a round on a GPU."""
     job = Job(make_task(model, 100), rounds=10**6, cohort=cohort, local=Local(batch=BATCH), eval_every=10**6)
-    simulation: Any = Federation(LocalEngine(backend="graph"), job, PipelinedClients)
+    simulation: Any = Federation(Engine(backend="graph"), job, PipelinedClients)
     simulation.clients.backends.trainers["graph"] = GivenUpdates()
     return simulation
 

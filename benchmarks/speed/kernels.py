@@ -298,7 +298,7 @@ def drawn(until: float) -> list[dict[str, Any]]:
                 began = time.perf_counter()
                 far = words.cpu()  # a key on the host stores A in memory
                 true = [
-                    generated._Product.apply(vector, far, back, P, D, entries, 1.0)
+                    generated._Product.apply(vector, far, P, D, entries, 1.0, back)
                     for back, vector in zip((False, True), given[1], strict=True)
                 ]
                 torch.cuda.synchronize()

@@ -55,7 +55,8 @@ REQUIRED: dict[str, dict[str, dict[str, float]]] = {
 
 def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
     """Write the common inputs of all frameworks; returns the steps of a round."""
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.engine import Engine
+    from thinwire.federation.simulation import make_simulation
 
     channels, size, *_ = SHAPES[model]
     rng = np.random.default_rng(0)
@@ -63,14 +64,12 @@ def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
     np.save(folder / "y.npy", rng.integers(0, 10, CLIENTS * examples))
     (folder / "work.json").write_text(json.dumps({"model": model, "lr": LR, "batch": BATCH}))
     job = job_of(model, LR, BATCH, COHORT, folder)
-    simulation = LocalEngine("cpu", "loop").prepare(job)
-    np.savez(
-        folder / "first.npz", **{name: block.numpy() for name, block in simulation.federation.model.weights().items()}
-    )
-    cohorts = [tuple(simulation.federation.key.fold("cohort", r).choice(CLIENTS, COHORT)) for r in range(rounds)]
+    simulation = make_simulation(Engine("cpu", "loop"), job)
+    np.savez(folder / "first.npz", **{name: block.numpy() for name, block in simulation.model.weights().items()})
+    cohorts = [tuple(simulation.key.fold("cohort", r).choice(CLIENTS, COHORT)) for r in range(rounds)]
     orders = []
     for number, cohort in enumerate(cohorts):
-        work = simulation.federation.sampler.workload(number, cohort)
+        work = simulation.sampler.workload(number, cohort)
         if (work.rows[:, :-1] != BATCH).any():
             raise SystemExit("all batches except the last must be full")
         orders.append(work.index.numpy().reshape(COHORT, -1)[:, :examples])

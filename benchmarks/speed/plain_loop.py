@@ -60,7 +60,7 @@ def plain(
 
     The contribution of the last step of each client to the mean is stored in `last`. `precision` is that of `rounded`.
     """
-    start = as_anybody_writes_it(simulation.federation.model.module)
+    start = as_anybody_writes_it(simulation.model.module)
     with rounded(start, precision):
         return plain_steps(simulation, cohort, lr, start, last)
 
@@ -73,7 +73,7 @@ def plain_steps(
     last: dict[str, torch.Tensor] | None,
 ) -> tuple[dict[str, torch.Tensor], int]:
     """The steps of `plain`, from this model."""
-    work = simulation.federation.sampler.workload(0, cohort)
+    work = simulation.sampler.workload(0, cohort)
     total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
     steps = 0
     for i in range(len(cohort)):

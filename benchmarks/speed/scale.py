@@ -34,11 +34,12 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     from thinwire.data.examples import Arrays
     from thinwire.data.partition import IID, Assignment
     from thinwire.data.task import Task
+    from thinwire.federation.engine import Engine
     from thinwire.federation.job import Job
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.simulation import make_simulation
     from thinwire.protocol.method import Method
     from thinwire.protocol.state import ClientState, ClientStates
-    from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
+    from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
     from thinwire.runs.config import update
     from thinwire.runs.presets import preset
     from thinwire.training import Local
@@ -52,7 +53,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     task = Task(model, pool, Assignment(dealt.order % POOL, dealt.offsets))
     table = preset("methods", method).table
     job = Job(task, update(Method(), table.get("method", {})), 10**6, cohort, Local(batch=BATCH), eval_every=10**6)
-    simulation = LocalEngine("cpu", "vmap").prepare(job)
+    simulation = make_simulation(Engine("cpu", "vmap"), job)
     state, _ = simulation.round(simulation.start())
     if sampled:
         seen = ClientState(state.server.public.version)
@@ -65,7 +66,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10 if sys.platform == "linux" else 1 << 20)
     with tempfile.TemporaryDirectory() as folder:
         began = time.process_time()
-        save_checkpoint(Path(folder), state, "")
+        save_checkpoint(Path(folder), Checkpoint(state), "")
         saved = time.process_time() - began
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         began = time.process_time()

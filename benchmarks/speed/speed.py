@@ -52,9 +52,10 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.build import build_job
@@ -162,14 +163,14 @@ def compare(
     task = make_task(model, max(100, cohort))
     job = Job(task, Method(client_opt=SGD(lr)), rounds=10**6, cohort=cohort, local=Local(batch=BATCH), eval_every=10**6)
     clients = min(cohort, 10)  # the plain loop's time is the same for every client
-    base = LocalEngine(str(device), "loop").prepare(job)
-    chosen = tuple(base.federation.key.fold("cohort", 0).choice(len(task.clients), cohort))
+    base = make_simulation(Engine(str(device), "loop"), job)
+    chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
-    with base.federation.compute(None):
+    with base.compute():
         last: dict[str, torch.Tensor] = {}
         expected, steps = plain(base, chosen, lr, last)
-    first = {name: p.detach() for name, p in base.federation.model.module.named_parameters()}
+    first = {name: p.detach() for name, p in base.model.module.named_parameters()}
     change = distance(expected, first)
     rows = []
     for backend, conv, precision in variants:
@@ -177,16 +178,16 @@ def compare(
         row |= {"plain_ms": plain_ms, "steps": steps, "one_step": norm(last) / change}
         try:
             fresh_peak(device)
-            engine = LocalEngine(str(device), backend, precision=precision, conv=conv)  # type: ignore[arg-type]
-            simulation = engine.prepare(job)
+            engine = Engine(str(device), backend, precision=precision, conv=conv)  # type: ignore[arg-type]
+            simulation = make_simulation(engine, job)
             began = time.perf_counter()
             states = [simulation.round(simulation.start())[0]]
             row["first_round_s"] = time.perf_counter() - began
-            got = simulation.federation.weights(states[0].server.public)
+            got = simulation.weights(states[0].server.public)
             row["difference"] = distance(got, expected) / change
             row["same_steps"] = row["difference"] < row["one_step"] / 2
             if not row["same_steps"]:
-                with base.federation.compute(None):
+                with base.compute():
                     row["rounding"] = distance(plain(base, chosen, lr, None, precision)[0], expected) / change
                 row["same_steps"] = row["difference"] < 1.5 * row["rounding"]
             states[0] = simulation.round(states[0])[0]
@@ -215,7 +216,7 @@ def norm(tree: dict[str, torch.Tensor]) -> float:
     return math.sqrt(sum(float(block.double().square().sum()) for block in tree.values()))
 
 
-def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEngine) -> list[dict]:
+def methods(names: list[str], device: torch.device, rounds: int, engine: Engine) -> list[dict]:
     """Compare presets on CNN-2 with ten clients."""
     rows = []
     for name in names:
@@ -223,7 +224,7 @@ def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEn
         job = Job(make_task("cnn2", 100), method, rounds=10**6, cohort=10, local=Local(batch=BATCH), eval_every=10**6)
         row: dict[str, Any] = {"method": name, "model": "cnn2", "cohort": 10}
         try:
-            simulation = engine.prepare(job)
+            simulation = make_simulation(engine, job)
             states = [simulation.start()]
 
             def one(states: list = states, simulation: Federation = simulation) -> None:
@@ -241,7 +242,7 @@ def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEn
     return rows
 
 
-def whole(rounds: int, device: torch.device, engine: LocalEngine) -> dict[str, Any]:
+def whole(rounds: int, device: torch.device, engine: Engine) -> dict[str, Any]:
     """Rounds on Fashion-MNIST after a warm-up: 100 clients of two classes, cohort 10, CNN-2, evaluated every 10 rounds.
 
     The warm-up is the first rounds of the same run: until the second evaluation everything was loaded and compiled.
@@ -251,7 +252,7 @@ def whole(rounds: int, device: torch.device, engine: LocalEngine) -> dict[str, A
     job = build_job(resolve("fedavg", on="fashion-mnist", overrides=settings))
     wait(device)
     began = time.perf_counter()
-    federation, records = engine.prepare(job), []
+    federation, records = make_simulation(engine, job), []
     state = federation.start()
     for _ in range(job.rounds):
         state, record = federation.round(state)
@@ -268,16 +269,16 @@ def whole(rounds: int, device: torch.device, engine: LocalEngine) -> dict[str, A
     return row
 
 
-def evaluation(device: torch.device, engine: LocalEngine) -> dict[str, Any]:
+def evaluation(device: torch.device, engine: Engine) -> dict[str, Any]:
     """One evaluation of the LSTM on the test examples of Shakespeare: the first, and the median of three more."""
     fresh_peak(device)
-    simulation = engine.prepare(build_job(resolve("fedavg", on="shakespeare", overrides={"rounds": 1})))
-    state, federation = simulation.start(), simulation.federation
+    simulation = make_simulation(engine, build_job(resolve("fedavg", on="shakespeare", overrides={"rounds": 1})))
+    state, federation = simulation.start(), simulation
     test, metrics = federation.test, federation.job.all_metrics
     assert test is not None
 
     def one() -> None:
-        with federation.compute(None):
+        with federation.compute():
             evaluate(federation.model, *federation.final(state), test, metrics=metrics)
 
     first = clock(one, device, 1)
@@ -316,10 +317,10 @@ def startup(device: torch.device, engine: str) -> dict[str, Any]:
     return row
 
 
-def profile(device: torch.device, engine: LocalEngine, cohort: int, model: str) -> None:
+def profile(device: torch.device, engine: Engine, cohort: int, model: str) -> None:
     """Profile a round: functions on the host, kernels on the device."""
     job = Job(make_task(model, 100), rounds=10**6, cohort=cohort, local=Local(batch=BATCH), eval_every=10**6)
-    simulation = engine.prepare(job)
+    simulation = make_simulation(engine, job)
     state = simulation.start()
     for _ in range(3):
         state, _ = simulation.round(state)
@@ -348,9 +349,9 @@ def whole_page(device: torch.device, rounds: int, save: Callable[[list[dict]], N
     """Everything that is in docs/benchmarks.md; saved after each part."""
     bf16, exact = "auto/auto/bf16", "auto/auto/float32"
 
-    def engine(how: str) -> LocalEngine:
+    def engine(how: str) -> Engine:
         backend, conv, precision = how.split("/")
-        return LocalEngine(str(device), backend, precision=precision, conv=conv)  # type: ignore[arg-type]
+        return Engine(str(device), backend, precision=precision, conv=conv)  # type: ignore[arg-type]
 
     parts: list[Callable[[], list[dict]]] = [
         lambda model=model, cohort=cohort, variants=variants: compare(model, cohort, device, rounds, variants)  # type: ignore[misc]
@@ -402,7 +403,7 @@ def main() -> None:  # noqa: D103
         return
     device = torch.device(options.device)
     backend, conv, precision = options.engine.split("/")
-    engine = LocalEngine(options.device, backend, precision=precision, conv=conv)
+    engine = Engine(options.device, backend, precision=precision, conv=conv)
     rows: list[dict] = []
 
     def save(rows: list[dict]) -> None:

@@ -42,14 +42,15 @@ FOR_GPU = 10  # clients for each GPU in the plan
 def measure(model: str, folder: Path, device: str, workers: int, times: int) -> dict[str, Any]:
     """Median seconds of a round and its parts, and bytes."""
     from benchmarks.speed.frameworks import job_of
-    from thinwire.federation.local_engine import LocalEngine
+    from thinwire.federation.engine import Engine
+    from thinwire.federation.simulation import make_simulation
     from thinwire.federation.transfer import pack, unpack
 
     how: dict[str, Any] = {"backend": "chain"} if device == "cpu" else {"precision": "bf16"}
     job = job_of(model, LR, BATCH, COHORT, folder)
-    _, alone, _ = play(LocalEngine(device, **how).prepare(job), times)
-    _, _, expected = play(LocalEngine(device, **how, chunk=COHORT // workers).prepare(job), times)
-    simulation: Any = LocalEngine(device, **how, chunk=COHORT // workers, workers=workers).prepare(job)
+    _, alone, _ = play(make_simulation(Engine(device, **how), job), times)
+    _, _, expected = play(make_simulation(Engine(device, **how, chunk=COHORT // workers), job), times)
+    simulation: Any = make_simulation(Engine(device, **how, chunk=COHORT // workers, workers=workers), job)
     tasks: list[Any] = []
     results: list[Any] = []
     clients = simulation.clients
@@ -91,7 +92,7 @@ def play(simulation: Any, times: int) -> tuple[Any, float, dict[str, Any]]:
         start = time.perf_counter()
         state, _ = simulation.round(state)
         seconds.append(time.perf_counter() - start)
-    weights = {name: block.cpu() for name, block in simulation.federation.weights(state.server.public).items()}
+    weights = {name: block.cpu() for name, block in simulation.weights(state.server.public).items()}
     return state, statistics.median(seconds[2:]), weights
 
 

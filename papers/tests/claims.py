@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from thinwire.reports.seed_groups import MeanInterval
+from thinwire.reports.rows import MeanInterval
 from thinwire.runs.collapse import is_broken
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}

@@ -5,6 +5,8 @@ import math
 import time
 from pathlib import Path
 
+import pytest
+
 from papers import runs as run_grids_module
 from papers.grid import Grid, broken, metrics, score, status, summary, to_target, training_failed
 from papers.grid_page import load_grid
@@ -66,11 +68,12 @@ def test_killed_runs_continue_and_failed_runs_do_not_stop_others(tmp_path: Path)
     assert after["final_accuracy"] == before["final_accuracy"]
 
 
-def test_runs_end_at_their_target_and_parallel_runs_are_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_runs_end_at_their_target_and_parallel_runs_are_equal(tmp_path: Path, jobs: int) -> None:
     rows = [{"method": "fedavg", "set": {"eval.target_accuracy": 0.3}}]
     grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
     run_grids([grid], tmp_path / "one")
-    run_grids([grid], tmp_path / "two", jobs=2)
+    run_grids([grid], tmp_path / "two", jobs=jobs)
     for e in grid.lines()[0].runs:
         one, two = (summary(e, tmp_path / name) for name in ("one", "two"))
         assert one["rounds"] < 12
@@ -89,7 +92,7 @@ def test_a_diverged_run_is_replaced_by_the_next_best_and_not_repeated(tmp_path: 
     folder.create()
     sent = dict.fromkeys(("bytes_up", "bytes_down", "bytes_catchup"), 0)
     why = "round 3: the training loss is nan"
-    folder.write_totals({"rounds": 2, "status": "diverged", "status_why": why, **sent})
+    folder.finish({"rounds": 2, "status": "diverged", "status_why": why, **sent}, {})
     run_grids([grid], tmp_path, on_run=progress.append)
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
     assert broken(best, tmp_path) == [0]

@@ -20,7 +20,7 @@ from papers.tables import Reproduction, load
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.config import digest
 from thinwire.runs.execute import default_folder, execute
-from thinwire.runs.link_time import link, round_seconds
+from thinwire.runs.link_time import seconds
 
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
 SMALL = [
@@ -108,7 +108,8 @@ def test_measures_other_than_accuracy(finished_runs) -> None:
     s = summary(run, finished_runs)
     weights = 4 * s["parameters"] / 1e6
     assert 2 * weights < measured("MB a round", run, finished_runs) < 2.1 * weights, "all weights up and down"
-    least = round_seconds(link("2 Mbps"), 0.0, bytes_up=1e6 * weights, bytes_down=1e6 * weights)
+    line = {"clients": 1, "bytes_up": 1e6 * weights, "bytes_down": 1e6 * weights, "bytes_catchup": 0}
+    least = seconds([line], "2 Mbps", compute=0.0)
     assert measured("seconds a round at 2 Mbps", run, finished_runs) > least
     assert measured("rounds to 0.01", run, finished_runs) == 2
     assert (
@@ -360,7 +361,7 @@ def test_verbs_list_and_reproduce_tables(papers, tmp_path, monkeypatch):
     ("words", "message"),
     [
         (("repro", "mapo-33"), "did you mean 'mapo-3'"),
-        (("repro", "fedpara-1", "--md", "/dev/null/x.md"), "Not a directory"),
+        (("repro", "fedpara-1", "--md", "/dev/null/x.md"), "File exists"),
         (("repro", "mapo-3", "--budget", "long"), "a duration is written as 30m"),
         (("frontier", "fedavgg", "--on", "digits"), "unknown method 'fedavgg': did you mean 'fedavg'"),
         (("frontier", "thin", "thin", "--on", "digits"), "thin is given twice; write it once"),

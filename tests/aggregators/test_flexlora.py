@@ -10,7 +10,7 @@ from tests.federation import Federation, decoded, same_public
 from thinwire.aggregators.flexlora import best_adapter
 from thinwire.core.tree import restrict
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 
 OUT, IN = 9, 7
 
@@ -76,7 +76,7 @@ def test_clients_of_lower_ranks_and_zero_adapters():
 def test_a_round_makes_the_best_adapter_of_what_the_clients_trained(upload):
     fed = Federation(tw.methods.flexlora(rank=2, lr=0.1).replace(upload=upload, norm_bound=0.0))
     for cohort in ((0, 1, 2), (3,), (1, 4)):
-        plan, before = plan_round(fed.contract, fed.server), fed.server.public
+        plan, before = Round.open(fed.contract, fed.server).plan, fed.server.public
         for client in cohort:
             fed.download(client)
         up = {client: fed.upload(client) for client in cohort}

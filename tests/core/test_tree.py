@@ -6,12 +6,17 @@ import pickle
 import pytest
 import torch
 
-from thinwire.core import parallel, tree as t, vector
+from thinwire.core import parallel, tree as t
+from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import all_finite, same, stack, unstack, weighted_mean
 from thinwire.core.vector import Vector
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
+
+
+def spec(**shapes: tuple[int, ...]) -> Spec:
+    return Spec(tuple(Block(name, shape) for name, shape in shapes.items()))
 
 
 def test_the_first_tree_defines_blocks_and_order():
@@ -102,7 +107,7 @@ def test_to_device_returns_tensors_on_the_device_unchanged():
 
 def test_a_flat_tree_is_a_view_of_its_vector_and_immutable():
     whole = torch.arange(8.0)
-    tree = Vector(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
+    tree = Vector(whole, spec(a=(2,), b=(2, 3)))
     assert same(tree, {"a": whole[:2], "b": whole[2:].view(2, 3)})
     assert tree["a"].data_ptr() == whole.data_ptr()
     for change in (
@@ -121,41 +126,40 @@ def test_a_flat_tree_is_a_view_of_its_vector_and_immutable():
 
 def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
     torch.manual_seed(0)
-    like = [torch.zeros(2), torch.zeros(2, 3)]
-    a, b = (Vector(torch.randn(8), ["a", "b"], like) for _ in range(2))
+    a, b = (Vector(torch.randn(8), spec(a=(2,), b=(2, 3))) for _ in range(2))
     for result, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
         assert isinstance(result, Vector)
         assert same(result, blocks)
     assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
     assert t.flatten(a) is a.data
-    other = Vector(torch.randn(8), ["b", "a"], like[::-1])
+    other = Vector(torch.randn(8), spec(b=(2, 3), a=(2,)))
     assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by position
 
 
 def test_rows_split_into_the_trees_of_clients():
     torch.manual_seed(0)
     tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
-    matrix = Vector.rows(tree).data
+    rows = Vector.rows(tree, Spec.of(unstack(tree, 0)))
     for i in range(3):
-        one = unstack(tree, i)
-        row = Vector(matrix[i], list(one), list(one.values()))
-        assert same(row, one)
-        assert torch.equal(row.data, matrix[i])
-    for other in ({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}, {}):
-        assert Vector.rows(other) is other
+        row = unstack(rows, i)
+        assert same(row, unstack(tree, i))
+        assert torch.equal(row.data, rows.data[i])
+    other = {"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}
+    assert Vector.rows(other, Spec.of(unstack(other, 0))) is other
+    assert Vector.rows({}, Spec(())) == {}
 
 
 def test_the_mean_of_flat_trees_has_the_same_bits():
     torch.manual_seed(0)
     plain = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    matrix = Vector.rows(stack(plain)).data
-    flat = [Vector(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
+    rows = Vector.rows(stack(plain), Spec.of(plain[0]))
+    flat = [unstack(rows, i) for i in range(4)]
     assert same(weighted_mean(flat, [1.0, 2.0, 3.0, 0.5]), weighted_mean(plain, [1.0, 2.0, 3.0, 0.5]))
 
 
 def test_a_non_finite_value_is_found_in_a_flat_tree():
     whole = torch.zeros(6)
-    tree = Vector(whole, ["a", "b"], [whole[:2], whole[2:]])
+    tree = Vector(whole, spec(a=(2,), b=(4,)))
     assert all_finite(tree)
     whole[4] = torch.inf
     assert not all_finite(tree)
@@ -166,7 +170,7 @@ def test_a_non_finite_value_is_found_in_a_flat_tree():
 
 def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
     vectors = [torch.randn(1000) for _ in range(5)]
-    trees = [Vector(vector, ["a", "b"], [torch.zeros(990), torch.zeros(10)]) for vector in vectors]
+    trees = [Vector(vector, spec(a=(990,), b=(10,))) for vector in vectors]
     whole = weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0])
     monkeypatch.setattr(parallel, "SLICE", 64)
     assert same(weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0]), whole)
@@ -180,13 +184,10 @@ def test_the_grand_total_is_finite_only_if_all_values_are():
     assert t.grand_total(A, {"x": torch.tensor([float("inf")])}).isinf()
 
 
-def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
+def test_a_flat_tree_behaves_like_a_dictionary():
     def fresh():
-        return Vector(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
+        return Vector(torch.arange(6.0), spec(a=(2, 2), b=(2,)))
 
-    calls = []
-    unflatten = vector._unflatten_dense_tensors
-    monkeypatch.setattr(vector, "_unflatten_dense_tensors", lambda *args: calls.append(1) or unflatten(*args))
     tree = fresh()
     assert list(tree) == ["a", "b"]
     assert len(tree) == 2
@@ -195,7 +196,7 @@ def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
     assert "c" not in tree
     assert all_finite(tree)
     assert weighted_mean([tree, fresh()], [1.0, 1.0]).data.tolist() == tree.data.tolist()
-    assert not calls, "no block was accessed"
+    assert "blocks" not in vars(tree), "no view was made"
     plain = {"a": torch.arange(4.0).reshape(2, 2), "b": torch.tensor([4.0, 5.0])}
     ways = {
         "dict": dict,
@@ -221,6 +222,6 @@ def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
         fresh()["c"]
     with pytest.raises(TypeError, match="hash"):
         hash(fresh())
-    one = Vector(torch.zeros(1), ["a"], [torch.zeros(1)])
+    one = Vector(torch.zeros(1), spec(a=(1,)))
     assert one == dict(one)
     assert one != {}

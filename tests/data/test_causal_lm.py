@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests.checkpoints import SPOKEN, write_language_model
-from thinwire.data.causal_lm import Answers, causal_lm, instructions, question_records
-from thinwire.data.conversations import RecordForm, chat, read_records
+from thinwire.data.causal_lm import RecordForm, causal_lm, chat
+from thinwire.data.columns import read_records
+from thinwire.data.question_sets import Answers, instructions, question_records
 from thinwire.data.site import OwnData, SiteRecords
-from thinwire.data.token_rows import TokenRows
+from thinwire.data.token_rows import TokenRows, pack
 from thinwire.errors import ThinwireError
 from thinwire.metrics.classification import IGNORED
 
@@ -90,9 +91,10 @@ def test_texts_are_cut_into_rows_and_learned_from_the_second_token(tmp_path, che
 def test_packs_hold_every_record_once_and_only_records_of_one_client_and_group(users):
     generator = np.random.default_rng(0)
     sizes = generator.integers(2, 12, 60)
-    rows = TokenRows.of([([i % 30] * size, [False] + [True] * (size - 1)) for i, size in enumerate(sizes.tolist())])
-    owners = [i % 3 for i in range(60)] if users else None
-    packs, first = rows.packed(16, owners)
+    records = [([i % 30] * size, [True] * size) for i, size in enumerate(sizes.tolist())]
+    rows, owners = TokenRows.of(records), [i % 3 if users else 0 for i in range(60)]
+    members = pack(sizes.tolist(), 16, owners)
+    packs = TokenRows.packed(records, members)
     assert int(packs.sizes.max()) <= 16
     assert len(packs) < 0.75 * len(rows)
     assert sorted(packs.ids.tolist()) == sorted(rows.ids.tolist())
@@ -102,7 +104,7 @@ def test_packs_hold_every_record_once_and_only_records_of_one_client_and_group(u
         ids, size = inputs["input_ids"][0], int(packs.sizes[i])
         if users:
             assert len({int(one) % 3 for one in ids[:size]}) == 1
-            assert int(ids[0]) % 3 == int(owners[first[i]])
+            assert int(ids[0]) % 3 == owners[members[i][0]]
         at = inputs["label_positions"][0]
         assert torch.equal(ids[at + 1], targets[0])
         assert torch.equal(ids[at], targets[0])  # a record repeats one token: no label crosses a border
@@ -136,7 +138,7 @@ def test_clients_groups_and_test_rows_come_from_columns_and_files(tmp_path, chec
 
 
 BAD = {
-    "column": ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "row 2: no column 'response'"),
+    "column": ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "row 2: 'response' (task.response) has no value"),
     "empty": (
         [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}],
         "row 2: 'response' (task.response) is",
@@ -178,10 +180,10 @@ def test_records_in_bad_form_are_one_line_with_file_and_row(tmp_path, checkpoint
     [
         ({"group": "home"}, "has one value only"),
         ({"length": 4096}, "has 1024 positions"),
-        ({"length": 2}, "task.length must be from 8"),
+        ({"length": 2}, "length must be from 8"),
         ({"prompt": "prompt"}, "task.prompt is stated, but a record has one form"),
         ({"prompt": "prompt", "response": "response", "text": "text"}, "a record has one form"),
-        ({"template": "jinja"}, "task.template must be one of"),
+        ({"template": "jinja"}, "template must be one of"),
         ({"checkpoint": "nowhere.gguf"}, "no GGUF file there"),
         ({"window": 0}, "task.window must be 1 or more"),
         ({"options": "choices"}, "needs two or more different texts"),
@@ -235,7 +237,8 @@ def test_questions_can_be_asked_by_the_texts_of_their_answers(tmp_path):
     asked = "Where?\n\nAnswer1: in a bog Answer2: at sea Answer3: at sea\n\nAnswer format: answer1/answer2/answer3"
     row = {"instruction": asked, "output": "the correct answer is answer2", "answer": "answer2"}
     (folder / "arc-easy-test.jsonl").write_text(json.dumps(row) + "\n")
-    labels, texts = (question_records(["arc-easy"], "test", tmp_path, kind)[0].values for kind in get_args(Answers))
+    found = [question_records(["arc-easy"], "test", tmp_path, kind) for kind in get_args(Answers)]
+    labels, texts = ({name: cells[0] for name, cells in rows.cells.items()} for rows in found)
     assert labels["prompt"] == asked
     assert labels["response"] == labels["options"][1] == "the correct answer is answer2"
     assert (texts["prompt"], texts["response"], texts["options"]) == ("Where?", "at sea", ["in a bog", "at sea"])
@@ -255,7 +258,7 @@ def test_a_site_reads_the_same_rows_as_the_task(tmp_path, checkpoint):
     task = own.task(tmp_path, clients=2)
     rows = read_records(tmp_path / "one" / "records.jsonl")
     form = RecordForm("prompt", "response")
-    alone = TokenRows.of(data.encoder(form).encode(rows).rows)
+    alone = TokenRows.of(data.encoder(form).encode(rows)[0])
     for i in range(len(PAIRS)):
         assert learned(task.train, i) == learned(alone, i) == learned(task.train, i + len(PAIRS))
     assert own.without_examples(2).train.gather(torch.tensor([0]))[1].tolist() == [[0]]

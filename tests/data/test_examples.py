@@ -10,8 +10,8 @@ from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, Text
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.runs.build import prepared
 from thinwire.runs.config import resolve
 
@@ -56,7 +56,7 @@ def test_training_draws_variants_from_the_seed() -> None:
         seen.clear()
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
         task = Task(model, RecordIndices(images()), Assignment(np.arange(6), np.array([0, 3, 6])))
-        records_of(LocalEngine(backend="loop"), Job(task, tw.Method(), rounds=2, cohort=2, seed=seed))
+        records_of(Engine(backend="loop"), Job(task, tw.Method(), rounds=2, cohort=2, seed=seed))
         return list(seen[1:])  # the first is the check with one example
 
     seen: list[torch.Tensor] = []

@@ -74,8 +74,12 @@ def cases(draw, kind: str):
 @SOME
 @given(st.data(), KEYS)
 def test_every_example_has_at_most_one_client_and_every_client_an_example(kind, data, key) -> None:
+    """The same key gives the same partition; all but two kinds use all examples."""
     partition, labels, clients = data.draw(cases(kind))
-    a = partition.assign(labels, clients, key, users_of(labels))
+    a, b = (partition.assign(labels, clients, key, users_of(labels)) for _ in range(2))
+    np.testing.assert_array_equal(a.order, b.order)
+    np.testing.assert_array_equal(a.offsets, b.offsets)
+    assert len(a.order) == len(labels) or kind in ("natural", "dirichlet-flasc")
     assert a.order.dtype == a.offsets.dtype == np.int64
     assert a.offsets[0] == 0
     assert a.offsets[-1] == len(a.order)
@@ -87,25 +91,6 @@ def test_every_example_has_at_most_one_client_and_every_client_an_example(kind, 
         assert 1 <= len(a) <= clients
     else:
         assert len(a) == clients
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("natural", "dirichlet-flasc")])
-@SOME
-@given(st.data(), KEYS)
-def test_all_data_is_used(kind, data, key) -> None:
-    partition, labels, clients = data.draw(cases(kind))
-    a = partition.assign(labels, clients, key, users_of(labels))
-    np.testing.assert_array_equal(np.sort(a.order), np.arange(len(labels)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@SOME
-@given(st.data(), KEYS)
-def test_the_same_key_gives_the_same_partition(kind, data, key) -> None:
-    partition, labels, clients = data.draw(cases(kind))
-    a, b = (partition.assign(labels, clients, key, users_of(labels)) for _ in range(2))
-    np.testing.assert_array_equal(a.order, b.order)
-    np.testing.assert_array_equal(a.offsets, b.offsets)
 
 
 @SOME

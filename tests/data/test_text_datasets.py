@@ -34,7 +34,6 @@ def test_an_empty_text_becomes_one_unknown_word() -> None:
     assert Vocabulary.of([]).rows([([],), (["new"] * 9,)], 3).tolist() == [[UNKNOWN, PAD, PAD], [UNKNOWN] * 3]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=8), st.integers(4, 12), st.integers(2, 9))
 def test_rows_have_only_ids_below_the_size_of_the_vocabulary(texts, size, length) -> None:
     rows = Vocabulary.of(map(words, texts), size).rows([(words(text),) for text in texts], length)
@@ -85,9 +84,8 @@ def test_glue_files_are_read(tmp_path, load, name, length, labels) -> None:
 @pytest.mark.parametrize(
     ("name", "load", "train", "message"),
     [
-        ("SST-2", sst2, "", "begins with '', expected the header"),
+        ("SST-2", sst2, "", "no examples"),
         ("SST-2", sst2, "sentence\tlabel\n", "no examples"),
-        ("SST-2", sst2, "text\tlabel\nfine\t1\n", "expected the header 'sentence label'"),
         ("SST-2", sst2, "sentence\tlabel\nfine\t1\nbad 0\n", "line 3 is 'bad 0', expected 2 fields"),
         (
             "SST-2",
@@ -161,7 +159,7 @@ def test_whole_messages_have_headers_signatures_and_quotations(tmp_path) -> None
     stripped, whole = (READERS[name](tmp_path) for name in ("20newsgroups", "20newsgroups-headers"))
     assert [split.texts[0] for split in stripped.read()] == [("Word0 caf\xe9",)] * 2
     assert [split.texts[0] for split in whole.read()] == [("Subject: group.00\n\nWord0 caf\xe9\n",)] * 2
-    assert all((a.labels == b.labels).all() for a, b in zip(stripped.read(), whole.read(), strict=True))
+    assert all(a.labels == b.labels for a, b in zip(stripped.read(), whole.read(), strict=True))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no data found; put 20newsgroups/20news-bydate"):
         READERS["20newsgroups-headers"](tmp_path / "empty").read()

@@ -11,12 +11,13 @@ from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
 from thinwire.core.key import Key
 from thinwire.errors import CheckpointError, WireError
+from thinwire.federation.simulation import make_simulation
 from thinwire.federation.speed import ClientSpeeds
 from thinwire.flower.client import Client, ClientStore
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.deployment_records import CohortLog
 from thinwire.runs.execute import execute
 from thinwire.runs.replay import replay
 
@@ -46,7 +47,7 @@ def federation(method="fedbuff", record=None, policy=None, **overrides):
 def test_a_deployment_with_the_speeds_of_a_simulation_has_its_bits(method):
     server, transport, lines = federation(method)
     ours, records, messages = play(server, 8)
-    theirs, their_records, their_messages = play(server.federation.engine.prepare(server.job), 8)
+    theirs, their_records, their_messages = play(make_simulation(server.engine, server.job), 8)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
     assert [one._replace(late=0) for one in records] == [one._replace(clock=None) for one in their_records]
@@ -97,10 +98,10 @@ class Twice(Timed):
         super().__init__(*given)
         self.copies = []
 
-    def exchange(self, requests, seconds):
+    def receive(self, clients, deadline):
         copies, self.copies = self.copies, []
         yield from copies
-        for one in super().exchange(requests, seconds):
+        for one in super().receive(clients, deadline):
             self.copies.append(one)
             yield one
 
@@ -108,8 +109,8 @@ class Twice(Timed):
 def test_a_response_that_arrives_twice_counts_once():
     server, transport, lines = federation()
     twice = Twice(transport.client, transport.seconds)
-    server.clients.transport = server.clients.collector.transport = twice
-    server.clients.collector.clock = twice.clock
+    server.clients.transport = twice
+    server.clients.clock = twice.clock
     ours = play(server, 6)[0]
     theirs = play(federation()[0], 6)[0]
     assert same_public(ours.server.public, theirs.server.public)
@@ -119,7 +120,7 @@ def test_a_response_that_arrives_twice_counts_once():
 def test_uploads_that_are_too_stale_are_refused_and_their_clients_go_back():
     server, _, lines = federation("fedbuff+ef+topk", **{"method.asynchronous.most_stale": 1, "rounds": 9})
     state, records, _ = play(server, 9)
-    simulated = play(server.federation.engine.prepare(server.job), 9)[0]
+    simulated = play(make_simulation(server.engine, server.job), 9)[0]
     assert any("versions ago, and at most 1 are used" in line for line in lines)
     assert sum(one.refused for one in records) > 0
     assert same_public(state.server.public, simulated.server.public)
@@ -128,7 +129,7 @@ def test_uploads_that_are_too_stale_are_refused_and_their_clients_go_back():
 def test_a_client_that_lost_its_state_while_it_trained_is_sent_the_newest():
     server, transport, _ = federation()
     state, _, _ = play(server, 3)
-    late = sorted(server.clients.collector.training)
+    late = sorted(server.clients.asked)
     assert late
     for client in late:
         store = (
@@ -145,9 +146,7 @@ def test_a_client_that_lost_its_state_while_it_trained_is_sent_the_newest():
 def test_a_resumed_server_asks_again_and_clients_return_to_their_last_accepted_state():
     server, transport, _ = federation("fedbuff+ef+topk+int4", rounds=12)
     state, _, _ = play(server, 4)
-    again = FlowerServer(
-        server.federation.engine, server.job, lambda *_: transport, server.clients.policy, clock=transport.clock
-    )
+    again = FlowerServer(server.engine, server.job, lambda *_: transport, server.clients.policy, clock=transport.clock)
     transport.pending.clear()  # requests from before the restart get no response
     state, records, _ = play(again, 6, state)
     assert state.round == 10
@@ -174,7 +173,7 @@ def test_versions_that_are_made_again_forget_who_was_asked_before():
     server, _, lines = federation()
     state, _, _ = play(server, 2)
     play(server, 2, state)
-    assert server.clients.collector.training
+    assert server.clients.asked
     after, records, _ = play(server, 3, state)  # the run went back to round 2
     assert after.round == 5
     assert all(one.clients == 3 for one in records)

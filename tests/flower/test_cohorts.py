@@ -11,11 +11,12 @@ from tests.flower.test_faults import check_correction_states
 from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
 from thinwire.errors import CheckpointError, ConfigError, WireError
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import CohortLog
+from thinwire.runs.deployment_records import CohortLog
 from thinwire.runs.execute import execute
 from thinwire.runs.replay import replay
 
@@ -36,7 +37,7 @@ def federation(policy: RoundPolicy, method="fedavg", record=None, transport=None
 @pytest.mark.parametrize(("clients", "size"), [(10, 4), (10, 10), (40, 3)])
 def test_the_order_of_a_round_starts_with_its_cohort_and_has_all_clients(clients, size):
     server, _, _ = federation(RoundPolicy(), overrides={**TEN, "task.clients": clients, "cohort.size": size})
-    sampler = server.federation.sampler
+    sampler = server.sampler
     for number in range(3):
         order = sampler.order(number)
         assert order[:size] == sampler.cohort(number)
@@ -71,12 +72,12 @@ def test_forty_rounds_with_most_sites_offline_and_one_slow():
     assert 0 < asked < 12, "a client that still works is not asked again"
     assert sum("responded to a round that is closed" in line for line in lines) >= asked - 1
     assert late > asked
-    assert all(len(one.accepted) >= 2 for one in server.clients.collector.record.rounds.values())
+    assert all(len(one.accepted) >= 2 for one in server.clients.record.rounds.values())
 
 
 def test_everyone_there_gives_the_cohorts_of_the_simulation():
     server, _, _ = federation(RoundPolicy(quorum=1.0, grace=3.0))
-    simulated = server.federation.engine.prepare(server.job)
+    simulated = make_simulation(server.engine, server.job)
     (ours, records, messages), (theirs, their_records, their_messages) = play(server, 3), play(simulated, 3)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
@@ -101,7 +102,7 @@ def test_over_selection_closes_at_the_size_of_the_cohort():
     _, record = server.round(server.start())
     assert len(transport.asked[0]) == 6
     assert (record.clients, record.late, record.absent) == (4, 2, 0)
-    (one,) = server.clients.collector.record.rounds.values()
+    (one,) = server.clients.record.rounds.values()
     assert set(one.accepted) == set(sorted(one.cohort)[:4])
     assert transport.ended == sorted(one.cohort)[3] + 1
 
@@ -112,9 +113,9 @@ def test_others_take_the_places_of_clients_that_do_not_respond():
     )
     state, record = server.round(server.start())
     assert len(transport.asked) > 1
-    assert sorted(server.clients.collector.record.rounds[1].accepted) == [6, 7, 8, 9]
+    assert sorted(server.clients.record.rounds[1].accepted) == [6, 7, 8, 9]
     assert any("take part in place of clients that did not respond" in line for line in lines)
-    assert record.absent + record.late == len(server.clients.collector.record.rounds[1].cohort) - 4
+    assert record.absent + record.late == len(server.clients.record.rounds[1].cohort) - 4
     assert state.round == 1
 
 
@@ -140,13 +141,13 @@ def test_clients_that_join_while_a_round_has_too_few_are_asked():
 def test_a_first_round_with_a_roster_waits_for_its_sites_only():
     there = [frozenset({1, 2, 5})]
     server, transport, lines = federation(RoundPolicy(wait=30.0), listed=lambda: there[0])
-    transport.sites = lambda: {1: "north", 2: "south", 5: "west"}
+    transport.known = lambda: {1, 2, 5}
     server.round(server.start())
     assert transport.began == 0
     assert not lines
     there[0] = frozenset({1, 2})
     server, transport, lines = federation(RoundPolicy(wait=30.0), listed=lambda: there[0])
-    transport.sites = lambda: {1: "north", 2: "south", 5: "west"}
+    transport.known = lambda: {1, 2, 5}
     server.round(server.start())
     assert transport.began == 30
     assert lines == ["round 1: 2 of 3 clients are there after 30 seconds"]

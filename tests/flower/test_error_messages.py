@@ -8,7 +8,7 @@ from tests.flower.test_server import experiment
 from thinwire.flower.apps import write_log
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Response
 from thinwire.runs.build import build_job
 
@@ -20,9 +20,9 @@ class Failing(InMemory):
 
     error = ""
 
-    def exchange(self, requests, seconds):
-        for one in super().exchange(requests, seconds):
-            yield ClientResponse(0, Response(b"", error=self.error)) if one.client == 0 else one
+    def receive(self, clients, deadline):
+        for client, response in super().receive(clients, deadline):
+            yield client, Response(b"", error=self.error) if client == 0 else response
 
 
 @pytest.mark.parametrize("error", HOSTILE, ids=["escape codes", "two lines", "a megabyte", "not UTF-8"])

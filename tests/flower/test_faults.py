@@ -11,7 +11,7 @@ from tests.flower.test_server import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Round
 from thinwire.runs.build import build_job
 
@@ -24,17 +24,19 @@ class Faulty(InMemory):
     def __init__(self, client: Client, script: dict[tuple[int, int], str]) -> None:
         super().__init__(client)
         self.script, self.exchanges = script, -1
-        self.late: list[ClientResponse] = []
+        self.late = []
         self.requested: list[tuple[int, int]] = []
 
     def clients(self):
         self.exchanges += 1
         return frozenset(i for i in super().clients() if self.script.get((self.exchanges, i)) != "absent")
 
-    def exchange(self, requests, seconds):
+    def receive(self, clients, deadline):
         late, self.late = self.late, []
         yield from late
-        for number, request in requests.items():
+        while self.waiting:
+            number = next(iter(self.waiting))
+            request = self.waiting.pop(number)
             self.requested.append((self.exchanges, number))
             fault = self.script.get((self.exchanges, number), "")
             if fault == "request lost":  # before it receives the request
@@ -46,17 +48,17 @@ class Faulty(InMemory):
                 with pytest.raises(CheckpointError):
                     ClientStore.load(self.stored[number], self.client.first)
                 del self.stored[number]
-            one = ClientResponse(number, self.respond(number, request))
+            response = self.respond(number, request)
             if fault == "response lost":
                 continue
             if fault == "late":
-                self.late.append(one)
+                self.late.append((number, response))
                 continue
             if fault in CORRUPTIONS:
-                one = one._replace(response=CORRUPTIONS[fault](self.client, number, one.response))
-            yield one
+                response = CORRUPTIONS[fault](self.client, number, response)
+            yield number, response
             if fault == "twice":
-                yield one
+                yield number, response
 
 
 def federation(method: str, script, policy=None, **overrides):
@@ -74,7 +76,7 @@ def check_correction_states(server: FlowerServer, transport: InMemory, state) ->
     """SCAFFOLD's shared state must be the mean of the clients' states: each upload counted once on both sides."""
     total = {name: torch.zeros_like(block) for name, block in state.server.public.shared.items()}
     for i, known in state.clients.items():
-        store = ClientStore.load(transport.stored[i], server.federation.first)
+        store = ClientStore.load(transport.stored[i], server.first)
         accepted = store.response is None or store.positions[-1].public.version == known.version
         position = store.positions[-1] if accepted else store.positions[0]
         for name in total:
@@ -98,16 +100,14 @@ def test_a_client_that_does_not_respond_is_left_out_and_takes_part_later(fault):
     server, transport, _ = federation("scaffold", {(1, 2): fault, (2, 2): "absent"})
     state, records, _ = play(server, 5)
     assert [(r.clients, r.absent) for r in records] == [(4, 0), (3, 1), (3, 1), (4, 0), (4, 0)]
-    assert same_public(
-        ClientStore.load(transport.stored[2], server.federation.first).positions[-1].public, _before(server, 4)
-    )
+    assert same_public(ClientStore.load(transport.stored[2], server.first).positions[-1].public, _before(server, 4))
     check_correction_states(server, transport, state)
 
 
 def _before(server: FlowerServer, rounds: int):
     """The public state after some rounds of the same script."""
     fresh = Faulty(server.clients.transport.client, server.clients.transport.script)
-    again = FlowerServer(server.federation.engine, server.job, lambda *_: fresh, server.clients.policy)
+    again = FlowerServer(server.engine, server.job, lambda *_: fresh, server.clients.policy)
     return play(again, rounds)[0].server.public
 
 
@@ -129,8 +129,7 @@ def test_a_response_that_arrives_twice_counts_once():
     assert records[0].bytes_up > records[2].bytes_up  # it was sent, so it is counted
 
 
-@pytest.mark.parametrize("fault", ["lost its disk", "damaged disk"])
-@pytest.mark.parametrize("method", ["fedavg", "mapo"])
+@pytest.mark.parametrize(("fault", "method"), [("lost its disk", "mapo"), ("damaged disk", "fedavg")])
 def test_a_client_that_lost_its_store_receives_the_whole_state(fault, method):
     server, _, _ = federation(method, {(2, 1): fault})
     plain, _, _ = federation(method, {})
@@ -189,7 +188,7 @@ def test_a_client_responds_to_another_method_with_an_error_and_does_not_change()
     play(server, 1)
     other, _, _ = federation("mapo", {})
     state = other.start()
-    request = Request(Round.open(other.contract, state.server).downloads({0: 0})[0])
+    request = Request(Round.open(other.contract, state.server).downloads.messages({0: 0})[0])
     before = transport.stored[0]
     response = transport.respond(0, request)
     assert "another method or model" in response.error

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from thinwire.flower.apps import client_app, deployable, job_of, server_app
+from thinwire.flower.grid_transport import Question, unpack
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
@@ -38,7 +39,7 @@ class DirectGrid:
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
             self.waiting[message.object_id] = message
-            if "refusal" in message.content["thinwire"]:
+            if message.metadata.message_type == "query" and unpack(Question, message.content).refusal:
                 self.pull_messages([message.object_id])
         return [message.object_id for message in messages]
 

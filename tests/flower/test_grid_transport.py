@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import WireError
-from thinwire.flower.grid_transport import (
-    INLINE,
-    MOST_METRICS,
-    GridTransport,
-    pack,
-    read_response,
-    response_fields,
-    unpack,
-)
-from thinwire.flower.sites import Software
+from thinwire.flower.grid_transport import INLINE, Answer, GridTransport, Task, pack, unpack
+from thinwire.flower.records import dump
+from thinwire.flower.sites import Node, Software
 from thinwire.flower.transport import Deadline
 from thinwire.protocol.round import Request, Response
 from thinwire.training.evaluation import Evaluation
@@ -23,57 +16,58 @@ flwr = pytest.importorskip("flwr.app")
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, INLINE, INLINE + 1])
-def test_unpack_inverts_pack(size):
+@pytest.mark.parametrize("evaluation", [None, Evaluation(0.5, 0.25, {"f1": 0.75}, 9), Evaluation(2.0, None, {}, 1)])
+def test_an_answer_is_what_was_sent(size, evaluation):
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
-    (client, error), got = unpack(pack({"client": 3, "error": ""}, data), client=int, error=str)
-    assert (client, error, got) == (3, "", data)
+    sent = Answer(3, Response(data, 0.5, 12, evaluation=evaluation))
+    records = pack(sent)
+    assert unpack(Answer, records) == sent
+    assert isinstance(records["thinwire"], flwr.ArrayRecord if size >= INLINE else flwr.ConfigRecord)
 
 
-def test_long_messages_are_in_an_array():
-    assert "thinwire-data" in pack({}, b"x" * (INLINE + 1))
-    assert "thinwire-data" not in pack({}, b"x" * INLINE)
+def config(**fields) -> flwr.RecordDict:
+    return flwr.RecordDict({"thinwire": flwr.ConfigRecord(fields)})
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        flwr.RecordDict(),
-        flwr.RecordDict({"thinwire": flwr.MetricRecord({"client": 1})}),
-        flwr.RecordDict({"thinwire": flwr.ConfigRecord({"client": "1"})}),
-        flwr.RecordDict({"thinwire": flwr.ConfigRecord({"client": True})}),
-        flwr.RecordDict({"thinwire": flwr.ConfigRecord({"client": 1, "data": "text"})}),
-        flwr.RecordDict({"thinwire": flwr.ConfigRecord({"data": b"no client"})}),
-    ],
-)
+TASK = dump(Task("0" * 16, 1, 0, "", b"x"))
+OTHER = {
+    "nothing": flwr.RecordDict(),
+    "metrics": flwr.RecordDict({"thinwire": flwr.MetricRecord({"data": 1})}),
+    "no data": config(client=1),
+    "text": config(data="text"),
+    "no safetensors": config(data=b"text"),
+    "half": config(data=TASK[:-1]),
+    "another record": config(data=dump(Request(b"x"))),
+    "a text": config(data=dump(Task("0" * 16, "1", 0, "", b"x"))),
+    "a truth": config(data=dump(Task("0" * 16, True, 0, "", b"x"))),
+    "below zero": config(data=dump(Task("0" * 16, 1, -1, "", b"x"))),
+    "data that are not there": config(data=dump(Task("0" * 16, 1, 0, "", "/elsewhere"))),
+    "nested": config(data=dump(Task("0" * 16, [1], 0, "", b"x"))),
+}
+
+
+@pytest.mark.parametrize("records", OTHER.values(), ids=OTHER.keys())
 def test_other_records_are_refused(records):
+    assert unpack(Task, config(data=TASK)).client == 1
     with pytest.raises(WireError):
-        unpack(records, client=int)
-
-
-@pytest.mark.parametrize(
-    "evaluation",
-    [None, Evaluation(0.5, 0.25, {"f1": 0.75, "auc": float("inf")}, 9), Evaluation(2.0, None, {}, 1)],
-)
-def test_a_response_is_what_was_sent(evaluation):
-    sent = Response(b"upload", 0.5, 12, evaluation=evaluation)
-    assert read_response(3, pack(response_fields(3, sent), sent.data)) == sent
+        unpack(Task, records)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"eval-examples": 1.5},
-        {"eval-loss": "low"},
-        {"metric-names": ["f1"], "metric-values": [1.0, 2.0]},
-        {"metric-names": ["f1"], "metric-values": ["high"]},
-        {"metric-names": "f1"},
-        {"metric-names": [str(i) for i in range(MOST_METRICS + 1)], "metric-values": [0.5] * (MOST_METRICS + 1)},
+        {"examples": 1.5},
+        {"loss": "low"},
+        {"loss": float("nan")},
+        {"evaluation": Evaluation(0.5, 0.5, {"f1": "high"}, 9)},
+        {"evaluation": Evaluation(0.5, 0.5, {"f1": float("inf")}, 9)},
+        {"evaluation": Evaluation(0.5, 0.5, "f1", 9)},
+        {"evaluation": Evaluation(0.5, 0.5, {}, -1)},
     ],
 )
-def test_an_evaluation_of_another_form_is_refused(wrong):
-    fields = response_fields(3, Response(b"", 0.5, 12, evaluation=Evaluation(0.5, 0.5, {}, 9)))
+def test_an_answer_with_other_values_is_refused(wrong):
     with pytest.raises(WireError):
-        read_response(3, pack({**fields, **wrong}))
+        unpack(Answer, pack(Answer(3, Response(b"", 0.5, 12)._replace(**wrong))))
 
 
 @pytest.fixture
@@ -99,50 +93,63 @@ class Grid:
 
     def pull_messages(self, ids):
         for client in self.script.pop(0) if self.script else ():
-            request = next(one for one in self.sent.values() if one.content["thinwire"]["client"] == client)
-            fields = {"client": client, "loss": 1.0, "examples": 1}
-            self.replies.append(flwr.Message(pack(fields, b"upload"), reply_to=request))
+            request = next(one for one in self.sent.values() if unpack(Task, one.content).client == client)
+            self.replies.append(flwr.Message(pack(Answer(client, Response(b"upload", 1.0, 1))), reply_to=request))
             del self.sent[request.metadata.message_id]
         found = [one for one in self.replies if one.metadata.reply_to_message_id in ids]
         self.replies = [one for one in self.replies if one not in found]
         return found
 
 
-def exchanged(transport: GridTransport, clients: set[int], until: int) -> list[int]:
+def transport_of(grid: Grid) -> GridTransport:
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
+    transport.admission.nodes = {10 + i: Node(frozenset({i})) for i in range(3)}
+    return transport
+
+
+def sent(transport: GridTransport, clients: set[int], until: int) -> list[int]:
     """The clients whose responses arrive before the deadline is brought forward, which is at this number of them."""
     deadline, seen = Deadline(60.0), []
-    for one in transport.exchange({i: Request(b"download") for i in clients}, deadline):
-        seen.append(one.client)
+    transport.send({i: Request(b"download") for i in clients}, 60.0)
+    for client, response in transport.receive(clients, deadline):
+        assert response == Response(b"upload", 1.0, 1)
+        seen.append(client)
         if len(seen) == until:
             deadline.at_most(0.0)
     return seen
 
 
-def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again(identity):
-    grid = Grid({0}, {1}, {2}, {1})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
-    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
-    assert exchanged(transport, {0, 1, 2}, 1) == [0]
-    assert sorted(client for client, _ in transport.late.values()) == [1, 2]
-    assert exchanged(transport, {1}, 9) == [2, 1], "of client 1 the response to the new request"
-    assert not transport.late
+def test_a_late_response_comes_later_unless_its_client_is_asked_again(identity):
+    transport = transport_of(Grid({0}, {1}, {2}, {1}))
+    assert sent(transport, {0, 1, 2}, 1) == [0]
+    assert sorted(client for client, *_ in transport.sent.values()) == [1, 2]
+    assert sent(transport, {1}, 9) == [2, 1], "of client 1 the response to the new request"
+    assert not transport.sent
 
 
 def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_between_them(identity):
-    grid = Grid({0, 1}, {2})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
-    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
-    exchange = transport.exchange({i: Request(b"download") for i in (0, 1)}, Deadline(60.0))
-    first = next(iter(exchange)).client
-    exchange.close()
-    assert exchanged(transport, {2}, 9) == [1 - first, 2]
+    transport = transport_of(Grid({0, 1}, {2}))
+    transport.send({i: Request(b"download") for i in (0, 1)}, 60.0)
+    received = transport.receive({0, 1}, Deadline(60.0))
+    first, _ = next(received)
+    received.close()
+    assert sent(transport, {2}, 9) == [1 - first, 2]
 
 
-def test_remaining_responses_are_waited_for_without_new_requests(identity):
-    grid = Grid({0}, set(), {1}, {2})
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
-    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
-    assert exchanged(transport, {0, 1, 2}, 1) == [0]
-    assert [one.client for one in transport.remaining(Deadline(60.0))] == [1, 2]
-    assert not transport.late
-    assert list(transport.remaining(Deadline(60.0))) == []
+def test_responses_are_waited_for_without_new_requests(identity):
+    transport = transport_of(Grid({0}, set(), {1}, {2}))
+    assert sent(transport, {0, 1, 2}, 1) == [0]
+    assert [client for client, _ in transport.receive({0, 1, 2}, Deadline(60.0))] == [1, 2]
+    assert not transport.sent
+    assert list(transport.receive({0, 1, 2}, Deadline(60.0))) == []
+
+
+def test_requests_may_be_sent_while_responses_are_received(identity):
+    transport = transport_of(Grid({0}, {1}, {0}))
+    seen = []
+    transport.send({0: Request(b"one"), 1: Request(b"one")}, 60.0)
+    for client, _ in transport.receive({0, 1}, Deadline(60.0)):
+        seen.append(client)
+        if seen == [0]:
+            transport.send({0: Request(b"two")}, 60.0)
+    assert seen == [0, 1, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytest.importorskip("flwr")
@@ -10,8 +12,8 @@ from flwr import app as flwr
 
 from tests.flower.test_flower_apps import identity  # noqa: F401 - a fixture
 from thinwire.flower import grid_transport
-from thinwire.flower.grid_transport import GridTransport, pack, unpack
-from thinwire.flower.sites import Software
+from thinwire.flower.grid_transport import GridTransport, Question, pack, unpack
+from thinwire.flower.sites import Report, Software
 
 OURS = Software(b"schema", "1.2")
 
@@ -28,7 +30,7 @@ class Answers:
     def push_messages(self, messages):
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
-            (refusal,), _ = unpack(message.content, refusal=str)
+            refusal = unpack(Question, message.content).refusal
             if refusal:
                 self.told.append((message.metadata.dst_node_id, refusal))
             else:
@@ -52,8 +54,8 @@ def transport(replies):
     return GridTransport(Answers(replies), lambda: "0" * 16, OURS, 4, 0.0, lines.append), lines
 
 
-def hello(*clients, **changes):
-    return pack({**OURS._asdict(), "clients": list(clients), **changes})
+def hello(*clients, **software):
+    return pack(Report(OURS._replace(**software), clients))
 
 
 def test_slow_node_is_used_when_it_has_responded(monkeypatch):
@@ -70,27 +72,32 @@ def test_slow_node_is_used_when_it_has_responded(monkeypatch):
 def test_silent_node_is_asked_later(monkeypatch):
     monkeypatch.setattr(grid_transport, "JOIN_SECONDS", 0.0)
     nodes, lines = transport({1: hello(0), 2: None})
-    monkeypatch.setattr(grid_transport, "HELLO_SECONDS", -1.0)
     assert nodes.clients() == {0}
-    assert nodes.admission.put_off.keys() == {2}
-    monkeypatch.setattr(grid_transport, "HELLO_SECONDS", 120.0)
-    del nodes.grid.replies[1]
-    assert nodes.clients() == set()
-    assert lines == ["node 2 did not report its clients in -1 seconds"]
+    assert nodes.clients() == {0}
+    assert len(nodes.grid.waiting) == 1
+    nodes.admission.nodes[2].ask_at = 0.0  # two minutes later
+    assert nodes.clients() == {0}
+    assert lines == ["node 2 did not report its clients in 120 seconds"]
+    assert len(nodes.grid.waiting) == 2, "it was asked again"
+    nodes.grid.replies[2] = hello(1)
+    assert nodes.clients() == {0, 1}
+    assert list(nodes.asked) == []
 
 
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
         (flwr.RecordDict(), "the record 'thinwire' is missing"),
-        (pack({}), "it runs thinwire of an unknown version"),
-        (hello(1, schema="text"), "field 'schema' is str, expected bytes"),
-        (hello(1, version=3), "field 'version' is int, expected str"),
-        (hello(1, app=3), "field 'app' is int, expected str"),
-        (hello(1, clients=1), "field 'clients' is int, expected list"),
-        (hello(1, signature="x"), "field 'signature' is str, expected bytes"),
-        (hello(1, clients=["a"]), "it reports clients ['a'], there are 4"),
-        (hello(1, site="\x1b[31m", version="0.9"), "it runs thinwire 0.9, the server 1.2"),
+        (pack(Report(clients=(1,))), "it runs thinwire of an unknown version"),
+        (hello(), "it reports clients [], there are 4"),
+        (hello(1, version=3), "it is not a valid Report: it holds 3, expected str"),
+        (hello(1, schema="text"), "it is not a valid Report: 'text'"),
+        (hello("a"), "it holds 'a', expected int"),
+        (hello(-1), "it holds -1, expected int"),
+        (hello(True), "it holds True, expected int"),
+        (pack(Question("0" * 16)), "it is not a valid Report: "),
+        (flwr.RecordDict({"thinwire": flwr.ConfigRecord({"data": b"{" * 100})}), "it is not a valid Report: "),
+        (hello(1, version="\x1b[31m"), "it runs thinwire \\x1b[31m, the server 1.2"),
     ],
 )
 def test_malformed_report_is_refused_and_the_node_is_told(reply, words):
@@ -104,11 +111,11 @@ def test_malformed_report_is_refused_and_the_node_is_told(reply, words):
 
 
 def test_node_may_refuse_or_report_an_error():
-    nodes, lines = transport({1: pack({"refusal": "it runs only\nits own app"}), 2: pack({"error": "no data"})})
+    nodes, lines = transport({1: pack(Report(refusal="it runs only\nits own app")), 2: pack(Report(error="no data"))})
     assert nodes.clients() == set()
     assert sorted(lines) == [
         "node 1 is not used: it runs only\\nits own app",
         "node 2 could not report its clients: no data",
     ]
-    assert (nodes.admission.refused, nodes.admission.put_off.keys()) == ({1}, {2})
+    assert nodes.admission.nodes[1].ask_at == math.inf > nodes.admission.nodes[2].ask_at > 0
     assert nodes.grid.told == []

@@ -13,6 +13,7 @@ from tests.federation import same_public
 from tests.flower.test_server import OwnData as OwnClients, experiment, play
 from thinwire.data.site import OwnData, SiteRecords
 from thinwire.errors import ThinwireError
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client
 from thinwire.flower.server import FlowerServer
 from thinwire.models import build
@@ -42,7 +43,7 @@ def test_nodes_with_their_own_records_equal_the_simulation(tmp_path, monkeypatch
     more = {} if up is None else {"up": up}
     method = tw.Method(tw.spaces.LoRA(2, 4.0, ("q_proj", "v_proj")), client_opt=tw.optimizers.SGD(0.05), **more)
     job = replace(build_job(chosen), method=method, task=own.task(tmp_path / "sites", clients=3), rounds=2)
-    theirs, their_records, their_messages = play(chosen.engine.prepare(job), 2)
+    theirs, their_records, their_messages = play(make_simulation(chosen.engine, job), 2)
     sites = {
         i: Client(chosen.engine, replace(job, task=own.at_site(tmp_path / "sites" / name, clients=3)))
         for i, name in enumerate(RECORDS)

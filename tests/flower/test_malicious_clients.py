@@ -16,16 +16,17 @@ from thinwire.core.registry import entries
 from thinwire.core.state import state_is_finite
 from thinwire.core.tree import Tree, all_finite, tmap
 from thinwire.errors import IncompatibleParts, WireError
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.method import Method
 from thinwire.protocol.round import Response
 from thinwire.protocol.upload import raw, unraw
-from thinwire.runs.config import join, named_methods, update
+from thinwire.runs.config import update
 from thinwire.runs.parts import build
+from thinwire.runs.presets import join, named_methods
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
 from thinwire.wire import message as wire
@@ -87,13 +88,12 @@ class Malicious(InMemory):
         self.sent = False
         self.before = b""
 
-    def exchange(self, requests, seconds):
-        responses = {number: self.respond(number, request) for number, request in requests.items()}
+    def receive(self, clients, deadline):
+        responses = dict(super().receive(clients, deadline))
         honest, self.sent = responses.get(MALICIOUS), False
         if honest is not None and honest.data and self.attack:
             responses[MALICIOUS] = self.corrupted(honest, responses)
-        for number, response in responses.items():
-            yield ClientResponse(number, response)
+        yield from responses.items()
         if honest is not None:
             self.before = honest.data
 
@@ -133,7 +133,7 @@ class Malicious(InMemory):
                 return field, b""
         names = frozenset(contract.coords.names) if body.plan is None else body.plan
         spec = {wire.SHARED: contract.report, wire.BUFFERS: contract.buffers}.get(field)
-        spec = contract.upload_fields(Plan(names))[2] if spec is None else spec
+        spec = contract.sent(Plan(names)).report if spec is None else spec
         return field, raw(change(unraw(body.fields[field], spec)))
 
 
@@ -145,7 +145,7 @@ def federation(name: str, aggregator: str) -> tuple[FlowerServer, Malicious, lis
     method = update(Method(), join(named_methods(name), "digits").get("method", {}))
     method = replace(method, aggregator=build("aggregator", aggregator, "method.aggregator"))
     task = digits_task(perceptron(norm=name in ("fedavg", "fedadam")), sizes=(30, 24, 18, 30, 24))
-    engine = LocalEngine("cpu", "loop", 1)
+    engine = Engine("cpu", "loop", 1)
     job = Job(task, method, rounds=len(ATTACKS) + 1, cohort=CLIENTS, local=Local(batch=8, steps=2), eval_every=1000)
     transport, lines = Malicious(Client(engine, job)), []
     return (
@@ -208,13 +208,13 @@ def test_the_whole_next_state_is_checked(method, norm_bound):
     """The client is refused by its norm; without a bound, because the largest floats overflow the next state."""
     server, transport, lines = federation(method, "weighted")
     job = replace(server.job, method=replace(server.job.method, norm_bound=norm_bound))
-    transport = Malicious(Client(server.federation.engine, job))
-    server = FlowerServer(server.federation.engine, job, lambda *_: transport, RoundPolicy(0.01), lines.append)
+    transport = Malicious(Client(server.engine, job))
+    server = FlowerServer(server.engine, job, lambda *_: transport, RoundPolicy(0.01), lines.append)
     state, _ = server.round(server.start())
     transport.attack = "change of the largest floats"
     state, record = server.round(state)
     assert (record.clients, record.refused, record.bounded) == (4, 1, 0)
-    assert ("more than any client trains" if norm_bound else "is not finite with it") in lines[-1]
+    assert ("more than of any honest client" if norm_bound else "is not finite with it") in lines[-1]
     assert state_is_finite(state.server.opt)
     transport.attack = ""
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -107,10 +108,15 @@ def test_only_known_versions_of_flower_are_used():
     assert why_not() == ""
 
 
-def test_another_version_of_flower_is_refused(monkeypatch):
+def test_with_another_version_of_flower_its_own_node_is_started(monkeypatch, tmp_path, capsys):
     pytest.importorskip("flwr")
+    started = []
     monkeypatch.setattr("thinwire.flower.node.KNOWN", ("0.1",))
-    with pytest.raises(
-        ConfigError, match=r"not a version known to work \(0.1\); install one of these versions, or use"
-    ):
-        node(["--version"])
+    monkeypatch.setattr("thinwire.flower.node.with_path", lambda command: ["/bin/" + command[0], *command[1:]])
+    monkeypatch.setattr(os, "execv", lambda *command: started.append(command) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        node(["--superlink", "here:1"])
+    assert started == [("/bin/flower-supernode", ["/bin/flower-supernode", "--superlink", "here:1"])]
+    assert "is not a version known to work (0.1); running flower-supernode instead" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"--app cannot be kept here: .* install one of these versions"):
+        node([], tmp_path)

@@ -43,12 +43,12 @@ def test_the_same_files_are_the_same_app(pinned):
     [
         ({"pkg/task.py": b"x = 2\n"}, "it has another pkg/task.py"),
         ({"pkg/task.py": b"x = 1\n" * 1000}, "it has another pkg/task.py"),
+        ({"pkg/task.py": bytes(2 * LONGEST_PROJECT)}, "it cannot be read (its files have 2,000,"),
         ({"pkg/more.py": b""}, "it has another pkg/more.py"),
         ({"pkg/\x1b[31m.py": b"x"}, "it has another pkg/\\x1b[31m.py"),
         ({"pyproject.toml": PROJECT + b"dependencies = ['x']\n"}, "it has another pyproject.toml"),
-        ({"pyproject.toml": b"#" * (LONGEST_PROJECT + 1)}, "it has another pyproject.toml"),
         ({"pyproject.toml": b"not TOML"}, "it cannot be read"),
-        ({f"pkg/{i}.py": b"" for i in range(9)}, "it has another pkg/0.py, pkg/1.py, pkg/2.py and 6 more files"),
+        ({f"pkg/{i}.py": b"" for i in range(9)}, "it has another pkg/0.py, pkg/1.py, pkg/2.py, "),
     ],
 )
 def test_every_difference_is_named(change, words, pinned):
@@ -89,7 +89,8 @@ def test_a_pinned_app_loads_once_and_refuses_another(tmp_path, monkeypatch, caps
     known = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
         monkeypatch.setattr(known, name, value)
-    from thinwire.flower.grid_transport import pack, unpack
+    from thinwire.flower.grid_transport import Question, Task, pack, unpack
+    from thinwire.flower.sites import Report
 
     config = {"partition-id": 0, "num-partitions": 1}
     app = pin(app_with_counter(tmp_path / "app"), config)
@@ -101,15 +102,15 @@ def test_a_pinned_app_loads_once_and_refuses_another(tmp_path, monkeypatch, caps
 
     def ask(bundle: bytes, kind: str):
         context = flwr.Context(run_id=1, node_id=2, node_config=config, state=flwr.RecordDict(), run_config={})
-        message = flwr.Message(pack({"run": "0" * 16}), dst_node_id=2, message_type=kind)
+        content = Question("0" * 16) if kind == "query" else Task("0" * 16, 0, 0, "", b"")
+        message = flwr.Message(pack(content), dst_node_id=2, message_type=kind)
         return app.choose(bundle)(message, context)
 
-    (clients,), _ = unpack(ask(bundle, "query").content, clients=list)
-    assert clients == [0, 1]
+    assert unpack(Report, ask(bundle, "query").content).clients == (0, 1)
     assert loads.read_text() == "x"  # the data of the first load
 
     (copy / "federated/task.py").write_text("raise SystemExit('code of the server')\n")
-    (refusal,), _ = unpack(ask(app_bundle(copy), "query").content, refusal=str)
+    refusal = unpack(Report, ask(app_bundle(copy), "query").content).refusal
     assert "this node runs only its own app" in refusal
     assert "it has another federated/task.py" in refusal
     assert ask(app_bundle(copy), "train").error.reason == refusal

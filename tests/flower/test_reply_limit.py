@@ -13,11 +13,11 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from thinwire.flower.grid_transport import GridTransport, pack
+from thinwire.flower.grid_transport import Answer, GridTransport, pack
 from thinwire.flower.node import limit_replies
-from thinwire.flower.sites import Software
+from thinwire.flower.sites import Node, Software
 from thinwire.flower.transport import TOO_LONG, Deadline
-from thinwire.protocol.round import Request
+from thinwire.protocol.round import Request, Response
 
 LONGEST = 3_000_000
 SOFTWARE = Software(b"", "1")
@@ -96,14 +96,14 @@ def reply(content, request: str) -> None:
 @pytest.mark.parametrize("size", [80_000_000, 4_000_000], ids=["in chunks", "in one object"])
 def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     assert limit_replies(grid, LONGEST, 60.0)
-    upload = {"client": 0, "loss": 1.0, "examples": 3}
-    reply(pack(upload, bytes(size)), "long")
-    reply(pack({**upload, "client": 1}, b"short"), "short")
+    reply(pack(Answer(0, Response(bytes(size), 1.0, 3))), "long")
+    reply(pack(Answer(1, Response(b"short", 1.0, 3))), "short")
     transport = GridTransport(grid, lambda: "run", SOFTWARE, 2)
-    transport.admission.serves = {1: frozenset({0, 1})}
+    transport.admission.nodes = {1: Node(frozenset({0, 1}))}
     ids = iter(["long", "short"])
     grid.push_messages = lambda messages: [next(ids)]
-    found = dict(transport.exchange({0: Request(b""), 1: Request(b"")}, Deadline(60.0)))
+    transport.send({0: Request(b""), 1: Request(b"")}, 60.0)
+    found = dict(transport.receive({0, 1}, Deadline(60.0)))
     assert found[0].error.startswith(TOO_LONG)
     assert not found[0].data
     assert found[1].data == b"short"
@@ -114,12 +114,13 @@ def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
 def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
     lines: list[str] = []
     assert limit_replies(grid, LONGEST, 0.01)
-    reply(pack({"client": 0}, b"announced"), "announced")
+    reply(pack(Answer(0, Response(b"announced"))), "announced")
     SuperLink.objects = dict.fromkeys(SuperLink.objects, b"")
     transport = GridTransport(grid, lambda: "run", SOFTWARE, 1, log=lines.append)
-    transport.admission.serves = {1: frozenset({0})}
+    transport.admission.nodes = {1: Node(frozenset({0}))}
     grid.push_messages = lambda messages: ["announced"]
-    assert not list(transport.exchange({0: Request(b"")}, Deadline(60.0)))
+    transport.send({0: Request(b"")}, 60.0)
+    assert not list(transport.receive({0}, Deadline(60.0)))
     assert "client 0 did not respond" in lines[0]
     assert "had not arrived" in lines[0]
 

@@ -115,7 +115,7 @@ def test_response_of_a_site_that_was_revoked_meanwhile_is_not_used(sites, tmp_pa
 
         def pull_messages(self, names):
             replies = super().pull_messages(names)
-            if any(reply.metadata.message_type == "train" for reply in replies) and Roster.read(file).keys().get(1):
+            if any(reply.metadata.message_type == "train" for reply in replies) and 1 in Roster.read(file).by_client:
                 Roster.read(file).revoke("south").write(file)
             return replies
 

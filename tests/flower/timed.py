@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 
 from thinwire.flower.client import Client, InMemory
-from thinwire.flower.transport import ClientResponse, Deadline
-from thinwire.protocol.round import Request
+from thinwire.flower.transport import Deadline
+from thinwire.protocol.round import Request, Response
 
 
 class SimulatedClock:
@@ -50,33 +50,26 @@ class Timed(InMemory):
     def clients(self) -> Set[int]:
         return super().clients() - self.offline() if self.listed is None else self.listed()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
-        deadline, waiting = seconds, set(requests)
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
         self.asked.append(tuple(requests))
         self.began, self.arrivals = self.clock.now, []
+        self.waiting |= requests
         for number in requests.keys() - self.offline():
             free = max([self.clock.now, *(at for at, one, _ in self.pending if one == number)])
             self.pending.append((free + self.seconds.get(number, 1.0), number, requests[number]))
-        yield from self._until(deadline, requests, waiting)
 
-    def remaining(self, seconds: float | Deadline) -> Iterator[ClientResponse]:
-        yield from self._until(seconds, {}, None)
-
-    def _until(
-        self, deadline: Deadline, requests: Mapping[int, Request], waiting: set[int] | None
-    ) -> Iterator[ClientResponse]:
-        """Responses until none is awaited; without `waiting`, until none is pending."""
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
         try:
-            while self.pending if waiting is None else waiting:
+            while self.waiting.keys() & clients:
                 next_one = min(self.pending, key=lambda one: one[:2], default=None)
                 if next_one is None or next_one[0] > deadline.end:
                     self.clock.now = max(self.clock.now, deadline.end)
                     return
                 self.pending.remove(next_one)
                 self.clock.now, number, request = max(self.clock.now, next_one[0]), *next_one[1:]
-                if waiting is not None and requests.get(number) is request:
-                    waiting.discard(number)
+                if self.waiting.get(number) is request:
+                    del self.waiting[number]
                     self.arrivals.append((self.clock.now, number))
-                yield ClientResponse(number, self.respond(number, request))
+                yield number, self.respond(number, request)
         finally:
             self.ended = self.clock.now

@@ -7,6 +7,7 @@ every machine writes the same bytes. Write them again only when the format is me
 CHANGELOG; `git diff tests/golden` shows the changes.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from tests.federation import closed
+from thinwire import models
 from thinwire.codecs import (
     Binary,
     ByBlock,
@@ -37,14 +39,16 @@ from thinwire.codecs import (
 from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
+from thinwire.models.exact_init import exact_init
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import read_snapshot, read_step, read_sum
+from thinwire.protocol.drift_check import project
 from thinwire.protocol.method import Budget, Tier
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.round import Round
-from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import decode_upload, planned_names, raw
 from thinwire.runs.parts import describe
@@ -276,7 +280,7 @@ def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], li
     contract, public = make_contract(method, weights, buffers, KEY)
     servers, uploads = [initial_server_state(contract, public)], []
     for version in range(rounds):
-        plan = plan_round(contract, servers[-1])
+        plan = Round.open(contract, servers[-1]).plan
         uploads.append(upload(contract, plan, version, WEIGHTS.get(name, 1.0)))
         servers.append(closed(contract, servers[-1], plan, {0: uploads[-1]}, 1).server)
     return contract, servers, uploads
@@ -301,7 +305,7 @@ def messages() -> Iterator[tuple[str, dict]]:
                 for part in ("weights", "coords", "sendable", "shared", "buffers")
             },
         }
-        plan = plan_round(contract, servers[1])
+        plan = Round.open(contract, servers[1]).plan
         decoded = decode_upload(contract, plan, 1, 0, uploads[1])
         up = {"version": 1, "client": 0, "plan": in_order(contract, plan.names), "weight": decoded.weight}
         up |= {
@@ -311,16 +315,16 @@ def messages() -> Iterator[tuple[str, dict]]:
         }
         yield f"message-up-{name}", about | {"bytes": uploads[1].hex()} | up
         for version in (3, 2, 0):
-            data = Round.open(contract, servers[3]).downloads({0: version})[0]
+            data = Round.open(contract, servers[3]).downloads.messages({0: version})[0]
             yield (
-                f"message-{wire.KINDS[wire.kind_of(data)]}-{name}-from-{version}",
+                f"message-{wire.KINDS[data[0] & 15]}-{name}-from-{version}",
                 about | received(contract, servers, data),
             )
         lost = request_full_state(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
         if method.download == "incremental":
-            data = Round.open(contract, servers[3]).full_state(lost, 0)
+            data = Round.open(contract, servers[3]).downloads.full_state(lost, 0)
             yield f"message-state-{name}-from-1", about | received(contract, servers, data)
 
 
@@ -374,6 +378,17 @@ def as_text(content: dict) -> str:
 def cases() -> dict[str, dict]:
     """All golden files by name."""
     return dict([*sections(), *codecs(), *messages()])
+
+
+def digest() -> str:
+    """The SHA-256 of all cases, of drift checks of a state for several threads, and of initial weights of networks."""
+    drawn = {"w": Key(1).normal(300_000) * torch.logspace(-30, 6, 300_000), "b": Key(2).normal(7)}
+    made = [project(drawn, Key(version).signs)[0].hex() for version in range(5)]
+    for name in ("mlp", "cnn2", "resnet20", "lstm-shakespeare", "transformer-sent140"):
+        with exact_init(Key(3)):
+            made.append(as_hex(dict(models.build(name).named_parameters())))
+    made += [as_text(content) for _, content in sorted(cases().items())]
+    return hashlib.sha256(str(made).encode()).hexdigest()
 
 
 def main() -> None:

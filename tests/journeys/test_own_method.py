@@ -1,40 +1,22 @@
-"""The page "Your method" from the first file to the last command, in an empty folder and a process of its own."""
+"""The page "Your method" from the first file to the last command, in an empty folder."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
+import shlex
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.own_code import forgotten
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/your-method.md").read_text()
 FILE = re.compile(r"^`([\w/.-]+)`:\n\n```\w+\n(.*?)^```\n", re.S | re.M)
 
-# One process runs all commands, as starting Python and torch six times would take most of the time of the test.
-RUN_ALL = """
-import json, shlex, sys
-import pytest
-from thinwire.cli.app import main
 
-for line in json.load(sys.stdin):
-    sys.argv = shlex.split(line.removeprefix("PYTHONPATH=. "))
-    print("command:", line, flush=True)
-    if sys.argv[0] == "pytest":
-        assert pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]) == 0, line
-    elif sys.argv[:2] == ["python", "-c"]:
-        exec(sys.argv[2])
-    else:
-        try:
-            main()
-        except SystemExit as stop:
-            assert not stop.code, line
-"""
-
-
-def test_a_method_and_a_codec_of_ones_own_from_the_page_to_the_comparison(tmp_path):
+def test_a_method_and_a_codec_of_ones_own_from_the_page_to_the_comparison(thinwire, tmp_path, monkeypatch, capsys):
     for name, content in FILE.findall(PAGE):
         (tmp_path / name).write_text(content)
     blocks = [inside for kind, inside in re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.S | re.M) if not kind]
@@ -43,14 +25,25 @@ def test_a_method_and_a_codec_of_ones_own_from_the_page_to_the_comparison(tmp_pa
     assert all(line.startswith("PYTHONPATH=. ") for line in lines)
     few = "--rounds 1 --clients 4 --cohort 2 --set local.epochs=1"
     smaller = [f"{line} {few}" if re.search(r"thinwire (run|compare) ", line) else line for line in lines]
-    environment = {**os.environ, "PYTHONPATH": f".{os.pathsep}{ROOT}", "THINWIRE_PROBE": "off", "COLUMNS": "150"}
-    command = [sys.executable, "-c", RUN_ALL]
-    done = subprocess.run(
-        command, input=json.dumps(smaller), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    by_command = dict(part.split("\n", 1) for part in done.stdout.split("command: ")[1:])
-    tested, resolved, listed, checked, compared, trained = (by_command[line] for line in smaller)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "150")
+    shown = []
+    with forgotten():
+        for line in smaller:
+            words = shlex.split(line.removeprefix("PYTHONPATH=. "))
+            if words[0] == "pytest":
+                code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words[1:]])
+                out = capsys.readouterr().out
+            elif words[:2] == ["python", "-c"]:
+                exec(words[2])
+                code, out = 0, capsys.readouterr().out
+            else:
+                code, out, _ = thinwire(*words[1:])
+            assert code == 0, line
+            shown.append(out)
+    for name in ("my_method", "test_my_method"):
+        sys.modules.pop(name, None)
+    tested, resolved, listed, checked, compared, trained = shown
     assert "1 passed" in tested
     assert "up=BFloat16()" in resolved
     assert re.search(r"bf16\s+Send each float32 as bfloat16", listed)

@@ -81,7 +81,7 @@ def test_sweep_tune_and_page(thinwire, tmp_path):
 
 
 def test_a_search_in_which_nothing_trains_says_so(thinwire, tmp_path):
-    code, out, err = thinwire("sweep", "fedavg", *SMALL, "--rounds", "2", "--over", "lr=1e-9,1e30", "--seeds", "1")
+    code, out, err = thinwire("sweep", "fedavg", *SMALL, "--rounds", "10", "--over", "lr=1e-9,1e30", "--seeds", "1")
     assert code == 1
     assert "1 of 1 at chance" in out
     assert err.endswith("thinwire: no setting trains on every seed; try smaller learning rates, or more rounds\n")

@@ -8,7 +8,7 @@ from torch.func import grad_and_value, vmap
 
 from tests.simulation.test_engine import job, play
 from thinwire.data.task import Task, pool_clients
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
 from thinwire.kernels import conv
 from thinwire.kernels.conv import by_products
 
@@ -30,9 +30,9 @@ def test_training_is_the_same_with_all_convolutions(precision):
     task = Task(net, *pool_clients(clients))
     ends = []
     for products, backend in (("grouped", "vmap"), ("grouped", "graph"), ("auto", "loop")):
-        engine = LocalEngine("cpu", backend, conv=products, precision=precision)
+        engine = Engine("cpu", backend, conv=products, precision=precision)
         simulation, states, _ = play(job(task=task, rounds=10), engine)
-        ends.append(simulation.federation.weights(states[-1].server.public))
+        ends.append(simulation.weights(states[-1].server.public))
     bound = 1e-4 if precision == "float32" else 1e-2
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < bound for name, block in ends[0].items())

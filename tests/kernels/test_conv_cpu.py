@@ -1,5 +1,7 @@
 """Tests of convolutions of one client on a CPU: values and derivatives equal those of torch."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,10 +10,12 @@ from torch.func import functional_call, grad, vmap
 
 from tests.simulation.test_engine import job
 from thinwire.data.task import Task, pool_clients
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.kernels import conv_cpu as columns
 from thinwire.kernels.conv_cpu import by_columns, convolve_alone
 from thinwire.kernels.low_rank import corrected
+from thinwire.training.precision import compute_with
 
 # images, channels, height, width, outputs, kernel, stride, padding; the last uses NNPACK and several pieces
 SHAPES = [
@@ -110,18 +114,20 @@ def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
     assert calls
 
 
-def test_training_equals_training_with_convolutions_of_torch():
+def test_training_equals_training_with_convolutions_of_torch(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr("thinwire.federation.backends.ONEDNN_PAYS", False)  # as on aarch64
+    monkeypatch.setattr("thinwire.federation.federation.compute_with", partial(compute_with, onednn=False))
     clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
     task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))
     ends = []
     for conv, backend in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
-        simulation = LocalEngine("cpu", backend, conv=conv).prepare(job(task=task, rounds=10))
-        state = simulation.start()._replace(onednn=False)
-        assert simulation.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
+        simulation = make_simulation(Engine("cpu", backend, conv=conv), job(task=task, rounds=10))
+        state = simulation.start()
+        assert simulation.clients.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
         for _ in range(10):
             state, _ = simulation.round(state)
-        ends.append(simulation.federation.weights(state.server.public))
+        ends.append(simulation.weights(state.server.public))
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < 1e-4 for name, block in ends[0].items())
 

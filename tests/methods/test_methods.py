@@ -37,26 +37,21 @@ def test_function_has_the_name_with_underscores_and_returns_a_method(name):
     make = METHODS[name].make
     assert getattr(tw.methods, name.replace("-", "_")) is make
     assert isinstance(make(), tw.Method)
-    for arguments in arguments_on_tasks(make).values():
+    for task, arguments in arguments_on_tasks(make).items():
         assert isinstance(make(**arguments), tw.Method)
+        assert task in presets("tasks")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_docstring_has_a_sentence_every_argument_a_paper_and_an_example(name):
-    entry = METHODS[name]
-    text = inspect.getdoc(entry.make)
-    assert entry.doc.endswith(".")
-    assert len(entry.doc) <= 120
-    assert re.search(r"^(Papers?:|Not from a paper:) ", text, re.M)
-    assert ">>> " in text
-    documented = re.findall(r"^    (\w+): ", text.partition("Args:")[2], re.M)
-    assert documented == list(inspect.signature(entry.make).parameters)
-    assert entry.paper
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tasks_of_on_exist(name):
-    assert set(arguments_on_tasks(METHODS[name].make)) <= set(presets("tasks"))
+def test_docstrings_have_a_sentence_every_argument_a_paper_and_an_example():
+    for name, entry in METHODS.items():
+        text = inspect.getdoc(entry.make)
+        assert entry.doc.endswith("."), name
+        assert len(entry.doc) <= 120, name
+        assert re.search(r"^(Papers?:|Not from a paper:) ", text, re.M), name
+        assert ">>> " in text, name
+        documented = re.findall(r"^    (\w+): ", text.partition("Args:")[2], re.M)
+        assert documented == list(inspect.signature(entry.make).parameters), name
+        assert entry.paper, name
 
 
 def test_replace_changes_slots_of_a_copy():

@@ -9,7 +9,7 @@ from torch import nn
 import thinwire as tw
 from tests.federation import digits
 
-PRESETS = ["mapo", "mapa", "fedpara", "lora", "ffa-lora"]
+PRESETS = ["mapo", "mapa", "fedpara", "lora"]
 
 
 class Series(nn.Module):
@@ -57,7 +57,8 @@ def test_presets_learn_digits_at_the_rate_of_fedavg(preset, lr):
     assert trained(preset, net, clients, (x[1200:], y[1200:]), lr, rounds=5) > (0.3 if preset == "mapa" else 0.5)
 
 
-@pytest.mark.parametrize("preset", ["fedpara", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["fedpara", "lora"])
 def test_presets_learn_series_at_the_rate_of_fedavg(preset):
     """With the old presets FedPara stayed at chance, and LoRA refused the head of five rows."""
     clients = [series(40 + 10 * i, i) for i in range(8)]

@@ -10,8 +10,9 @@ import thinwire as tw
 from tests.federation import same_public
 from thinwire.codecs import Peer
 from thinwire.data.task import pool_clients
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
@@ -82,7 +83,7 @@ def test_a_resumed_run_has_the_same_bits_and_forgetting_moments_others(tmp_path)
 
 def test_a_deployment_equals_the_simulation():
     job = Job(tw.Task(network(), *pool_clients(clients())), METHOD, 4, 2, LOCAL, seed=3)
-    engine = LocalEngine(backend="loop", chunk=1)
+    engine = Engine(backend="loop", chunk=1)
 
     def play(runner):
         state, messages = runner.start(), []
@@ -90,7 +91,7 @@ def test_a_deployment_equals_the_simulation():
             state, _ = runner.round(state, lambda *message: messages.append(message))
         return state, messages
 
-    theirs, their_messages = play(engine.prepare(job))
+    theirs, their_messages = play(make_simulation(engine, job))
     transport = InMemory(Client(engine, job))
     ours, messages = play(FlowerServer(engine, job, lambda *_: transport, RoundPolicy(quorum=1.0)))
     assert same_public(ours.server.public, theirs.server.public)

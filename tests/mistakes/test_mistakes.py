@@ -115,7 +115,7 @@ MISTAKES = {
     "float64 inputs": Mistake(
         lambda: simulate([(x.double(), y) for x, y in CLIENTS]),
         (),
-        "inputs are of type torch.float64: write inputs.float()",
+        "inputs of shape [7, 4] (torch.float64) of client 0",
     ),
     "integer targets of a regression": Mistake(
         lambda: simulate(None, nn.Linear(4, 1), loss="mse"), (), "give floats: targets.float()"
@@ -127,7 +127,9 @@ MISTAKES = {
         lambda: simulate(clients(lambda x, y: (x, y[:-1]))), (), "client 1 has [20] inputs but 19 targets"
     ),
     "clients of different shape": Mistake(
-        lambda: simulate(clients(lambda x, y: (x[:, :3], y))), (), "client 1 has inputs of shape [3], client 0 of"
+        lambda: simulate(clients(lambda x, y: (x[:, :3], y))),
+        (),
+        "client 1 has inputs of shape [3], targets of shape [], client 0 inputs of shape [4]",
     ),
     "a test set of another shape": Mistake(
         lambda: simulate(test=(torch.zeros(9, 5), torch.zeros(9, dtype=torch.int64))), (), "of the test set"

@@ -8,7 +8,6 @@ import torch
 import thinwire as tw
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError
-from thinwire.testing import check_optimizer
 
 PAIRS = [
     (tw.optimizers.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
@@ -35,21 +34,6 @@ def test_five_steps_equal_those_of_torch(mine, theirs):
         coords = {name: block + change[name] for name, block in coords.items()}
     for name, parameter in parameters.items():
         assert torch.allclose(coords[name], parameter.detach(), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "opt",
-    [
-        tw.optimizers.Adam(),
-        tw.optimizers.AdamW(),
-        tw.optimizers.Yogi(),
-        tw.optimizers.Adagrad(),
-        tw.optimizers.Adam(bias_correction=False),
-    ],
-    ids=repr,
-)
-def test_adaptive_optimizers_fulfill_their_contract(opt):
-    check_optimizer(opt)
 
 
 def test_the_second_moment_of_yogi_changes_by_a_share_of_the_square():

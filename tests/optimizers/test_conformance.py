@@ -66,9 +66,9 @@ _ALL = {"fc.weight/a": torch.zeros(2, 3), "fc.weight/b": torch.zeros(3, 2), "hea
 @pytest.mark.parametrize(
     ("correction", "message"),
     [
-        (ReportsByValue(), "the report: expected the blocks"),
-        (WrongBlocks(), "the corrected update: expected the blocks"),
-        (ExtraState(), "the client state after finish"),
+        (ReportsByValue(), "finish: expected the blocks"),
+        (WrongBlocks(), "server: expected the blocks"),
+        (ExtraState(), "finish: expected the blocks .* got .*extra"),
     ],
 )
 def test_faulty_corrections_fail(correction, message):

@@ -11,15 +11,15 @@ from thinwire.codecs import Threshold
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import L1L2, SGD, ForwardSGD
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group, training_inputs
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.spaces import MAPA, projection
-from thinwire.testing import check_optimizer
 from thinwire.training import Local
 from thinwire.training.backends import LoopTrainer, VmapTrainer
 
@@ -33,15 +33,9 @@ def federation(opt, task=None, steps: int = 4, **parts) -> Federation:
 def trained(one: Federation, trainer, clients=(0, 1)) -> Tree:
     """The coordinates of some clients after the first round."""
     states = tuple(one.states[i] for i in clients)
-    group = Group(one.first, plan_round(one.contract, one.server), clients, states)
+    group = Group(one.first, Round.open(one.contract, one.server).plan, clients, states)
     work = workload(one.task, clients, [Key(1).fold(i) for i in clients], one.local)
     return trainer.train(training_inputs(one.contract, one.model, group, work)).coords
-
-
-def test_satisfies_the_contract_of_an_optimizer():
-    check_optimizer(ForwardSGD(0.1))
-    check_optimizer(ForwardSGD(0.1, directions=3, clip_norm=1.0))
-    check_optimizer(ForwardSGD(0.1, order="random"))
 
 
 def test_slopes_are_those_of_the_gradient():
@@ -154,7 +148,7 @@ def test_a_penalty_and_bad_settings_are_refused():
 @pytest.mark.parametrize(("method", "p"), [pytest.param("decomfl", 50, marks=pytest.mark.slow), ("fedkseed", 100)])
 def test_presets_learn_digits(method, p):
     quick = {"method.space.p": p, "cohort.size": 2, "local.batch": 32, "rounds": 10, "eval.every": 10}
-    simulation = LocalEngine(backend="loop").prepare(build_job(resolve(method, "digits", quick)))
+    simulation = make_simulation(Engine(backend="loop"), build_job(resolve(method, "digits", quick)))
     state = simulation.start()
     for _ in range(10):
         state, last = simulation.round(state)

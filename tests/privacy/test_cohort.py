@@ -15,7 +15,7 @@ from thinwire.core.tree import Tree, flatten, scale, weighted_mean
 from thinwire.privacy.accountant import epsilon
 from thinwire.privacy.lattice import onto_lattice
 from thinwire.protocol.download import read_step
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 from thinwire.protocol.upload import decode_upload
 from thinwire.wire import message as wire
 
@@ -28,7 +28,7 @@ def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     federation = Federation(
         tw.Method(client_weight=tw.aggregators.Uniform(), privacy=PART, server_opt=tw.optimizers.SGD(1.0))
     )
-    contract, plan = federation.contract, plan_round(federation.contract, federation.server)
+    contract, plan = federation.contract, Round.open(federation.contract, federation.server).plan
     for client in (0, 1, 2, 3):
         federation.download(client)
     up = {client: federation.upload(client) for client in (0, 1, 2, 3)}

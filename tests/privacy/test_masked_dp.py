@@ -14,8 +14,9 @@ from thinwire.codecs import RandomK
 from thinwire.core.key import Key, SecretKey
 from thinwire.core.tree import flatten
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.privacy import NoPrivacy
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
@@ -117,7 +118,7 @@ def test_bounding_mechanisms_without_masked_support_are_refused():
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_the_engine_runs_masked_dp_in_any_chunks(chunk):
     job = Job(digits_task(), replace(METHOD, privacy=tw.privacy.DP(clip=1.0, sigma=0.3)), rounds=2, cohort=4)
-    simulation = LocalEngine(chunk=chunk, backend="loop").prepare(job)
+    simulation = make_simulation(Engine(chunk=chunk, backend="loop"), job)
     state = simulation.start()
     for _ in range(2):
         state, record = simulation.round(state)

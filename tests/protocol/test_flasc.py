@@ -11,8 +11,9 @@ from thinwire.core.selection import kept
 from thinwire.core.state import same_state
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
 from thinwire.errors import ConfigError
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.upload import decode_upload
 from thinwire.runs.config import from_table, resolve, to_table, update
 from thinwire.runs.presets import preset
@@ -31,7 +32,7 @@ def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
 
 
 def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
-    simulation = LocalEngine(backend=backend).prepare(Job(digits_task(), method, rounds, 3, Local(1, batch=8)))
+    simulation = make_simulation(Engine(backend=backend), Job(digits_task(), method, rounds, 3, Local(1, batch=8)))
     state = simulation.start()
     for _ in range(rounds):
         state, record = simulation.round(state)
@@ -98,14 +99,14 @@ def test_the_model_of_clients_or_of_the_server_is_evaluated():
     sent, state, record = after(flasc(0.1))
     public = state.server.public
     whole = sent.job.method.space.expand(public.base, {}, public.coords)
-    shown = sent.federation.weights(public)
+    shown = sent.weights(public)
     assert not same(shown, whole)
-    with sent.federation.compute():
-        found = evaluate(sent.federation.model, shown, public.buffers, sent.federation.test)
+    with sent.compute():
+        found = evaluate(sent.model, shown, public.buffers, sent.test)
     assert record.test_loss == found.loss
     server, state, record = after(flasc(0.1, evaluate="server"))
     assert same(state.server.public.coords, public.coords)  # evaluation changes nothing
-    assert same(server.federation.weights(state.server.public), whole)
+    assert same(server.weights(state.server.public), whole)
     with pytest.raises(ConfigError, match="evaluate must be one of server, client, average, not 'me'"):
         flasc(evaluate="me")
 
@@ -140,11 +141,11 @@ def test_the_server_is_never_masked():
 def test_values_that_are_not_sent_stay_at_their_start():
     """`from_start`, the preset on any model: clients begin with the initial weights, however sparse the download is."""
     fresh, paper = (
-        LocalEngine().prepare(Job(digits_task(), method, 3, 3))
+        make_simulation(Engine(), Job(digits_task(), method, 3, 3))
         for method in (replace(flasc(0.05), space=tw.methods.flasc().space), flasc(0.05))
     )
-    base = dict(fresh.federation.first.base)
-    assert same(fresh.federation.weights(fresh.federation.first), base)
-    assert not same(paper.federation.weights(paper.federation.first), base)
+    base = dict(fresh.first.base)
+    assert same(fresh.weights(fresh.first), base)
+    assert not same(paper.weights(paper.first), base)
     assert resolve("flasc", "digits").method.space.from_start
     assert not resolve("flasc", "text-classification").method.space.from_start

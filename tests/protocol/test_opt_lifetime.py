@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from tests.federation import SIZES, Federation, digits, perceptron, workload
 from thinwire.errors import ConfigError
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.build import build_job
@@ -82,7 +83,7 @@ def test_backends_agree(backend):
     def trained(name: str):
         quick = {"rounds": 3, "local.steps": 2, "cohort.size": 5, "method.client_opt.momentum": 0.5}
         experiment = resolve("fedavg", overrides={**quick, "method.opt_lifetime": "run"})
-        simulation = LocalEngine(backend=name).prepare(build_job(experiment))
+        simulation = make_simulation(Engine(backend=name), build_job(experiment))
         state = simulation.start()
         for _ in range(3):
             state, _ = simulation.round(state)

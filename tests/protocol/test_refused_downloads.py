@@ -36,7 +36,7 @@ def test_messages_of_another_method_model_initialization_or_seed_are_refused(ope
         with pytest.raises(WireError, match="another method or model"):
             closed(other.contract, other.server, plan, {0: data}, 6)
         with pytest.raises(WireError, match="another method or model"):
-            receive(other.contract, other.first, federation.opened.downloads({0: 0})[0])
+            receive(other.contract, other.first, federation.opened.downloads.messages({0: 0})[0])
 
 
 def test_downloads_that_do_not_continue_the_version_are_refused(opened):
@@ -48,15 +48,15 @@ def test_downloads_that_do_not_continue_the_version_are_refused(opened):
         receive(contract, federation.first, data)
     with pytest.raises(WireError, match="kind 'lost' came from the server"):
         receive(contract, federation.first, request_full_state(contract, 0, 0))
-    steps = Round.open(contract, server).downloads({0: server.public.version - 1})[0]
-    state = Round.open(contract, server).full_state(request_full_state(contract, 2, 0), 0)
+    steps = Round.open(contract, server).downloads.messages({0: server.public.version - 1})[0]
+    state = Round.open(contract, server).downloads.full_state(request_full_state(contract, 2, 0), 0)
     assert wire.unpack(state, contract.schema).kind == wire.STATE
     for message, start in ((steps, 4), (state, 2)):
         with pytest.raises(WireError, match=f"from version {start} do not continue our version 0"):
             receive(contract, federation.first, message)
         with pytest.raises(WireError, match="do not continue our version 5"):
             receive(contract, server.public, message)
-    whole = Round.open(contract, server).full_state(request_full_state(contract, 0, 0), 0)
+    whole = Round.open(contract, server).downloads.full_state(request_full_state(contract, 0, 0), 0)
     assert same_public(receive(contract, federation.first, whole).public, server.public)
     for fields in ({"BASE": b""}, {"WEIGHT": pack_weight(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
         with pytest.raises(WireError, match=r"fields .* expected"):
@@ -68,7 +68,7 @@ def test_steps_that_do_not_end_at_their_version_are_refused():
     contract = federation.contract
     for _ in range(8):
         federation.round((0,))
-    data = Round.open(contract, federation.server).downloads({1: 1})[1]
+    data = Round.open(contract, federation.server).downloads.messages({1: 1})[1]
     message = wire.unpack(data, contract.schema)
     fields = [set(body.fields) for body in bodies_of(federation, data)]
     assert fields == [
@@ -99,7 +99,7 @@ def test_entries_with_other_fields_are_refused():
     federation = Federation(Method())
     federation.round((0,))
     contract = federation.contract
-    steps = Round.open(contract, federation.server).downloads({1: 0})[1]
+    steps = Round.open(contract, federation.server).downloads.messages({1: 0})[1]
     for fields in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": pack_weight(1.0)}):
         with pytest.raises(WireError, match=r"fields .* expected"):
             receive(contract, federation.first, forged(federation, steps, **fields))
@@ -109,7 +109,7 @@ def test_private_blocks_cannot_be_requested_or_overwritten():
     federation = Federation(Method(schedule=AllBlocks(private=("2.*",))))
     federation.round((0,))
     contract = federation.contract
-    data = Round.open(contract, federation.server).downloads({1: 0})[1]
+    data = Round.open(contract, federation.server).downloads.messages({1: 0})[1]
     message = wire.unpack(data, contract.schema)
     honest = [wire.unpack_body(body, contract.schema) for body in message.bodies]
     everything = contract.coords.zeros()
@@ -132,7 +132,7 @@ def test_downloads_with_non_finite_results_are_refused(value):
     known = federation.first
     if value == 3e38:  # finite by itself, not when it is added
         known = known._replace(coords={name: block + 3e38 for name, block in known.coords.items()})
-    data = Round.open(contract, federation.server).downloads({1: 0})[1]
+    data = Round.open(contract, federation.server).downloads.messages({1: 0})[1]
     payload = bodies_of(federation, data)[0].fields[wire.COORDS]
     bad = forged(federation, data, kind=wire.STEPS, COORDS=bytes(payload[:-4]) + value_bytes(value))
     with pytest.raises(WireError, match="version 1 that are not finite"):

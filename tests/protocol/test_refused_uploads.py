@@ -71,6 +71,6 @@ def test_a_round_without_uploads_is_refused(opened):
 def test_a_full_state_is_sent_on_request_only(opened):
     federation, _, data = opened
     with pytest.raises(WireError, match="kind 'up' requests no state"):
-        federation.opened.full_state(data, 0)
+        federation.opened.downloads.full_state(data, 0)
     with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
-        federation.opened.full_state(request_full_state(federation.contract, 9, 0), 0)
+        federation.opened.downloads.full_state(request_full_state(federation.contract, 9, 0), 0)

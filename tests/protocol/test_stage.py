@@ -11,12 +11,12 @@ from thinwire.core.key import Key
 from thinwire.core.state import ALL_BLOCKS
 from thinwire.core.tree import flatten, same, sub
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
-from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.runs.config import from_table, resolve, to_table, update
+from thinwire.federation.simulation import make_simulation
+from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from thinwire.runs.config import update
 from thinwire.runs.presets import preset
-from thinwire.runs.toml import dumps, loads
 from thinwire.training import Local
 
 STAGED = ("flora", "slora")
@@ -107,19 +107,18 @@ def test_noise_and_moments_are_zero_outside_a_fixed_mask():
         assert not bool(flatten(federation.server.opt[slot])[fixed].any())
 
 
-@pytest.mark.parametrize("name", STAGED)
-@pytest.mark.parametrize("backend", ["vmap", "loop", "graph"])
+@pytest.mark.parametrize(("name", "backend"), [("flora", "vmap"), ("slora", "loop"), ("slora", "graph")])
 def test_a_run_resumes_from_a_checkpoint_of_either_stage(name, backend, tmp_path):
     job = Job(digits_task(), named(name), 4, 3, Local(1, batch=8))
-    simulation = LocalEngine(backend=backend).prepare(job)
+    simulation = make_simulation(Engine(backend=backend), job)
     state = simulation.start()
     for done in range(4):
-        save_checkpoint(tmp_path / str(done), state, "test")
+        save_checkpoint(tmp_path / str(done), Checkpoint(state), "test")
         state, record = simulation.round(state)
     assert record.loss < 2.5
     for done in range(1, 4):
-        again = LocalEngine(backend=backend).prepare(job)
-        other = load_checkpoint(tmp_path / str(done), "test")
+        again = make_simulation(Engine(backend=backend), job)
+        other = load_checkpoint(tmp_path / str(done), "test").state
         for _ in range(done, 4):
             other, last = again.round(other)
         assert same_public(state.server.public, other.server.public)
@@ -135,16 +134,6 @@ def test_states_are_reset_with_the_second_stage():
     assert not any(flatten(tree).any() for tree in opt.values())
     federation.round((0, 3))
     assert set(federation.states[0].codec) == set(later.method.up.init(later.code))
-
-
-@pytest.mark.parametrize("name", STAGED)
-def test_presets_are_the_same_after_writing_and_reading(name):
-    for task in ("digits", "text-classification"):
-        experiment = resolve(name, task)
-        assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
-        assert experiment.method.next_stage.at < experiment.rounds
-    changed = resolve(name, "digits", {"method.next_stage.space.rank": 2})
-    assert changed.method.later.space.rank == 2
 
 
 @pytest.mark.parametrize(
@@ -168,7 +157,7 @@ def test_methods_that_cannot_have_stages_are_refused(changes, message):
 
 
 def test_invalid_settings_are_refused():
-    with pytest.raises(ConfigError, match="1 or more rounds"):
+    with pytest.raises(ConfigError, match=r"next_stage\.at must be 1 or more"):
         tw.Stage(0)
     with pytest.raises(ConfigError, match="begins after 15 rounds, but the run has 10"):
         Job(digits_task(), named("slora", 15), 10, 3)

@@ -56,7 +56,7 @@ def kinds(one: Federation, data: bytes) -> list[int]:
 def test_everyone_has_the_same_bits(name):
     one = federation(DOWN[name])
     states = history(one)
-    messages = one.opened.downloads({v: v for v in range(ROUNDS + 1)})
+    messages = one.opened.downloads.messages({v: v for v in range(ROUNDS + 1)})
     for version, message in messages.items():
         assert same_public(receive(one.contract, states[version], message).public, one.server.public)
     assert kinds(one, messages[1]) == [wire.SUM]
@@ -70,7 +70,7 @@ def test_everyone_has_the_same_bits(name):
 def test_sums_in_other_spaces_that_keep_their_basis(parts):
     one = federation(Lattice(0.5), **parts)
     states = history(one)
-    for version, message in one.opened.downloads({v: v for v in range(ROUNDS)}).items():
+    for version, message in one.opened.downloads.messages({v: v for v in range(ROUNDS)}).items():
         assert same_public(receive(one.contract, states[version], message).public, one.server.public)
     assert one.server.ledger.adds_since == 0
 
@@ -78,7 +78,7 @@ def test_sums_in_other_spaces_that_keep_their_basis(parts):
 def test_a_sum_has_the_blocks_that_were_synchronized():
     one = federation(Lattice(0.5), schedule=FedLAMA(phi=2))
     states = history(one)
-    for version, message in one.opened.downloads({v: v for v in range(ROUNDS)}).items():
+    for version, message in one.opened.downloads.messages({v: v for v in range(ROUNDS)}).items():
         received = receive(one.contract, states[version], message)
         assert same_public(received.public, one.server.public)
         assert received.synced == one.server.ledger.synced_since(version)
@@ -87,7 +87,7 @@ def test_a_sum_has_the_blocks_that_were_synchronized():
 def test_private_blocks_are_not_in_a_sum():
     one = federation(Lattice(0.5), schedule=AllBlocks(private=("2.*",)))
     history(one)
-    message = one.opened.downloads({1: 1})[1]
+    message = one.opened.downloads.messages({1: 1})[1]
     (body,) = bodies_of(one, message)[:-1]
     assert set(body.fields) == {wire.SUM}
     assert body.plan == {"0.weight", "0.bias"}
@@ -104,7 +104,7 @@ def test_steps_that_are_rounded_are_replayed_one_by_one():
         one = federation(down, lr)
         states = history(one, cohort=(0, 1))
         assert one.server.ledger.adds_since == ROUNDS
-        for version, message in one.opened.downloads({v: v for v in range(ROUNDS)}).items():
+        for version, message in one.opened.downloads.messages({v: v for v in range(ROUNDS)}).items():
             assert wire.SUM not in kinds(one, message)
             assert same_public(receive(one.contract, states[version], message).public, one.server.public)
 
@@ -119,7 +119,9 @@ def test_a_sum_starts_after_the_last_step_that_was_rounded():
 def test_sums_are_refused_where_no_server_sends_them():
     one, other = federation(Lattice(0.5)), federation(Lattice(0.5), merge_codec=Raw())
     history(one)
-    body, request = (bytes(part) for part in wire.unpack(one.opened.downloads({1: 1})[1], one.contract.schema).bodies)
+    body, request = (
+        bytes(part) for part in wire.unpack(one.opened.downloads.messages({1: 1})[1], one.contract.schema).bodies
+    )
     forged = wire.pack(wire.STEPS, ROUNDS, [body, request], other.contract.schema, ROUNDS - 1)
     with pytest.raises(WireError, match="a sum of entries, which is not sent with this method"):
         receive(other.contract, other.first._replace(version=1), forged)

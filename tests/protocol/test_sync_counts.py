@@ -5,8 +5,9 @@ from collections import Counter
 from tests.federation import digits_task
 from tests.parts import Pool, Turns
 from thinwire.codecs import Raw, TopK
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import Identity
@@ -16,7 +17,7 @@ from thinwire.wire import message as wire
 
 def run(method: Method, rounds: int = 6):
     """The counts of a run, and the same from its messages: rounds by block, bytes by block."""
-    simulation = LocalEngine().prepare(Job(digits_task(), method, rounds, cohort=3, local=Local(batch=8, steps=2)))
+    simulation = make_simulation(Engine(), Job(digits_task(), method, rounds, cohort=3, local=Local(batch=8, steps=2)))
     contract, messages = simulation.contract, []
     state = simulation.start()
     for _ in range(rounds):

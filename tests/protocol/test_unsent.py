@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.federation import SIZES, Federation, digits, perceptron
+from tests.federation import SIZES, Federation, digits, keeps_nothing, perceptron
 from tests.parts import Turns
 from tests.protocol.messages import D, assert_close, bodies_of
 from thinwire.core.tree import add, same
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.client import drop_stale
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 from thinwire.protocol.state import ClientState
 from thinwire.schedules import AllBlocks
 from thinwire.training import Local
@@ -38,7 +38,7 @@ def test_private_blocks_are_trained_and_never_sent(download, correction):
         if before:
             assert not same(before, federation.states[cohort[0]].unsent), "training continues from the private blocks"
         for client in (0, 5):
-            for body in bodies_of(federation, federation.opened.downloads({client: 0})[client]):
+            for body in bodies_of(federation, federation.opened.downloads.messages({client: 0})[client]):
                 assert not (body.plan or set(federation.contract.coords.names)) & set(private)
                 lengths |= {len(body.fields[field]) for field in (wire.COORDS, wire.SHARED) if field in body.fields}
     assert lengths == {4 * public_size}
@@ -82,7 +82,7 @@ def test_training_starts_from_private_blocks():
 def test_a_change_that_was_not_sent_is_sent_when_its_block_is_synchronized():
     federation = Federation(Method(schedule=Turns(2), client_opt=SGD(0.2)), local=Local(batch=0, steps=1))
     federation.round((0,))
-    first, second = (plan_round(federation.contract, federation.server).names for _ in range(2))
+    first, second = (Round.open(federation.contract, federation.server).plan.names for _ in range(2))
     assert first == second
     assert set(federation.states[0].unsent) == first, "blocks that round one did not send are sent in round two"
     drift = federation.states[0].unsent
@@ -114,14 +114,14 @@ def test_drop_stale_drops_synchronized_blocks_only():
 def test_methods_without_client_state_leave_it_empty():
     federation = Federation(Method())
     federation.round((0, 1))
-    assert federation.states[0].is_empty
+    assert keeps_nothing(federation.states[0])
     assert federation.states[0].version == 0
 
 
 def test_server_states_of_blocks_outside_the_plan_do_not_change():
     federation = Federation(Method(schedule=Turns(2), server_opt=SGD(1.0, momentum=0.9), correction=FedDyn()))
     for _ in range(4):
-        plan = plan_round(federation.contract, federation.server)
+        plan = Round.open(federation.contract, federation.server).plan
         before = federation.server
         federation.round((0, 1))
         for name in federation.contract.coords.names:

@@ -12,9 +12,9 @@ import thinwire as tw
 from thinwire.metrics.objective import Objective
 from thinwire.reports.chapters import sweeps
 from thinwire.reports.figures import DARK, LIGHT, Curve, scale_limits
-from thinwire.reports.seed_groups import Saving, baseline_of, choose_targets, group
+from thinwire.reports.rows import baseline_of, group
+from thinwire.reports.targets import Saving, choose_targets, cost_to_reach
 from thinwire.runs.records import read_run
-from thinwire.search.table import table_of
 
 R2, LOSS, PERPLEXITY = Objective("r2"), Objective("loss", False), Objective("perplexity", False)
 
@@ -47,8 +47,8 @@ def change_summary(path, **entries):
 
 
 def page_of(tmp_path, **options):
-    groups = tw.report([tmp_path / "runs"], tmp_path / "page.html", tmp_path / "page.md", **options)
-    return groups, (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+    table = tw.report([tmp_path / "runs"], tmp_path / "page.html", tmp_path / "page.md", **options)
+    return table, (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_pages_have_the_words_and_numbers_of_the_objective(ranked_run, tmp_path,
     for seed in (0, 1):
         ranked_run("fedavg", objective, first, last + seed * 0.01, seed=seed, up=4000)
         ranked_run("thin", objective, first, last + seed * 0.01, seed=seed, up=1000)
-    groups, html, text = page_of(tmp_path)
+    table, html, text = page_of(tmp_path)
     assert f"Fewest bytes to reach {unit} " in html
     assert re.search(
         r"thin, [\d.]+ kB in total, 4 times fewer than fedavg \([\d.]+ kB; 95 % interval over 2 shared", html
@@ -75,7 +75,6 @@ def test_pages_have_the_words_and_numbers_of_the_objective(ranked_run, tmp_path,
     assert f"{unit[:1].upper()}{unit[1:]} against bytes" in html
     for word in ("accuracy", "final %", "Accuracy"):
         assert word not in re.sub(r"FedPara.*|<style>.*?</style>", "", html, flags=re.S)
-    table = table_of(groups, "own")
     shown = repr(table)
     assert f"final {unit}" in shown
     assert "%" not in shown
@@ -87,8 +86,8 @@ def test_targets_of_a_loss_are_reached_from_above(ranked_run, tmp_path):
     (only,) = group([read_run(path)])
     targets = choose_targets([only], only)
     assert targets == sorted(targets, reverse=True)
-    cost = only.cost_to_reach(2.5, compute=0.0)
-    values = only.values(only.runs[0])
+    cost = cost_to_reach(only, 2.5, compute=0.0)
+    values = only.evaluations(only.runs[0])
     assert cost.rounds == next(i for i, value in enumerate(values, 1) if value <= 2.5)
     assert only.best.mean == min(values)
     _, html, _ = page_of(tmp_path, targets=[2.5])
@@ -102,8 +101,8 @@ def test_runs_with_different_objectives_are_not_on_one_axis(ranked_run, write_ru
     write_run("mapo")
     ranked_run("unfinished", R2, -1.0, 0.3)
     (tmp_path / "runs/unfinished-s0/summary.json").unlink()
-    groups, html, text = page_of(tmp_path)
-    assert [one.objective.name for one in groups] == ["r2", "accuracy", "r2"]
+    table, html, text = page_of(tmp_path)
+    assert [one.objective.name for one in table.rows] == ["r2", "accuracy", "r2"]
     note = "the runs of letters have different objectives, so they are not on one axis"
     assert text.count(f"{note}: r2 (fedavg, unfinished); test accuracy (mapo).") == 2
     ids = re.findall(r' id="([^"]+)"', html)
@@ -120,10 +119,10 @@ def test_savings_are_against_the_best_fedavg_and_say_if_it_was_not_tuned(write_r
     folders = [tmp_path / name for name in ("runs0.1", "runs0.3", "runs9.0", "runs2")]
     tw.report(folders, md=tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert baseline_of(tw.report(folders)).label == "fedavg (lr 0.3)"
+    assert baseline_of(tw.report(folders).rows).label == "fedavg (lr 0.3)"
     assert "10 times fewer than fedavg (lr 0.3)" in text
     assert "one setting only" not in text
-    assert {row.compared_with for row in table_of(tw.report(folders)).rows} == {"fedavg (lr 0.3)"}
+    assert {row["compared_with"] for row in tw.report(folders).plain()} == {"fedavg (lr 0.3)"}
     tw.report(folders[1::2], md=tmp_path / "page.md")
     untuned = "fedavg ran with one setting only and without a search, so a tuned fedavg may need fewer bytes."
     assert untuned in (tmp_path / "page.md").read_text()
@@ -169,8 +168,8 @@ def test_a_sweep_has_a_chart_of_each_setting(ranked_run, tmp_path):
                 if rate == 1.0 and k == 128:
                     change_summary(path, status="diverged", status_round=21, status_why="x", chance_accuracy=None)
     folders = sorted(tmp_path.glob("runs-*"))
-    groups = tw.report(folders, tmp_path / "page.html", tmp_path / "page.md")
-    (sweep,) = sweeps(groups)
+    table = tw.report(folders, tmp_path / "page.html", tmp_path / "page.md")
+    (sweep,) = sweeps(table.rows)
     assert (sweep.x, sweep.line) == ("lr", "k")
     html, text = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
     assert "mapo: best r2 against lr, letters" in html
@@ -178,13 +177,6 @@ def test_a_sweep_has_a_chart_of_each_setting(ranked_run, tmp_path):
     assert "Not drawn, because all runs failed: mapo (lr 1.0, k 128)." in html
     assert "| lr | k | final r2 | best r2 | total | seeds | diverged or collapsed |" in text
     assert "lr (log scale)" in html
-
-
-def test_runs_record_their_processor_time(real_runs):
-    for path in real_runs.iterdir():
-        facts = json.loads((path / "environment.json").read_text())
-        assert facts["wall_seconds"] >= 0
-        assert facts["processor_seconds"] >= 0
 
 
 def contrast(one, other):

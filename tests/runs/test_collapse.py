@@ -10,18 +10,16 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.errors import Diverged
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import (
     Chance,
-    Course,
     chance_among,
     chance_of,
     judge,
-    known_chance,
     known_verdict,
     news,
-    summary_of,
 )
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import default_folder, execute
@@ -78,10 +76,9 @@ def test_a_personal_method_is_judged_by_client_accuracy():
 
 
 def test_a_change_of_status_is_reported_once():
-    course, changes = Course(TEN), {}
-    for record in curve(0.4, 0.1, 0.1, 0.4, 0.1):
-        before, course = course, course.after(record)
-        changes[record["round"]] = news(before, course)
+    records = curve(0.4, 0.1, 0.1, 0.4, 0.1)
+    verdicts = [judge(records[:number], TEN) for number in range(6)]
+    changes = {number: news(*verdicts[number - 1 : number + 1]) for number in range(1, 6)}
     assert changes[1] is changes[3] is None
     assert changes[2].startswith("collapsed: accuracy 10.00 % is back at chance (10.00 % for a constant prediction)")
     assert changes[4] == "above chance again"
@@ -94,11 +91,11 @@ def test_chance_accuracy_comes_from_the_test_set():
     assert chance_among(torch.tensor([3, 3])) is None
     job = build_job(resolve("fedavg", "digits", FAST))
     counts = torch.bincount(job.task.test.targets)
-    found = chance_of(LocalEngine().prepare(job))
+    found = chance_of(make_simulation(Engine(), job))
     assert (found.share, found.examples, found.classes) == (int(counts.max()) / int(counts.sum()), 359, 10)
-    assert chance_of(LocalEngine().prepare(build_job(resolve("local", "digits", FAST)))) is None
+    assert chance_of(make_simulation(Engine(), build_job(resolve("local", "digits", FAST)))) is None
     own = chance_of(
-        LocalEngine().prepare(build_job(resolve("local", "digits", {**FAST, "task.validation_fraction": 0.2})))
+        make_simulation(Engine(), build_job(resolve("local", "digits", {**FAST, "task.validation_fraction": 0.2})))
     )
     assert own.metric == "client_accuracy"
     assert found.share < own.share < 0.8
@@ -193,29 +190,10 @@ def test_simulate_warns_about_a_run_at_chance():
     assert (fine.status, fine.status_reason) == ("finished", "")
 
 
-def test_a_regression_is_judged_by_r2_and_by_its_training_loss():
-    mean = Chance(0.0, 200, 0, "r2")
-    assert known_chance(mean._asdict()) == mean
-    assert known_chance({**mean._asdict(), "examples": 0}) is None
-
-    def rounds(*values, loss=1.0):
-        return [{"round": i, "loss": loss, "metrics": {"r2": r2}} for i, r2 in enumerate(values, 1)]
-
-    assert judge(rounds(*[-0.2] * 9), mean).status == "finished"  # too short
-    assert judge(rounds(*[-0.2] * 10), mean) == (
-        "at chance", 10, "r2 -0.2 in round 10 is not above 0, that of predicting the mean"
-    )  # fmt: skip
-    assert judge(rounds(0.5, -3.0), mean)[:2] == ("collapsed", 2)
-    assert judge(rounds(*[0.05] * 12), mean).status == "finished"
-    assert judge(rounds(float("nan"), float("-inf"), 0.4), mean).status == "finished"
-    risen = [*rounds(0.5), *({**line, "round": i} for i, line in enumerate(rounds(*[0.5] * 6, loss=20.0), 2))]
-    assert judge(risen, mean)[:2] == ("collapsed", 2)
-    assert "chance_accuracy" not in summary_of(judge(risen, mean), mean)
-
-
 def test_invalid_values_in_files_are_ignored(tmp_path, write_run):
     assert known_verdict({"status": "unknown"}) is None
-    assert known_verdict({"status": "collapsed", "status_round": "x", "status_why": 3}) == ("collapsed", None, "")
+    assert known_verdict({"status": "collapsed", "status_round": "x", "status_why": 3}) is None
+    assert known_verdict({"status": "collapsed", "status_round": 3, "status_why": "low"})[:3] == ("collapsed", 3, "low")
     path = write_run("odd", best=0.1, rounds=12)
     (path / "environment.json").write_text(json.dumps({"chance": {"share": 2.0, "examples": 5, "classes": 2}}))
     assert read_run(path).verdict.status == "finished"
@@ -235,11 +213,8 @@ def test_dead_adapters_are_in_the_summary(density, dead, tmp_path):
 
 def test_the_share_of_b_that_is_left_is_in_the_summary(tmp_path):
     small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop", "method.server_opt.lr": 1e-4}
-    runs = {
-        by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
-        for by in ("tree", "block")
-    }
-    assert runs["block"]["nonzero_b"] == pytest.approx(0.25, abs=0.01)
-    assert "dead_adapters" not in runs["block"]
+    total = execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": "block"}), tmp_path / "run")
+    assert total["nonzero_b"] == pytest.approx(0.25, abs=0.01)
+    assert "dead_adapters" not in total
     plain = execute(resolve("lora", "digits", {**small, "method.server_opt.lr": 1.0}), tmp_path / "lora")
     assert "nonzero_b" not in plain

@@ -11,17 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from thinwire.federation.federation import Federation
 from thinwire.federation.simulated import SimulatedClients
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.records import rounds_in
 from thinwire.runs.run_directory import RunFolder
-from thinwire.training import autotune
 
 QUICK = {"rounds": 4, "checkpoint.every": 2, "local.epochs": 1}
 
@@ -36,78 +33,32 @@ def metrics(folder: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-# -- the backend -----------------------------------------------------------------------------------------------------
+# -- kills between rounds --------------------------------------------------------------------------------------------
 
 
-def other_cache(kept: Path, folder: Path) -> str:
-    """Write a cache in which another backend was the fastest; returns its name."""
-    folder.mkdir()
-    (file,) = kept.glob("backend-*.npz")
-    with np.load(file, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    other = "vmap" if str(found["backend"]) != "vmap" else "loop"
-    np.savez(folder / file.name, **(found | {"backend": np.array(other)}))
-    return other
-
-
-def test_a_run_killed_before_its_first_checkpoint_keeps_its_backend(tmp_path, monkeypatch):
-    monkeypatch.setenv("THINWIRE_PROBE", "on")
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(autotune, "_known", {})
-    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits backends differ
+def test_a_run_killed_before_its_first_checkpoint_begins_again_with_the_same_bits(tmp_path):
+    wanted = quick(**{"checkpoint.every": 100})
     execute(wanted, tmp_path / "whole")
-    seen = []
 
     def kill(record):
-        seen.append(json.loads((tmp_path / "cut/training.json").read_text()))
         if record.round == 2:
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
         execute(wanted, tmp_path / "cut", on_round=kill)
     assert rounds_in(tmp_path / "cut/checkpoints") == []
-    other = other_cache(tmp_path / "cache", tmp_path / "other")
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "other"))
-    autotune._known.clear()  # as another process
     execute(wanted, tmp_path / "cut", resume=True)
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert (
-        json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["backend"] != other
-    )
-    execute(wanted, tmp_path / "another")
-    assert json.loads((tmp_path / "another/training.json").read_text())["backend"] == other, (
-        "the cache decides for a new run"
-    )
-
-
-def test_the_backend_is_written_before_the_first_round(tmp_path, monkeypatch):
-    def no_round(*_):
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(Federation, "round", no_round)
-    with pytest.raises(RuntimeError, match="killed"):
-        execute(quick(), tmp_path / "run")
-    kept = json.loads((tmp_path / "run/training.json").read_text())
-    assert (kept["backend"], kept["backend_reason"], kept["chunk"], kept["onednn"]) == (
-        "vmap",
-        "THINWIRE_PROBE is off",
-        0,
-        None,
-    )
-    monkeypatch.undo()
-    monkeypatch.setenv("THINWIRE_PROBE", "on")
-    execute(quick(), tmp_path / "run", resume=True)
-    assert json.loads((tmp_path / "run/environment.json").read_text())["because"] == "THINWIRE_PROBE is off"
 
 
 def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
     train = SimulatedClients.train
 
-    def little_memory(self, task, work):
+    def little_memory(self, task, *more):
         if len(task.group.clients) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(self, task, work)
+        return train(self, task, *more)
 
     def stop(record):
         if record.round == 2:
@@ -133,13 +84,12 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "thinwire", *words, "-q"]
 
 
-def start(*words: str, **env: str) -> subprocess.Popen:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command(*words), env={**os.environ, **env}, **quiet)
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def finish(*words: str, **env: str) -> None:
-    done = subprocess.run(command(*words), env={**os.environ, **env}, capture_output=True, text=True)
+def finish(*words: str) -> None:
+    done = subprocess.run(command(*words), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -201,17 +151,14 @@ def inode(file: Path) -> int:
 
 
 def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
-    """Kill a run, each time with an empty cache: at its start, while backends are timed, or after a few rounds."""
+    """Kill a run several times: at its start, or after a few rounds."""
     rng = random.Random(seed)
     whole, cut, moments = tmp_path / "whole", tmp_path / "cut", list[str]()
-    decided = None  # the cache of the process that chose the backend
-    for attempt in range(kills):
-        cache = tmp_path / f"cache-{attempt}"
-        env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
+    for _ in range(kills):
         begun = (cut / "config.toml").is_file()
         words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
         old = inode(cut / "metrics.jsonl")  # a resumed run writes this file again from the first round
-        process = start(*words, **env)
+        process = start(*words)
         goal = rng.choice([0, 1, 2, 3])
         seconds, began = rng.uniform(2, 8), time.monotonic()
 
@@ -225,13 +172,9 @@ def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> l
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert rounds_in(cut / "checkpoints") == []
-        if decided is None and (cut / "training.json").is_file():
-            decided = cache
-        moments.append(f"after {rounds_done(cut)} rounds" if decided else "before the choice")
-    env = {"THINWIRE_CACHE": str(tmp_path / "cache-last"), "THINWIRE_PROBE": "on"}
-    finish("resume", str(cut), **env)
-    env["THINWIRE_CACHE"] = str(decided or tmp_path / "cache-last")
-    finish("run", "fedavgm", *LATE, "--out", str(whole), **env)
+        moments.append(f"after {rounds_done(cut)} rounds")
+    finish("resume", str(cut))
+    finish("run", "fedavgm", *LATE, "--out", str(whole))
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert metrics(cut) == metrics(whole)
     return moments

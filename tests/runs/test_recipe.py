@@ -11,7 +11,7 @@ import thinwire as tw
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.optimizers import SGD, Adam, ConstantLR, CosineLR
 from thinwire.protocol.method import Method
-from thinwire.runs.config import digest, resolve, to_table, update
+from thinwire.runs.config import digest, resolve, to_table
 from thinwire.runs.presets import preset, presets
 from thinwire.runs.toml import dumps
 
@@ -83,8 +83,8 @@ def test_command_line_wins():
 
 
 def test_optimizer_without_the_option_is_left_alone():
-    recipe = {"client_opt": {"amsgrad": True}}
-    assert update(Method(), {"client_opt": {"kind": "adam", "lr": 0.2}}, recipe=recipe).client_opt == Adam(0.2)
+    found = resolve("fedavg", "digits", {"method.client_opt": {"kind": "beta-posterior"}})
+    assert found.method.client_opt == tw.optimizers.BetaPosterior()
 
 
 # -- the paper's recipe ----------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from torch import nn
 import thinwire as tw
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError
+from thinwire.federation.federation import Federation
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
-from thinwire.runs.loop import Checkpoints, Stop, rounds
+from thinwire.runs.records import rounds_in
 from thinwire.runs.run_directory import RunFolder
 
 
@@ -119,51 +121,33 @@ def small(**overrides):
 def test_the_loop_and_a_run_directory_have_the_same_records(tmp_path):
     experiment = small()
     execute(experiment, tmp_path / "run")
-    simulation = experiment.engine.prepare(build_job(experiment))
-    records = [record for _, record in rounds(simulation, simulation.start(), Stop(4))]
+    federation = make_simulation(experiment.engine, build_job(experiment))
+    state, records = federation.start(), []
+    for _ in range(4):
+        state, record = federation.round(state)
+        records.append(record)
     kept = RunFolder.open(tmp_path / "run").history()
     assert [r._replace(seconds=0) for r in records] == [r._replace(seconds=0) for r in kept]
 
 
-def test_the_loop_ends_at_the_target_accuracy_and_saves_the_last_round():
-    experiment = small(rounds=30)
-    simulation = experiment.engine.prepare(build_job(experiment))
-    saved = []
-    loop = rounds(
-        simulation,
-        simulation.start(),
-        Stop(30, target_accuracy=0.2),
-        checkpoints=Checkpoints(100, lambda state: saved.append(state.round)),
-    )
-    *earlier, (state, last) = loop
-    assert all(record.accuracy < 0.2 for _, record in earlier)
+def test_the_loop_ends_at_the_target_accuracy_and_saves_the_last_round(tmp_path):
+    chosen = {"rounds": 30, "checkpoint.every": 100, "eval.target_accuracy": 0.2}
+    execute(small(**chosen), tmp_path / "run")
+    *earlier, last = RunFolder.open(tmp_path / "run").history()
+    assert all(record.accuracy < 0.2 for record in earlier)
     assert last.accuracy >= 0.2
-    assert saved == [state.round]
+    assert rounds_in(tmp_path / "run/checkpoints") == [last.round]
 
 
-def test_the_loop_continues_from_a_state_and_its_records():
-    experiment = small()
-    simulation = experiment.engine.prepare(build_job(experiment))
-    whole = list(rounds(simulation, simulation.start(), Stop(4)))
-    (state, record), *_ = whole
-    rest = list(rounds(simulation, state, Stop(4), records=[record]))
-    assert [r._replace(seconds=0) for _, r in rest] == [r._replace(seconds=0) for _, r in whole[1:]]
-    assert list(rounds(simulation, state, Stop(1), records=[record])) == []
+def test_an_interrupted_round_saves_the_state_before_it(tmp_path, monkeypatch):
+    train = Federation.round
 
-
-def test_an_interrupted_round_saves_the_state_before_it(monkeypatch):
-    experiment = small()
-    simulation = experiment.engine.prepare(build_job(experiment))
-    saved = []
-    train = simulation.round
-
-    def interrupted(state, on_message=None):
+    def interrupted(self, state, on_message=None):
         if state.round == 2:
             raise KeyboardInterrupt
-        return train(state, on_message)
+        return train(self, state, on_message)
 
-    monkeypatch.setattr(simulation, "round", interrupted)
-    checkpoints = Checkpoints(100, lambda state: saved.append(state.round))
+    monkeypatch.setattr(Federation, "round", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(rounds(simulation, simulation.start(), Stop(4), checkpoints=checkpoints))
-    assert saved == [2]
+        execute(small(), tmp_path / "run")
+    assert rounds_in(tmp_path / "run/checkpoints") == [2]

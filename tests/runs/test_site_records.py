@@ -9,10 +9,10 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.federation.site_record import SiteRecord
 from thinwire.runs.config import resolve
+from thinwire.runs.deployment_records import SITES, append_sites, cut_sites, read_sites
 from thinwire.runs.run_directory import RunFolder
-from thinwire.runs.site_records import SITES, append_sites, cut_sites, read_sites
 
-LINES = [SiteRecord(i, "north", 0, "accepted", 1.0, 0.5, 0.25, 1.5, 10, 20) for i in (1, 2, 3)]
+LINES = [SiteRecord(i, "north", 0, "accepted", 1.0, 0.25, 1.5, 10, 20) for i in (1, 2, 3)]
 
 
 def test_lines_are_read_as_written_and_cut_after_a_round(tmp_path):

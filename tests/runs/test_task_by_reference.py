@@ -86,7 +86,7 @@ def test_options_are_parameters_of_the_function_and_have_its_types():
     [("clients", 7), ("partition", "iid"), ("model", "mlp"), ("scale", "standard"), ("augment", "shift-flip")],
 )
 def test_a_task_has_its_own_clients_and_model(key, value):
-    message = rf"my_task.py:task is a Task, which has a model and 5 clients of its own; leave task\.{key} out"
+    message = rf"my_task.py:task is a Task, which has a model and 5 clients of its own; leave .*task\.{key}.* out"
     with pytest.raises(ConfigError, match=message):
         build_job(on(**{f"task__{key}": value}))
 
@@ -95,7 +95,7 @@ def test_validation_examples_and_fewer_clients():
     task = build_job(on(task__validation_fraction=0.1, task__participating_clients=3, cohort__size=2)).task
     assert task.clients.sizes().tolist() == [18] * 3
     assert task.client_tests.sizes().tolist() == [2] * 3
-    with pytest.raises(ConfigError, match=r"participating_clients must be 0 .* at most the 5 clients, not 6"):
+    with pytest.raises(ConfigError, match=r"the first 6 clients are wanted, but there are 5"):
         build_job(on(task__participating_clients=6))
 
 
@@ -118,7 +118,7 @@ def test_a_source_is_partitioned_and_gets_a_model_of_ones_own(tmp_path):
         "from my_net import Net\ndef net(in_features, classes): return Net(in_features, classes)\n"
     )
     assert build_job(on("my_task.py:by_user", task__model="wide.py:net")).task.model.layers[0].in_features == 4
-    with pytest.raises(ConfigError, match=r"by_user returns a Source, which has no model; write --set task.model=mlp"):
+    with pytest.raises(ConfigError, match=r"by_user has no model; write --set task.model=mlp"):
         build_job(on("my_task.py:by_user"))
     with pytest.raises(ConfigError, match=r"task.model.hidden must be of type int"):
         on("my_task.py:by_user", task__model={"kind": "my_net.py:Net", "hidden": "x"})

@@ -12,7 +12,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
-from thinwire.runs.trackers import mlflow, scalars, tensorboard, tracker
+from thinwire.runs.trackers import scalars, tracker
 
 
 def clients():
@@ -38,9 +38,9 @@ def test_an_unknown_tracker_is_refused_and_none_does_nothing(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="tensorboard is installed")
 def test_without_tensorboard_the_error_names_the_package(tmp_path):
-    with pytest.raises(tw.ConfigError, match="pip install tensorboard"), tensorboard(tmp_path / "logs"):
+    with pytest.raises(tw.ConfigError, match="pip install tensorboard"), tracker("tensorboard", tmp_path):
         pass
-    assert not (tmp_path / "logs").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
@@ -50,9 +50,9 @@ def test_tensorboard_reads_every_round_once_after_two_runs(tmp_path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         for _ in range(2):
-            with tensorboard(tmp_path / "logs") as on_round:
+            with tracker("tensorboard", tmp_path) as on_round:
                 run = tw.simulate(nn.Linear(3, 2), clients(), rounds=3, on_round=on_round)
-        events = EventAccumulator(str(tmp_path / "logs"))
+        events = EventAccumulator(str(tmp_path / "tensorboard"))
         events.Reload()
     sent = events.Scalars("bytes_so_far")
     assert [event.step for event in sent] == [1, 2, 3]
@@ -61,7 +61,7 @@ def test_tensorboard_reads_every_round_once_after_two_runs(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="mlflow is installed")
 def test_without_mlflow_the_error_names_the_package(tmp_path):
-    with pytest.raises(tw.ConfigError, match="pip install mlflow"), mlflow(tmp_path):
+    with pytest.raises(tw.ConfigError, match="pip install mlflow"), tracker("mlflow", tmp_path):
         pass
 
 
@@ -77,7 +77,7 @@ def test_mlflow_has_every_round_once_after_an_interrupted_run(tmp_path, monkeypa
         experiment = resolve("fedavg", "digits", {"rounds": 4, "local.steps": 1, "checkpoint.every": 1})
 
         def interrupted() -> None:
-            with mlflow(tmp_path / "run") as on_round:
+            with tracker("mlflow", tmp_path / "run") as on_round:
 
                 def interrupt(record):
                     on_round(record)
@@ -91,7 +91,7 @@ def test_mlflow_has_every_round_once_after_an_interrupted_run(tmp_path, monkeypa
         client = MlflowClient()
         (found,) = client.search_runs([client.get_experiment_by_name("sites").experiment_id])
         assert found.info.status == "KILLED"
-        with mlflow(tmp_path / "run") as on_round:
+        with tracker("mlflow", tmp_path / "run") as on_round:
             summary = execute(experiment, tmp_path / "run", resume=True, on_round=on_round)
         (found,) = client.search_runs([client.get_experiment_by_name("sites").experiment_id])
         sent = client.get_metric_history(found.info.run_id, "bytes_so_far")

@@ -25,7 +25,6 @@ def test_standing_of_a_running_run_has_the_remaining_time(write_run):
     now = standing(path)
     assert (now.state, now.round) == ("running", 15)
     assert now.eta_seconds == 15 * 0.5
-    assert now.bytes_per_round == 2000
     assert "7.5 s left" in status_line(now)
     os.utime(path / "metrics.jsonl", (1, 1))
     assert "no new round for" in status_line(standing(path))

@@ -37,12 +37,10 @@ def test_a_key_stands_for_the_settings_of_the_method(method, key, paths):
     ("over", "message"),
     [
         ({"k": [1]}, r"fedavg has no setting 'k'; write one of lr, server_lr, rounds, cohort, .* or a dotted path"),
-        ({"method.space.k": [1]}, "no setting 'method.space.k'"),
         ({"lr": 0.1}, r"over\['lr'\] must be a list of values"),
         ({"lr": "0.1"}, r"over\['lr'\] must be a list of values"),
-        ({"lr": [1, 1.0]}, "lr has the value 1.0 twice"),
-        ({"lr": [1], "method.client_opt.lr": [2]}, "two keys set method.client_opt.lr"),
-        ({"batch": [1.5]}, "local.batch is a whole number, so 1.5 cannot be tried"),
+        ({"lr": [1, 1.0]}, "lr has 1.0 twice"),
+        ({"lr": [1], "method.client_opt.lr": [2]}, "--over has method.client_opt.lr twice"),
         ({}, "name at least one setting"),
         ({"kind": [1]}, "fedavg has no setting 'kind'; it may be method.space.kind or"),
     ],
@@ -58,25 +56,24 @@ def test_values_of_the_command_line():
         "lr": [0.1, 0.25, 1],
         "method.up": ["raw", {"kind": "topk", "density": 0.1}],
     }
-    for wrong in ("lr", "lr=", "=1", "lr= "):
-        with pytest.raises(ConfigError, match="--over takes key=value,value"):
-            parse_over([wrong])
-    with pytest.raises(ConfigError, match="--over lr is given twice"):
-        parse_over(["lr=1", "lr=2"])
+    for wrong in (["lr"], ["lr="], ["=1"], ["lr= "], ["lr=1", "lr=2"]):
+        with pytest.raises(ConfigError, match="--over takes a key once, with all its values"):
+            parse_over(wrong)
 
 
-def test_points_become_overrides_of_the_type_of_the_setting():
+def test_points_become_overrides():
     experiment = resolve("flasc", "digits")
-    knobs = knobs_of(experiment, {"rank": [4.0], "lr": [1], "density": [0.5]})
-    assert points(knobs) == [(4, 1.0, 0.5)]
-    assert changes(experiment, knobs, (4, 1.0, None)) == {
+    knobs = knobs_of(experiment, {"rank": [4], "lr": [1], "density": [0.5]})
+    (point,) = points(knobs)
+    assert point == (("rank", 4), ("lr", 1), ("density", 0.5))
+    assert changes(experiment, knobs, (*point[:2], ("density", None))) == {
         "method.space.alpha": 8.0,
         "method.space.rank": 4,
-        "method.client_opt.lr": 1.0,
+        "method.client_opt.lr": 1,
     }
-    assert start_of(experiment, knobs) == (8, 0.01, 0.25)
-    other = resolve("flasc", "digits", {"method.down.density": 1.0})
-    assert start_of(other, knobs) == (8, 0.01, None), "two settings of a knob that differ are left as they are"
+    assert [value for _, value in start_of(experiment, knobs)] == [8, 0.01, 0.25]
+    other = start_of(resolve("flasc", "digits", {"method.down.density": 1.0}), knobs)
+    assert dict(other)["density"] is None, "two settings of a knob that differ are left as they are"
 
 
 def test_a_part_of_a_chain_is_set_by_its_place():

@@ -13,7 +13,7 @@ from thinwire.federation.job import Job
 from thinwire.federation.settings import Settings
 from thinwire.flower.client import Client, ClientStore, InMemory
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import ClientResponse, RoundPolicy
+from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Response
 from thinwire.runs.build import build_job
 from thinwire.secure import masks
@@ -37,8 +37,10 @@ class Lossy(InMemory):
         self.seen: list[tuple[int, Request, Response]] = []
         self.stop: Callable[[str], bool] = lambda phase: False
 
-    def exchange(self, requests, seconds):
-        for number, request in requests.items():
+    def receive(self, clients, deadline):
+        while self.waiting:
+            number = next(iter(self.waiting))
+            request = self.waiting.pop(number)
             if self.stop(request.phase):
                 raise KeyboardInterrupt  # the server is killed
             fault = self.script.get((int.from_bytes(request.data[18:22], "little"), request.phase, number), "")
@@ -48,7 +50,7 @@ class Lossy(InMemory):
             if fault != "response lost":
                 response = self.change(number, request, response)
                 self.seen.append((number, request, response))
-                yield ClientResponse(number, response)
+                yield number, response
 
     def respond(self, number, request):
         if self.client.secure is not None:
@@ -61,7 +63,7 @@ class Lossy(InMemory):
 
     def kept(self, client: int) -> SecureStore:
         """What a client stores of secure aggregation."""
-        return SecureStore.load(ClientStore.load(self.stored[client], self.client.first).secure)
+        return ClientStore.load(self.stored[client], self.client.first).secure
 
     def sent(self, phase: str) -> dict[int, bytes]:
         """The newest messages that the server received in a phase, by client."""

@@ -12,10 +12,11 @@ from tests.parts import Clip, Half, Turns
 from thinwire.aggregators import Uniform
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantize, RandomK, Raw, TopK
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 from thinwire.runs.check import check
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.secure.masks import fixed_point, hidden_size, hide, reveal
@@ -104,7 +105,7 @@ def test_a_secure_round_equals_an_open_one_up_to_rounding(options):
 
 def test_a_missing_client_stops_the_round():
     federation = Federation(Method(secure_aggregation=True))
-    plan = plan_round(federation.contract, federation.server)
+    plan = Round.open(federation.contract, federation.server).plan
     for client in (0, 1, 2):
         federation.download(client)
     federation.cohort = (0, 1, 2)
@@ -120,11 +121,11 @@ def test_the_engine_runs_secure_aggregation(chunk):
     runs = []
     for secure in (False, True):
         job = Job(digits_task(), Method(secure_aggregation=secure), rounds=3, cohort=4)
-        simulation = LocalEngine(chunk=chunk).prepare(job)
+        simulation = make_simulation(Engine(chunk=chunk), job)
         state = simulation.start()
         for _ in range(3):
             state, record = simulation.round(state)
-        runs.append((simulation.federation.weights(state.server.public), record))
+        runs.append((simulation.weights(state.server.public), record))
     assert all(torch.allclose(runs[0][0][name], runs[1][0][name], atol=1e-3) for name in runs[0][0])
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
-from thinwire.errors import CheckpointError, Diverged, WireError
+from thinwire.errors import Diverged, WireError
 from thinwire.secure import frames
-from thinwire.secure.client import SecureStore, Session
-from thinwire.secure.frames import Advert, Head, Reader, Shares, pack_totals, read_totals
+from thinwire.secure.frames import Advert, Head, Reader, pack_totals, read_totals
 from thinwire.secure.keys import PRIME, combine, recover, split
 
 SECRET = bytes(range(32))
@@ -89,85 +90,76 @@ def test_totals_are_the_mean_loss_and_all_examples(losses):
 
 def adverts(count: int = 3) -> dict[int, Advert]:
     keys = [bytes([i]) * 32 for i in range(3 * count)]
-    return {i: Advert(i, *keys[3 * i : 3 * i + 3], b"s" * i) for i in range(count)}
+    return {i: Advert(*keys[3 * i : 3 * i + 3], b"s" * i) for i in range(count)}
 
 
 FRAMES = {
-    "adverts": (frames.pack_list({i: one.pack()[4:] for i, one in adverts().items()}), frames.read_adverts),
-    "sealed": (frames.pack_list({i: bytes(90) for i in (0, 2)}), frames.read_sealed),
-    "clients": (frames.pack_clients((0, 1, 4)), frames.read_clients),
-    "signatures": (frames.pack_list({1: frames.short(b"abc")}), frames.read_signatures),
-    "revealed": (frames.pack_revealed({0: (1, 5), 3: (2, PRIME - 1)}), frames.read_revealed),
+    ("request", frames.SHARES): (2, adverts()),
+    ("answer", frames.SHARES): ({i: bytes(82) for i in (0, 2)},),
+    ("request", frames.CONFIRM): (dict.fromkeys((0, 1, 4), b""),),
+    ("request", frames.UNMASK): (dict.fromkeys((0, 1, 4), b""), {1: b"abc"}),
+    ("answer", frames.UNMASK): ({0: (1, 5), 3: (2, PRIME - 1)},),
 }
+
+
+def packed(name) -> tuple[bytes, Callable]:
+    """A message, and a function that reads such messages."""
+    kind, phase = name
+    fields = frames.REQUESTS if kind == "request" else frames.ANSWERS
+    return frames.pack(fields, phase, HEAD, *FRAMES[name]), partial(frames.read, fields, phase)
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_frames_are_read_with_bounds(name):
-    data, read = FRAMES[name]
-    reader = Reader(data, 5)
-    assert read(reader)
-    reader.end()
+    data, read = packed(name)
+    assert read(data, 5) == (HEAD, FRAMES[name], b"")
     for length in range(len(data)):
         with pytest.raises(WireError):
-            read(Reader(data[:length], 5))
-    extra = Reader(data + b"x", 5)
-    read(extra)
-    with pytest.raises(WireError, match="bytes too many"):
-        extra.end()
-    many = (1 << 31).to_bytes(4, "little") + data[4:]
+            read(data[:length], 5)
+    with pytest.raises(WireError, match="1 bytes too many"):
+        read(data + b"x", 5)
+    at = 26 if name == ("request", frames.SHARES) else 22  # after the head, and the threshold
     with pytest.raises(WireError, match="a list has 2147483648 entries"):
-        read(Reader(many, 5))
+        read(data[:at] + (1 << 31).to_bytes(4, "little") + data[at + 4 :], 5)
     with pytest.raises(WireError):
-        read(Reader(data, 1))  # a client that does not exist
+        read(data, 1)  # a client that does not exist
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_random_changes_of_frames_raise_wire_errors_only(name):
-    data, read = FRAMES[name]
+    data, read = packed(name)
     draw = random.Random(0)
     for _ in range(500):
         changed = bytearray(data)
         for _ in range(draw.randint(1, 4)):
             changed[draw.randrange(len(changed))] = draw.randrange(256)
         with contextlib.suppress(WireError):
-            read(Reader(bytes(changed), 5))
+            read(bytes(changed), 5)
 
 
 def test_lists_are_ascending_and_keys_differ():
     with pytest.raises(WireError, match="client 0 follows client 1"):
-        frames.read_clients(Reader(frames.number(2) + frames.number(1) + frames.number(0), 5))
+        frames.CLIENTS.read(Reader(frames.number(2) + frames.number(1) + frames.number(0), 5))
     with pytest.raises(WireError, match="client 1 follows client 1"):
-        frames.read_clients(Reader(frames.number(2) + frames.number(1) * 2, 5))
+        frames.CLIENTS.read(Reader(frames.number(2) + frames.number(1) * 2, 5))
     same = adverts()
     same[2] = same[2]._replace(seal_key=same[0].mask_key)
     with pytest.raises(WireError, match="same key"):
-        frames.read_adverts(Reader(frames.pack_list({i: one.pack()[4:] for i, one in same.items()}), 5))
+        frames.ADVERTS.read(Reader(frames.ADVERTS.write(same), 5))
 
 
-def test_sealed_shares_name_sender_and_receiver():
-    text = frames.pack_shares(2, 5, Shares(7, PRIME - 1))
-    assert frames.read_shares(text, 2, 5) == Shares(7, PRIME - 1)
-    for sender, receiver in ((5, 2), (2, 4)):
-        with pytest.raises(WireError, match="not those of client"):
-            frames.read_shares(text, sender, receiver)
+def test_the_bytes_of_a_message_are_those_of_the_page():
+    assert frames.pack(frames.REQUESTS, frames.UNMASK, HEAD, {1: b""}, {1: b"ab"}) == (
+        b"\x01\x04" + HEAD.session + b"\x07\0\0\0" + b"\x01\0\0\0" * 2 + b"\x01\0\0\0" * 2 + b"\x02ab"
+    )
 
 
 def test_heads_name_phase_and_format():
-    data = HEAD.pack(frames.SHARES)
-    assert frames.read_head(data, frames.SHARES, 5)[0] == HEAD
-    with pytest.raises(WireError, match="expected 1 and 4"):
-        frames.read_head(data, frames.UNMASK, 5)
-    with pytest.raises(WireError, match="format 9"):
-        frames.read_head(b"\x09" + data[1:], frames.SHARES, 5)
+    data = frames.pack(frames.ANSWERS, frames.SHARES, HEAD, {})
+    assert frames.read(frames.ANSWERS, frames.SHARES, data, 5)[0] == HEAD
+    with pytest.raises(WireError, match="begins with 0101, expected 0104"):
+        frames.read(frames.ANSWERS, frames.UNMASK, data, 5)
+    with pytest.raises(WireError, match="begins with 0901"):
+        frames.read(frames.ANSWERS, frames.SHARES, b"\x09" + data[1:], 5)
     with pytest.raises(WireError, match="unknown phase 'what'"):
-        frames.read_head(data, "what", 5)
-
-
-def test_the_store_of_a_session_returns_as_it_was():
-    session = Session(HEAD, b"a" * 32, b"b" * 32, b"c" * 32, own=Shares(3, PRIME - 1), survivors=(1, 2))
-    store = SecureStore(6, session._replace(uploaded=True, received=b"r", listed=b"l"))
-    assert SecureStore.load(store.dump()) == store
-    assert SecureStore.load(b"") == SecureStore()
-    for damaged in (b"{", b"[]", b"[1]", b"[1, [3]]", b'[1, [["zz", 1], "", [1, 2], 0, []]]'):
-        with pytest.raises(CheckpointError):
-            SecureStore.load(damaged)
+        frames.read(frames.REQUESTS, "what", data, 5)

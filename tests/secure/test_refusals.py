@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Round
 from thinwire.secure import frames
 from thinwire.secure.frames import Head
-from thinwire.secure.keys import SiteKeys, agree, read_public_key
+from thinwire.secure.keys import PRIME, SiteKeys, agree, read_public_key
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")
@@ -98,7 +99,7 @@ def test_a_client_that_lost_its_disk_takes_part_from_the_next_version_on():
     state, (record, after), _ = play(setup.server, 2, state)
     assert (record.clients, record.refused) == (7, 1)
     assert (after.clients, after.drifted) == (8, 1)
-    assert "refused client 3 in phase 'keys'" in setup.log
+    assert "refused client 3: it could not respond: AlreadyAnswered" in setup.log
     assert "its state was lost, so it may have answered version 2" in setup.log
 
 
@@ -110,6 +111,15 @@ def ask(setup: Setup, client: int, phase: str, data: bytes, accepted: int = -1):
     return setup.transport.respond(client, Request(data, accepted, phase))
 
 
+request = partial(frames.pack, frames.REQUESTS)
+
+
+def sent_adverts(setup: Setup) -> dict[int, frames.Advert]:
+    """The public keys that clients have sent."""
+    answers = {i: frames.read(frames.ANSWERS, "keys", data, 8) for i, data in setup.transport.sent("keys").items()}
+    return {i: advert for i, (_, (advert,), _) in answers.items()}
+
+
 def last(setup: Setup, phase: str, client: int) -> bytes:
     """The last request of the honest server in a phase."""
     return [request.data for who, request, _ in setup.transport.seen if (request.phase, who) == (phase, client)][-1]
@@ -119,7 +129,7 @@ def test_a_second_upload_for_a_version_never_leaves_a_client():
     setup = Setup()
     play(setup.server, 1)
     for session in (b"another session!", b"and another one!"):
-        response = ask(setup, 2, "keys", Head(session, 0).pack("keys"))
+        response = ask(setup, 2, "keys", frames.pack(frames.REQUESTS, "keys", Head(session, 0)))
         assert response.error == "AlreadyAnswered: it answered version 0, and answers each version once"
     first = setup.transport.sent("")[2]
     assert ask(setup, 2, "", last(setup, "", 2)).data == first  # the same bytes in the same session
@@ -132,11 +142,10 @@ def test_a_client_never_reveals_both_secrets_of_another():
     play(setup.server, 1)
     head = setup.transport.kept(0).session.head
     for left in ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5)):
-        data = head.pack("unmask") + frames.pack_clients(left) + frames.pack_list({})
-        response = ask(setup, 0, "unmask", data)
+        response = ask(setup, 0, "unmask", request("unmask", head, dict.fromkeys(left, b""), {}))
         assert response.error == "WireError: this session has other survivors"
-    _, reader = frames.read_head(setup.transport.sent("unmask")[0], "unmask", 8)
-    assert {kind for kind, _ in frames.read_revealed(reader).values()} == {frames.SEED}
+    _, (revealed,), _ = frames.read(frames.ANSWERS, "unmask", setup.transport.sent("unmask")[0], 8)
+    assert {kind for kind, _ in revealed.values()} == {frames.SEED}
 
 
 def halfway(setup: Setup, phase: str) -> None:
@@ -149,24 +158,17 @@ def test_lists_members_and_survivors_are_fixed_and_checked():
     halfway(setup, "unmask")
     session = setup.transport.kept(0).session
     head, listed = session.head, last(setup, "shares", 0)
-    _, reader = frames.read_head(listed, "shares", 8)
-    reader.number()
-    adverts = frames.read_adverts(reader)
-
-    def shares_request(threshold: int, clients) -> bytes:
-        entries = {i: adverts[i].pack()[4:] for i in clients}
-        return head.pack("shares") + frames.number(threshold) + frames.pack_list(entries)
-
-    assert "another list of keys" in ask(setup, 0, "shares", shares_request(6, range(7))).error
-    members = last(setup, "", 0)
-    _, reader = frames.read_head(members, "", 8)
-    sealed = frames.read_sealed(reader)
-    fewer = frames.pack_list({i: sealed[i] for i in range(1, 7)}) + reader.rest()
-    assert "other members" in ask(setup, 0, "", head.pack("") + fewer).error
+    _, (_, adverts), _ = frames.read(frames.REQUESTS, "shares", listed, 8)
+    fewer = request("shares", head, 6, {i: adverts[i] for i in range(7)})
+    assert "another list of keys" in ask(setup, 0, "shares", fewer).error
+    _, (sealed,), download = frames.read(frames.REQUESTS, "", last(setup, "", 0), 8)
+    fewer = request("", head, {i: sealed[i] for i in range(1, 7)}) + download
+    assert "other members" in ask(setup, 0, "", fewer).error
     for left in ((0, 1, 2, 3, 4), (1, 2, 3, 4, 5, 6)):  # too few, or not with this client
-        data = head.pack("unmask") + frames.pack_clients(left) + frames.pack_list({})
+        data = request("unmask", head, dict.fromkeys(left, b""), {})
         assert "survivors of 8 clients" in ask(setup, 0, "unmask", data).error
-    assert "has no site key" in ask(setup, 0, "confirm", head.pack("confirm") + frames.pack_clients(range(8))).error
+    everyone = request("confirm", head, dict.fromkeys(range(8), b""))
+    assert "has no site key" in ask(setup, 0, "confirm", everyone).error
 
 
 @pytest.mark.parametrize(
@@ -182,11 +184,8 @@ def test_small_thresholds_and_cohorts_are_refused(threshold, clients, why):
     setup = Setup()
     halfway(setup, "shares")
     head = setup.transport.kept(0).session.head
-    adverts = {}
-    for i, data in setup.transport.sent("keys").items():
-        adverts[i] = frames.read_advert(frames.read_head(data, "keys", 8)[1])
-    entries = frames.pack_list({i: adverts[i].pack()[4:] for i in clients})
-    response = ask(setup, 0, "shares", head.pack("shares") + frames.number(threshold) + entries)
+    adverts = sent_adverts(setup)
+    response = ask(setup, 0, "shares", request("shares", head, threshold, {i: adverts[i] for i in clients}))
     assert why in response.error
     assert not response.data
 
@@ -195,20 +194,16 @@ def test_clients_that_received_other_lists_cannot_open_each_others_shares():
     setup = Setup()
     halfway(setup, "shares")
     head = setup.transport.kept(0).session.head
-    adverts = {
-        i: frames.read_advert(frames.read_head(data, "keys", 8)[1]) for i, data in setup.transport.sent("keys").items()
-    }
-    sealed = {}
+    adverts, sealed = sent_adverts(setup), {}
     for i in range(8):
-        listed = range(7) if i == 0 else range(8)
-        entries = frames.pack_list({j: adverts[j].pack()[4:] for j in listed})
-        answer = ask(setup, i, "shares", head.pack("shares") + frames.number(6) + entries)
-        sealed[i] = frames.read_sealed(frames.read_head(answer.data, "shares", 8)[1])
+        listed = {j: adverts[j] for j in (range(7) if i == 0 else range(8))}
+        answer = ask(setup, i, "shares", request("shares", head, 6, listed))
+        _, (sealed[i],), _ = frames.read(frames.ANSWERS, "shares", answer.data, 8)
     state = setup.server.start()
-    download = Round.open(setup.server.contract, state.server).downloads({0: 0, 1: 0})
+    download = Round.open(setup.server.contract, state.server).downloads.messages({0: 0, 1: 0})
     for client, sender in ((0, 1), (1, 0)):
-        shares = frames.pack_list({i: sealed[i][client] for i in range(7) if i != client})
-        response = ask(setup, client, "", head.pack("") + shares + download[client])
+        shares = {i: sealed[i][client] for i in range(7) if i != client}
+        response = ask(setup, client, "", request("", head, shares) + download[client])
         assert f"the shares of client {sender} cannot be read" in response.error
         assert not response.data
 
@@ -240,9 +235,9 @@ def test_wrong_shares_of_a_client_are_outvoted(monkeypatch):
     def change(client, request, response):
         if request.phase != "unmask" or client != 1:
             return response
-        head, reader = frames.read_head(response.data, "unmask", 8)
-        wrong = {i: (kind, (share + 1) % frames.PRIME) for i, (kind, share) in frames.read_revealed(reader).items()}
-        return response._replace(data=head.pack("unmask") + frames.pack_revealed(wrong))
+        head, (shares,), _ = frames.read(frames.ANSWERS, "unmask", response.data, 8)
+        wrong = {i: (kind, (share + 1) % PRIME) for i, (kind, share) in shares.items()}
+        return response._replace(data=frames.pack(frames.ANSWERS, "unmask", head, wrong))
 
     setup.transport.change = change
     play(setup.server, 1)
@@ -257,7 +252,8 @@ def test_answers_that_are_not_valid_are_refused_by_name():
         setup = Setup()
         setup.transport.change = change
         _, (record,), _ = play(setup.server, 1)
-        assert f"round 1: refused client 5 in phase {phase or 'upload'!r}: " in setup.log
+        assert "round 1: refused client 5: " in setup.log
+        assert f"(phase {phase or 'upload'!r})" in setup.log
         assert len(setup.lines) == 1
         assert record.clients == (8 if phase == "unmask" else 7)
 
@@ -294,7 +290,8 @@ def signed(tmp_path) -> Setup:
     roster = Roster()
     for i, file in enumerate(files):
         roster = roster.add(f"site-{i}", read_public_key(file.with_suffix(".pub")))
-    return Setup(keys={i: SiteKeys(file, roster.keys()) for i, file in enumerate(files)})
+    public = {client: site.key for client, site in roster.by_client.items()}
+    return Setup(keys={i: SiteKeys(file, public) for i, file in enumerate(files)})
 
 
 def test_a_round_with_site_keys_confirms_the_survivors(monkeypatch, signed):
@@ -320,7 +317,7 @@ def test_with_site_keys_a_server_cannot_put_itself_between_two_clients(signed):
     setup.transport.change = change
     with pytest.raises(WireError, match="too few clients"):
         play(setup.server, 1)
-    assert "refused client 0 in phase 'shares': it could not respond: WireError: the signature of client 1" in setup.log
+    assert "refused client 0: it could not respond: WireError: the signature of client 1" in setup.log
     assert not setup.transport.sent("")
 
 
@@ -333,13 +330,14 @@ def test_with_site_keys_survivors_need_confirmation_by_the_threshold(signed):
     signatures = {}
     for i in range(8):
         left = seven if i in (0, 1, 2, 5, 6) else six
-        answer = ask(setup, i, "confirm", head.pack("confirm") + frames.pack_clients(left))
-        signatures[i] = frames.short(frames.read_head(answer.data, "confirm", 8)[1].short())
-    assert "other survivors" in ask(setup, 0, "confirm", head.pack("confirm") + frames.pack_clients(six)).error
+        answer = ask(setup, i, "confirm", request("confirm", head, dict.fromkeys(left, b"")))
+        _, (signatures[i],), _ = frames.read(frames.ANSWERS, "confirm", answer.data, 8)
+    other = request("confirm", head, dict.fromkeys(six, b""))
+    assert "other survivors" in ask(setup, 0, "confirm", other).error
     for client, left in ((0, seven), (3, six)):
         for names in (left, (0, 1, 2, 5, 6), (3, 4, 7), ()):
-            proof = frames.pack_list({i: signatures[i] for i in names})
-            response = ask(setup, client, "unmask", head.pack("unmask") + frames.pack_clients(left) + proof)
+            proof = {i: signatures[i] for i in names}
+            response = ask(setup, client, "unmask", request("unmask", head, dict.fromkeys(left, b""), proof))
             assert "confirmed the survivors" in response.error or "signature of client" in response.error
             assert not response.data
 

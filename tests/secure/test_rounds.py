@@ -8,6 +8,7 @@ import pytest
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from tests.secure.federation import Setup, plain_sum, record_words
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
@@ -16,8 +17,7 @@ from thinwire.runs.build import build_job
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
 from thinwire.secure.client import mask_secret
-from thinwire.secure.frames import Reader
-from thinwire.secure.keys import combine, is_committed
+from thinwire.secure.keys import combine, commit
 from thinwire.secure.masks import pair_masks, self_mask
 
 pytest.importorskip("cryptography")
@@ -39,7 +39,7 @@ def test_a_secure_deployment_equals_the_secure_simulation(method):
     quick = {"method.secure_aggregation": True, "local.steps": 1, **METHODS[method]}
     chosen = experiment(method.split()[0], seed=3, **quick)
     job = build_job(chosen)
-    theirs, their_records, _ = play(chosen.engine.prepare(job), 2)
+    theirs, their_records, _ = play(make_simulation(chosen.engine, job), 2)
     server = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), RoundPolicy())
     ours, records, _ = play(server, 2)
     assert same_public(ours.server.public, theirs.server.public)
@@ -110,8 +110,8 @@ def test_the_messages_that_the_server_receives_are_uniform(monkeypatch):
     assert not fits_uniform(words[0, 0].astype("<u4").tobytes())
     sealed = b""
     for data in setup.transport.sent("shares").values():
-        _, reader = frames.read_head(data, "shares", 8)
-        sealed += b"".join(frames.read_sealed(reader).values())
+        _, (shares,), _ = frames.read(frames.ANSWERS, "shares", data, 8)
+        sealed += b"".join(shares.values())
     assert fits_uniform(sealed)
     for i in range(8):  # no word is that of the plain value, and neighbors are not correlated
         plain = words[0, i].astype(np.uint32)
@@ -130,17 +130,16 @@ def known_to_colluders(setup: Setup, colluders, others) -> dict[int, np.ndarray]
     kept = {i: setup.transport.kept(i).session for i in colluders}
     head, schema = kept[colluders[0]].head, setup.server.contract.schema.digest
     context = schema + head.pack("keys")
-    _, reader = frames.read_head(kept[colluders[0]].listed, "shares", 8)
-    threshold, adverts = reader.number(), frames.read_adverts(reader)
+    _, (threshold, adverts), _ = frames.read(frames.REQUESTS, "shares", kept[colluders[0]].listed, 8)
     result = {}
     for i in others:
         words = masked_words(setup, i).astype(np.uint32)
         shares = {}
         for client, data in setup.transport.sent("unmask").items():
-            _, answer = frames.read_head(data, "unmask", 8)
-            shares[client + 1] = frames.read_revealed(answer)[i][1]
+            _, (revealed,), _ = frames.read(frames.ANSWERS, "unmask", data, 8)
+            shares[client + 1] = revealed[i][1]
         seed = combine(dict(list(shares.items())[:threshold]))
-        assert is_committed(seed, context, adverts[i].commitment)
+        assert commit(seed, context) == adverts[i].commitment
 
         def secret(a, b, i=i):
             colluder = a if b == i else b
@@ -189,9 +188,7 @@ def shares_held(setup: Setup, holders, owner: int) -> dict[int, int]:
     found = {}
     for i in holders:
         client, session = setup.transport.secure(i), setup.transport.kept(i).session
-        adverts, _ = client._listed(i, session)
-        sealed = frames.read_sealed(Reader(session.received, 8))
-        found[i + 1] = client._shares_of(i, session, adverts, owner, sealed[owner]).mask_key
+        found[i + 1] = client._members(i, session, client._listed(i, session))[owner].mask_key
     return found
 
 

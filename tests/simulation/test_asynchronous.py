@@ -12,10 +12,11 @@ from tests.federation import same_public
 from thinwire.core.tree import add, scale
 from thinwire.errors import CheckpointError, ConfigError, IncompatibleParts
 from thinwire.federation.job import RunState
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.round import Round
 from thinwire.protocol.upload import decode_upload
 from thinwire.runs.build import build_job
-from thinwire.runs.checkpoint import load_checkpoint, save_checkpoint
+from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 from thinwire.runs.files import read_checked, with_checksum
@@ -28,7 +29,7 @@ SLOW = {"speed.slow_fraction": 0.3, "speed.slow_factor": 5.0, "speed.spread": 0.
 
 def simulation(method: str, **overrides):
     chosen = resolve(method, "digits", {**SMALL, **overrides})
-    return chosen.engine.prepare(build_job(chosen))
+    return make_simulation(chosen.engine, build_job(chosen))
 
 
 def play(runner, rounds: int, state: RunState | None = None, on_message=None):
@@ -119,8 +120,8 @@ def test_the_jitter_of_a_client_changes_with_the_version():
 def test_a_checkpoint_has_the_clients_that_train(method, tmp_path):
     runner = simulation(method, **SLOW)
     states, records = play(runner, 6)
-    save_checkpoint(tmp_path, states[3], "x")
-    loaded = load_checkpoint(tmp_path, "x")
+    save_checkpoint(tmp_path, Checkpoint(states[3]), "x")
+    loaded = load_checkpoint(tmp_path, "x").state
     assert loaded is not None
     assert [one[:4] for one in loaded.waiting] == [one[:4] for one in states[3].waiting]
     again, their_records = play(simulation(method, **SLOW), 3, loaded)
@@ -136,8 +137,8 @@ def two_rounds():
 
 @pytest.mark.parametrize("change", [{"client": 1.5}, {"version": -1}, {"arrives": None}, {"loss": float("inf")}])
 def test_damaged_counts_of_clients_that_train_are_refused(change, two_rounds, tmp_path):
-    save_checkpoint(tmp_path, two_rounds, "x")
-    assert load_checkpoint(tmp_path, "x").waiting
+    save_checkpoint(tmp_path, Checkpoint(two_rounds), "x")
+    assert load_checkpoint(tmp_path, "x").state.waiting
     file = tmp_path / "round-000002.json"
     meta = read_checked(file)
     waiting = meta["state"]["waiting"]
@@ -198,7 +199,7 @@ def test_fedbuff_needs_less_simulated_time_than_synchronous_rounds_with_a_tenth_
         ({"speed.slow_fraction": 1.5}, "slow_fraction must be from 0 to 1"),
         ({"speed.slow_factor": 0.1}, "slow_factor must be 1 or more"),
         ({"speed.step_seconds": -1.0}, "step_seconds must be 0 or more"),
-        ({"speed.spread": 9.0}, "at most 5"),
+        ({"speed.spread": 9.0}, "from 0 to 5"),
         ({"speed.steps": 1.0}, "unknown key in speed 'steps'"),
         ({"method.secure_aggregation": True}, "masks cancel"),
         ({"method.upload": "weights"}, "upload = 'delta'"),

@@ -14,7 +14,8 @@ from thinwire.core.registry import entries
 from thinwire.errors import ConfigError
 from thinwire.federation import Job
 from thinwire.federation.attacks import ALittle, InnerProduct, LabelFlip, Noise, Scaling, SignFlip, poisoned
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.apps import deployable
 from thinwire.runs.build import build_job
 from thinwire.runs.config import digest, from_table, resolve, to_table
@@ -32,7 +33,7 @@ def job_with(attack, method=None, rounds=1):
 
 def uploads(attack, method=None):
     """The coordinates that each client uploads in the first round."""
-    simulation, sent = LocalEngine(backend="loop").prepare(job_with(attack, method)), {}
+    simulation, sent = make_simulation(Engine(backend="loop"), job_with(attack, method)), {}
 
     def keep(number, direction, client, message):
         if direction == "up":
@@ -90,14 +91,14 @@ def test_attacks_work_with_subspaces_codecs_and_sketches_and_continue_with_the_s
     for name in ("thin", "stc", "evofed"):
         method = resolve(name, "digits").method
         job = job_with(SignFlip(fraction=0.3), replace(method, norm_bound=0.0), rounds=3)
-        engine = LocalEngine(backend="loop")
-        one = engine.prepare(job)
+        engine = Engine(backend="loop")
+        one = make_simulation(engine, job)
         state = one.start()
         states = []
         for _ in range(3):
             state, record = one.round(state)
             states.append((state, record.bytes_up))
-        other, again = engine.prepare(job), states[0][0]
+        other, again = make_simulation(engine, job), states[0][0]
         for i in (1, 2):
             again, record = other.round(again)
             assert record.bytes_up == states[i][1]
@@ -139,7 +140,7 @@ def test_robust_rules_withstand_sign_flips_and_the_mean_does_not():
         ({"attack.kind": "sign-flp"}, "unknown attack 'sign-flp': did you mean 'sign-flip'"),
         ({"attack.kind": "noise", "attack.fraction": 0.0}, "attack.fraction must be above 0 and below 1, not 0.0"),
         ({"attack.kind": "scaling", "attack.factor": -1.0}, "attack.factor must be above 0, not -1.0; write for"),
-        ({"attack.kind": "a-little", "attack.z": -1.0}, "attack.z must be 0 \\(by the formula\\) or more, not -1.0"),
+        ({"attack.kind": "a-little", "attack.z": -1.0}, "attack.z must be 0 or more, not -1.0"),
         ({"attack.kind": "label-flip", "attack.factor": 2.0}, "label-flip|attack has no key 'factor'|unknown key"),
     ],
 )
@@ -152,7 +153,7 @@ def test_bad_settings_are_refused_in_one_line(settings, message):
 def test_what_cannot_be_attacked_is_refused():
     experiment = resolve("fedavg", "digits", {"attack.kind": "a-little", "engine.chunk": 2})
     with pytest.raises(ConfigError, match="uses the updates of the whole cohort"):
-        experiment.engine.prepare(build_job(experiment))
+        make_simulation(experiment.engine, build_job(experiment))
     with pytest.raises(ConfigError, match="an attack is for simulations"):
         deployable(experiment)
     with pytest.raises(ConfigError, match="an attack changes updates, and upload = 'weights'"):

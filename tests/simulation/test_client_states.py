@@ -12,7 +12,7 @@ def test_client_states_equal_dictionaries_and_do_not_change(steps):
     mappings, plain = [ClientStates()], [{}]
     for step in steps:
         states = {i: ClientState(version) for i, version in step.items()}
-        mappings.append(mappings[-1].updated(states.items()))
+        mappings.append(ClientStates.updated(mappings[-1], states.items()))
         plain.append({**plain[-1], **states})
     for mapping, expected in zip(mappings, plain, strict=True):
         assert dict(mapping) == expected
@@ -23,6 +23,6 @@ def test_client_states_equal_dictionaries_and_do_not_change(steps):
 
 def test_an_update_copies_only_the_changed_shelf():
     before = ClientStates(dict.fromkeys(range(10_000), ClientState()))
-    after = before.updated([(7, ClientState(1))])
+    after = ClientStates.updated(before, [(7, ClientState(1))])
     copied = [at for at, shelf in after._shelves.items() if shelf is not before._shelves[at]]
     assert copied == [0]

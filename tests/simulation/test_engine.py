@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.federation import SIZES, digits_task, perceptron, records_of, same_public
+from tests.federation import SIZES, digits_task, keeps_nothing, perceptron, records_of, same_public
 from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.aggregators import Uniform
 from thinwire.core import parallel
@@ -21,7 +21,10 @@ from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.backends import Backends
+from thinwire.federation.engine import Engine
+from thinwire.federation.federation import Federation
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.receive import receive
@@ -45,9 +48,9 @@ def job(method: Method | None = None, task: Task | None = None, **settings) -> J
     return Job(task or digits_task(), method or Method(), **settings)
 
 
-def play(run: Job, engine: LocalEngine | None = None):
+def play(run: Job, engine: Engine | None = None):
     """Run all rounds; the states before and after each, and the records."""
-    simulation = (engine or LocalEngine()).prepare(run)
+    simulation = make_simulation(engine or Engine(), run)
     states = [simulation.start()]
     records = []
     for _ in range(run.rounds):
@@ -92,10 +95,10 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
     for name, method in METHODS.items():
         plain = digits_task()
         task = Task(plain.model, LoggedExamples(plain.train, []), plain.clients)
-        simulation, states, _ = play(job(method, task), LocalEngine(backend="loop"))
+        simulation, states, _ = play(job(method, task), Engine(backend="loop"))
         cohorts = [state.cohort for state in states[1:]]
         by_round = Counter(str(index) for index in task.train.requested)
-        seen[name] = cohorts, by_round, simulation.federation.weights(simulation.federation.first)
+        seen[name] = cohorts, by_round, simulation.weights(simulation.first)
     for name, (cohorts, batches, weights) in seen.items():
         assert cohorts == seen["fedavg"][0], name
         assert batches == seen["fedavg"][1], name
@@ -107,10 +110,10 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, "vmap") for name in METHODS), *(("fedavg", one) for one in ("loop", "threads", "chain"))],
+    [("scaffold", "vmap"), ("codec state", "vmap"), *(("fedavg", one) for one in ("loop", "threads", "chain"))],
 )
 def test_same_seed_gives_same_bits(name, backend):
-    engine = LocalEngine(backend=backend)
+    engine = Engine(backend=backend)
     (_, first, records), (_, second, again) = (play(job(METHODS[name]), engine) for _ in range(2))
     assert bits(records) == bits(again)
     assert same_public(first[-1].server.public, second[-1].server.public)
@@ -120,7 +123,7 @@ def test_same_seed_gives_same_bits(name, backend):
 def test_bytes_of_a_record_are_the_lengths_of_its_messages(name):
     seen = []
     run = job(METHODS[name], rounds=5)
-    records = records_of(LocalEngine(), run, on_message=lambda *message: seen.append(message))
+    records = records_of(Engine(), run, on_message=lambda *message: seen.append(message))
     assert [record.round for record in records] == [1, 2, 3, 4, 5]
     for record in records:
         lengths = [(direction, len(data)) for number, direction, _, data in seen if number == record.round]
@@ -137,7 +140,7 @@ def test_bytes_of_a_record_are_the_lengths_of_its_messages(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_that_apply_the_messages_reach_the_state_of_the_server(name):
     method = METHODS[name]
-    simulation = LocalEngine().prepare(job(method, rounds=6))
+    simulation = make_simulation(Engine(), job(method, rounds=6))
     state, received = simulation.start(), {}
     for _ in range(6):
         down = {}
@@ -146,7 +149,7 @@ def test_clients_that_apply_the_messages_reach_the_state_of_the_server(name):
             state, lambda _, direction, i, data, down=down: down.update({i: data} if direction == "down" else {})
         )
         for client, data in down.items():
-            known = received.get(client, simulation.federation.first)
+            known = received.get(client, simulation.first)
             received[client] = receive(simulation.contract, known, data).public
             if method.download == "incremental":
                 assert same_public(received[client], before)
@@ -155,12 +158,12 @@ def test_clients_that_apply_the_messages_reach_the_state_of_the_server(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_results_do_not_depend_on_the_chunk_size(name):
-    results = [play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(chunk=chunk)) for chunk in (0, 1, 2)]
-    results.append(play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(backend="loop")))
+    results = [play(job(METHODS[name], cohort=5, rounds=2), Engine(chunk=chunk)) for chunk in (0, 1, 2)]
+    results.append(play(job(METHODS[name], cohort=5, rounds=2), Engine(backend="loop")))
     simulation, states, records = results[0]
-    whole = simulation.federation.weights(states[-1].server.public)
+    whole = simulation.weights(states[-1].server.public)
     for _, others, again in results[1:]:
-        for name_, block in simulation.federation.weights(others[-1].server.public).items():
+        for name_, block in simulation.weights(others[-1].server.public).items():
             torch.testing.assert_close(block, whole[name_], rtol=1e-5, atol=1e-5)
         for one, two in zip(records, again, strict=True):
             assert one.loss == pytest.approx(two.loss, abs=1e-5)
@@ -173,7 +176,7 @@ def test_results_do_not_depend_on_the_chunk_size(name):
 
 def test_a_run_can_be_continued_from_any_state():
     _, states, records = play(job(METHODS["codec state"]))
-    again = LocalEngine().prepare(job(METHODS["codec state"]))
+    again = make_simulation(Engine(), job(METHODS["codec state"]))
     state = states[2]
     for expected in records[2:]:
         state, record = again.round(state)
@@ -189,16 +192,14 @@ def test_a_schedule_can_keep_the_cohort():
 
 
 def test_evaluation_every_n_rounds_and_after_the_last():
-    records = records_of(LocalEngine(), job(rounds=5, eval_every=2))
+    records = records_of(Engine(), job(rounds=5, eval_every=2))
     assert [record.accuracy is not None for record in records] == [False, True, False, True, True]
     assert all(0 <= record.accuracy <= 1 for record in records if record.accuracy is not None)
-    assert all(
-        r.accuracy is None and r.test_loss is None for r in records_of(LocalEngine(), job(task=digits_task(test=0)))
-    )
+    assert all(r.accuracy is None and r.test_loss is None for r in records_of(Engine(), job(task=digits_task(test=0))))
 
 
 def test_training_improves_accuracy():
-    records = records_of(LocalEngine(), job(Method(client_opt=SGD(0.5)), rounds=8, cohort=6, local=Local(3, 8)))
+    records = records_of(Engine(), job(Method(client_opt=SGD(0.5)), rounds=8, cohort=6, local=Local(3, 8)))
     assert records[-1].accuracy > records[0].accuracy + 0.2
     assert records[-1].loss < records[0].loss
 
@@ -221,12 +222,12 @@ def test_methods_without_client_state_keep_no_tensors_per_client(name):
     stateful = {"scaffold", "private blocks", "codec state"}
     sampled = {i for state in states for i in state.cohort}
     assert set(states[-1].clients) == sampled
-    assert all(state.is_empty == (name not in stateful) for state in states[-1].clients.values())
+    assert all(keeps_nothing(state) == (name not in stateful) for state in states[-1].clients.values())
 
 
 def test_rounds_do_not_change_their_input_states():
     _, states, _ = play(job(METHODS["scaffold"]))
-    again = LocalEngine().prepare(job(METHODS["scaffold"]))
+    again = make_simulation(Engine(), job(METHODS["scaffold"]))
     state = again.start()
     for expected in states[1:]:
         state, _ = again.round(state)
@@ -313,7 +314,7 @@ def test_a_custom_model_trains_and_is_not_modified():
     assert "out.weight" not in names, "a tied weight is one weight"
     assert "frozen" not in names
     assert simulation.contract.buffers.names == ("gain",)
-    trained = simulation.federation.weights(states[-1].server.public)
+    trained = simulation.weights(states[-1].server.public)
     assert not torch.equal(trained["embed.weight"], before["embed.weight"])
     assert torch.equal(states[-1].server.public.buffers["gain"], before["gain"])
 
@@ -339,16 +340,30 @@ def test_auto_falls_back_to_a_loop_and_records_the_reason():
     assert states[-1].backend == "loop"
     assert "vmap failed" in states[-1].backend_reason
     assert "data-dependent control flow" in states[-1].backend_reason
-    _, by_loop, again = play(job(task=task), LocalEngine(backend="loop"))
+    _, by_loop, again = play(job(task=task), Engine(backend="loop"))
     assert bits(records) == bits(again)
     assert by_loop[-1].backend_reason == "given"
     with pytest.raises(RuntimeError, match="data-dependent"):
-        play(job(task=task), LocalEngine(backend="vmap"))
+        play(job(task=task), Engine(backend="vmap"))
 
 
-def test_auto_uses_vmap_where_it_works():
-    _, states, _ = play(job())
-    assert (states[-1].backend, states[-1].backend_reason) == ("vmap", "THINWIRE_PROBE is off")
+def test_on_a_cpu_model_and_cores_decide_the_backend(three_cores):
+    images = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 10))
+    chain = nn.Sequential(*list(images)[1:])
+    large = nn.Sequential(nn.Linear(64, 5000), nn.Tanh(), nn.Linear(5000, 10))
+    for model, backend in ((nn.Linear(64, 10), "vmap"), (images, "threads"), (large, "threads")):
+        assert make_simulation(Engine(), job(task=digits_task(model))).start().backend == backend
+    task = replace(digits_task(chain), train=Arrays(torch.randn(10, 1, 8, 8), torch.zeros(10, dtype=torch.int64)))
+    for cores, backend in ((3, "chain"), (5, "threads")):
+        torch.set_num_threads(cores)
+        assert Backends(Federation(Engine(), job(task=task))).initial() == (backend, "")
+
+
+def test_random_layers_are_trained_by_vmap():
+    model = nn.Sequential(nn.Linear(64, 5000), nn.Dropout(0.5), nn.Linear(5000, 10))
+    _, states, _ = play(job(task=digits_task(model)))
+    assert states[-1].backend == "vmap"
+    assert states[-1].backend_reason == "threads failed: the model draws random numbers in training"
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
@@ -357,7 +372,7 @@ def test_dropout_does_not_depend_on_the_state_of_the_generator(backend):
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        runs.append(play(job(task=digits_task(made(Noisy))), LocalEngine(backend=backend)))
+        runs.append(play(job(task=digits_task(made(Noisy))), Engine(backend=backend)))
         assert torch.equal(torch.get_rng_state(), before)
     assert bits(runs[0][2]) == bits(runs[1][2])
     assert same_public(runs[0][1][-1].server.public, runs[1][1][-1].server.public)
@@ -383,7 +398,7 @@ def test_a_model_that_returns_no_tensor_is_an_error():
 @pytest.mark.parametrize("backend", ["vmap", "loop", "auto"])
 def test_diverged_training_names_the_round(backend):
     with pytest.raises(Diverged, match=r"^round \d+: .*smaller learning rate"):
-        records_of(LocalEngine(backend=backend), job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4)))
+        records_of(Engine(backend=backend), job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4)))
 
 
 def test_a_loss_of_nan_names_the_round():
@@ -392,7 +407,7 @@ def test_a_loss_of_nan_names_the_round():
         return F.cross_entropy(outputs, targets, reduction="none") * factor
 
     with pytest.raises(Diverged, match=r"^round 1: "):
-        records_of(LocalEngine(), job(task=digits_task(loss=nan_loss)))
+        records_of(Engine(), job(task=digits_task(loss=nan_loss)))
 
 
 def test_clients_without_examples_are_an_error():
@@ -438,15 +453,15 @@ def test_invalid_jobs_are_an_error(settings, message):
 )
 def test_invalid_engine_settings_are_an_error(settings, message):
     with pytest.raises(ConfigError, match=message):
-        LocalEngine(**settings).prepare(job())
+        make_simulation(Engine(**settings), job())
 
 
 def test_pairs_of_tensors_are_examples():
     plain = digits_task()
     parts = [plain.train.gather(torch.from_numpy(plain.clients.client(i))) for i in range(len(SIZES))]
     pool, clients = pool_clients(parts)
-    records = records_of(LocalEngine(), job(task=Task(plain.model, pool, clients, plain.test)))
-    assert bits(records) == bits(records_of(LocalEngine(), job()))
+    records = records_of(Engine(), job(task=Task(plain.model, pool, clients, plain.test)))
+    assert bits(records) == bits(records_of(Engine(), job()))
 
 
 def test_cohorts_are_uniform():
@@ -456,15 +471,13 @@ def test_cohorts_are_uniform():
     assert abs(counts - 300).max() < 60
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["scaffold", "sketch", "codec state"])
 def test_messages_made_by_several_threads_have_the_same_bytes(name, three_cores, monkeypatch):
     runs = []
     for least in (parallel.PARALLEL_BYTES, 1):
         monkeypatch.setattr(parallel, "PARALLEL_BYTES", least)
         seen: list = []
-        records = records_of(
-            LocalEngine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message)
-        )
+        records = records_of(Engine(backend="vmap"), job(METHODS[name]), lambda *message, to=seen: to.append(message))
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
     assert runs[0] == runs[1]

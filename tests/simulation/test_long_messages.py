@@ -7,7 +7,8 @@ from tests.simulation.test_engine import job
 from thinwire.core import parallel
 from thinwire.core.parallel import PARALLEL_BYTES
 from thinwire.errors import WireError
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol import Method
 from thinwire.protocol.round import Round
 from thinwire.schedules.base import Plan
@@ -18,7 +19,7 @@ ROUNDS = 3
 def play(method):
     """The state after a few rounds, and all messages."""
     task = digits_task(perceptron(hidden=4000), sizes=(5, 3, 4, 6))
-    simulation = LocalEngine(backend="vmap").prepare(job(method, task, rounds=ROUNDS, cohort=3))
+    simulation = make_simulation(Engine(backend="vmap"), job(method, task, rounds=ROUNDS, cohort=3))
     state, sent = simulation.start(), {}
     for _ in range(ROUNDS):
         state, _ = simulation.round(state, lambda number, way, i, data: sent.update({(number, way, i): data}))
@@ -42,8 +43,8 @@ def test_long_messages_have_the_same_bytes_on_every_path(upload, three_cores, mo
 def test_the_ordinary_part_of_a_download_is_the_length_of_that_message():
     simulation, state, _ = play(Method())
     opened = Round.open(simulation.contract, state.server)
-    ordinary = opened.downloads({0: ROUNDS - 1})[0]
-    assert opened.split({0: ordinary, 1: ordinary * 2}) == (2 * len(ordinary), len(ordinary))
+    ordinary = opened.downloads.messages({0: ROUNDS - 1})[0]
+    assert opened.downloads.split({0: ordinary, 1: ordinary * 2}) == (2 * len(ordinary), len(ordinary))
 
 
 def test_damage_of_a_very_long_message_is_found():

@@ -5,7 +5,8 @@ import torch
 
 from tests.simulation.test_engine import bits, job, play, same_public
 from thinwire.errors import ConfigError
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
+from thinwire.federation.simulation import make_simulation
 from thinwire.training.cuda_graph import CudaGraphCache
 
 
@@ -26,9 +27,9 @@ def limit_memory(monkeypatch, most: int):
 
 @pytest.mark.parametrize("backend", ["auto", "graph"])
 def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_smaller_groups(backend, monkeypatch):
-    _, chunked, records = play(job(cohort=6), LocalEngine(backend="graph", chunk=2))
+    _, chunked, records = play(job(cohort=6), Engine(backend="graph", chunk=2))
     limit_memory(monkeypatch, 2)
-    simulation = LocalEngine(backend=backend).prepare(job(cohort=6))
+    simulation = make_simulation(Engine(backend=backend), job(cohort=6))
     state = simulation.start()._replace(backend="graph", backend_reason="given")  # as on a GPU
     again = []
     for _ in range(3):
@@ -50,5 +51,5 @@ def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_smaller_groups(bac
 def test_groups_that_cannot_be_smaller_are_an_error(most, chunk, message, monkeypatch):
     limit_memory(monkeypatch, most)
     with pytest.raises(ConfigError) as raised:
-        play(job(cohort=6), LocalEngine(backend="graph", chunk=chunk))
+        play(job(cohort=6), Engine(backend="graph", chunk=chunk))
     assert str(raised.value) == message

@@ -9,16 +9,16 @@ from tests.federation import digits_task, same_public
 from tests.simulation.test_engine import METHODS, bits, job
 from thinwire.core.tree import Tree, same, tmap
 from thinwire.federation import federation as federation_module, pipeline as pipeline_module
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.pipeline import PipelinedClients, Trained, is_predictable, predict
 from thinwire.federation.simulated import GroupTask
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
 from thinwire.protocol.round import Round
-from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import raw
 from thinwire.spaces import MAPO
 from thinwire.training.cuda_graph import CudaGraphCache
@@ -44,7 +44,7 @@ def trainings(monkeypatch):
 
 def prepare(run):
     """A federation with the clients of a GPU."""
-    return Federation(LocalEngine(backend="graph"), run, PipelinedClients)
+    return Federation(Engine(backend="graph"), run, PipelinedClients)
 
 
 def play(method, speculative, task=None, **settings):
@@ -72,7 +72,7 @@ def test_speculation_gives_the_same_bits_and_trains_no_cohort_twice(name, traini
 
 
 def test_batches_planned_in_another_thread_are_those_of_the_round():
-    sampler = LocalEngine(backend="graph").prepare(job()).federation.sampler
+    sampler = make_simulation(Engine(backend="graph"), job()).sampler
     for number, planned in ((1, 1), (2, 2), (4, 3)):  # the last: another round is needed than was planned
         clients = sampler.cohort(number)
         expected = sampler.workload(number, clients)
@@ -83,8 +83,8 @@ def test_batches_planned_in_another_thread_are_those_of_the_round():
 
 
 def test_batches_planned_for_several_rounds_are_those_of_each():
-    simulation = LocalEngine(backend="graph").prepare(job())
-    sampler, fresh = (LocalEngine(backend="graph").prepare(simulation.job).federation.sampler for _ in range(2))
+    simulation = make_simulation(Engine(backend="graph"), job())
+    sampler, fresh = (make_simulation(Engine(backend="graph"), simulation.job).sampler for _ in range(2))
     for number in range(1, 25):
         sampler.plan(number)
         clients = sampler.cohort(number)
@@ -149,8 +149,8 @@ def test_a_step_is_confirmed_by_its_bits():
     simulation = prepare(job())
     server, names = simulation.start().server, simulation.contract.coords.named
     predicted = server.public._replace(coords=dict(server.public.coords))
-    group = Group(predicted, plan_round(simulation.contract, server), (), ())
-    trained = Trained(GroupTask(1, "graph", None, group, ()), None, None, None, torch.tensor([1.0, 0.0]), None)
+    group = Group(predicted, Round.open(simulation.contract, server).plan, (), ())
+    trained = Trained(GroupTask(1, "graph", group, ()), None, None, None, torch.tensor([1.0, 0.0]), None)
 
     def confirmed(step: Tree) -> bool:
         clients = PipelinedClients(simulation)
@@ -181,14 +181,14 @@ def test_training_in_advance_is_not_used_for_another_state(trainings):
 @pytest.mark.parametrize("name", [*METHODS, "adam"])
 def test_only_weighted_means_of_exact_uploads_are_predictable(name):
     method = Method(server_opt=Adam(0.01)) if name == "adam" else METHODS[name]
-    simulation = LocalEngine(backend="graph").prepare(job(method))
+    simulation = make_simulation(Engine(backend="graph"), job(method))
     server = simulation.start().server
     contract = simulation.contract.at(0)
     expected = name == "fedavg"  # with a new basis in every round, no round is predictable
     assert is_predictable(contract, Round.open(simulation.contract, server)) is expected
     if expected:
         for change in ({"upload": "weights"}, {"download": "full"}, {"secure_aggregation": True}):
-            other = LocalEngine(backend="graph").prepare(job(replace(method, **change)))
+            other = make_simulation(Engine(backend="graph"), job(replace(method, **change)))
             state = other.start().server
             assert not is_predictable(other.contract.at(0), Round.open(other.contract, state))
 

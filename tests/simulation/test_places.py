@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from tests.federation import SIZES, digits, digits_task, perceptron, workload
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.apps import deployable
 from thinwire.optimizers import SGD
 from thinwire.protocol import Asynchronous, Method, Stage
@@ -26,14 +27,14 @@ MOMENTUM = Method(client_opt=SGD(0.05, momentum=0.9), opt_lifetime="run", opt_ow
 
 def simulation(method: Method, rounds: int = 4, cohort: int = 3, **engine):
     job = Job(task=digits_task(), method=method, rounds=rounds, cohort=cohort, local=STEPS, eval_every=rounds)
-    return LocalEngine(backend="loop", **engine).prepare(job)
+    return make_simulation(Engine(backend="loop", **engine), job)
 
 
 def test_fedavg_equals_torch_optimizers_of_as_many_machines_as_the_cohort_has_clients():
     """One torch optimizer for each place in the cohort, never reset, used for all clients trained at that place."""
     ours = simulation(MOMENTUM)
     state, (x, y) = ours.start(), digits()
-    common = {name: block.clone() for name, block in ours.federation.weights(state.server.public).items()}
+    common = {name: block.clone() for name, block in ours.weights(state.server.public).items()}
     models = [perceptron() for _ in range(3)]
     opts = [torch.optim.SGD(model.parameters(), 0.05, momentum=0.9) for model in models]
     cohorts = []
@@ -55,7 +56,7 @@ def test_fedavg_equals_torch_optimizers_of_as_many_machines_as_the_cohort_has_cl
             )
             for name in common
         }
-        for name, block in ours.federation.weights(state.server.public).items():
+        for name, block in ours.weights(state.server.public).items():
             torch.testing.assert_close(block, common[name], rtol=2e-5, atol=2e-5)
     assert len(set(cohorts)) > 1  # else places and clients are the same
     holders = {i for i, one in state.clients.items() if one.opt}
@@ -67,7 +68,7 @@ def test_with_one_client_both_owners_are_the_same():
     for owner in ("client", "place"):
         method = MOMENTUM.replace(opt_owner=owner)
         job = Job(task=digits_task(sizes=(20,)), method=method, rounds=3, cohort=1, local=STEPS, eval_every=3)
-        run = LocalEngine(backend="loop").prepare(job)
+        run = make_simulation(Engine(backend="loop"), job)
         state = run.start()
         for _ in range(3):
             state, _ = run.round(state)

@@ -9,13 +9,14 @@ import torch
 from tests.federation import same_public
 from tests.simulation.test_engine import METHODS, bits, job, play
 from thinwire.errors import ConfigError, Diverged
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
 from thinwire.federation.ray_workers import shares
+from thinwire.federation.simulation import make_simulation
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runs.config import digest, resolve
 
-HERE = LocalEngine(backend="vmap", chunk=2)
+HERE = Engine(backend="vmap", chunk=2)
 has_ray = importlib.util.find_spec("ray") is not None
 quiet = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -36,7 +37,7 @@ def test_workers_give_the_same_bits(name, monkeypatch):
 @pytest.mark.skipif(not (has_ray and torch.cuda.is_available()), reason="needs Ray and a GPU")
 @pytest.mark.parametrize("backend", ["vmap", "graph"])
 def test_two_workers_share_a_gpu(backend):
-    run, alone = job(METHODS["scaffold"]), LocalEngine("cuda", backend, chunk=2)
+    run, alone = job(METHODS["scaffold"]), Engine("cuda", backend, chunk=2)
     (_, here, records), (_, there, by_workers) = (play(run, engine) for engine in (alone, replace(alone, workers=2)))
     assert bits(by_workers) == bits(records)
     assert same_public(here[-1].server.public, there[-1].server.public)
@@ -46,20 +47,20 @@ def test_two_workers_share_a_gpu(backend):
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
 def test_an_error_of_a_worker_is_raised_in_the_main_process():
     with pytest.raises(Diverged, match=r"round 1: .*smaller learning rate"):
-        play(job(Method(client_opt=SGD(1e38))), LocalEngine(backend="vmap", workers=1))
+        play(job(Method(client_opt=SGD(1e38))), Engine(backend="vmap", workers=1))
 
 
 @pytest.mark.skipif(has_ray, reason="Ray is installed")
 def test_without_ray_the_error_message_names_the_package():
     with pytest.raises(ConfigError, match=r"pip install 'thinwire\[ray\]'"):
-        LocalEngine(workers=2).prepare(job())
+        make_simulation(Engine(workers=2), job())
 
 
 def test_too_many_workers_are_an_error():
     with pytest.raises(ConfigError, match="at most the 3 cores"):
         shares(4, [{"CPU": 2}, {"CPU": 1}])
     with pytest.raises(ConfigError, match="workers must be 0"):
-        LocalEngine(workers=-1)
+        Engine(workers=-1)
 
 
 @pytest.mark.parametrize("workers", range(1, 9))

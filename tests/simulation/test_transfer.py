@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from thinwire.core.spec import Spec
 from thinwire.core.vector import Vector
 from thinwire.federation.transfer import pack, unpack
 from thinwire.protocol.round import Reply
@@ -69,7 +70,7 @@ def test_the_replies_of_a_group():
 
 
 def test_a_flat_tree_and_numpy_arrays():
-    tree = Vector(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
+    tree = Vector(torch.arange(3.0), Spec.of({"a": torch.zeros(2), "b": torch.zeros(1)}))
     back, rows = sent_and_back((tree, np.arange(4)))
     assert {name: block.tolist() for name, block in back.items()} == {"a": [0.0, 1.0], "b": [2.0]}
     assert rows.tolist() == [0, 1, 2, 3]

@@ -13,15 +13,9 @@ from thinwire.core.tree import add, flatten, restrict, same, scale
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.setup import UNRECOVERED
 from thinwire.sketches import CountSketch, count as module
-from thinwire.testing import check_sketch
 
 DELTA = {"w": Key(1).normal(70, 5), "b": Key(2).normal(60)}
 COORDS = Spec.of(DELTA)
-
-
-@pytest.mark.parametrize("sketch", [CountSketch(), CountSketch(1, 7), CountSketch(4, 64, k=3)], ids=repr)
-def test_fulfills_the_contract_of_a_sketch(sketch):
-    check_sketch(sketch)
 
 
 def test_the_sum_of_codes_is_the_code_of_the_sum_to_the_bit():

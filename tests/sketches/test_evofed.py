@@ -13,7 +13,6 @@ from thinwire.core.tree import add, flatten, restrict, same, scale, weighted_mea
 from thinwire.errors import ConfigError
 from thinwire.runs.config import resolve
 from thinwire.sketches import EvoFed, evofed as module
-from thinwire.testing import check_sketch
 
 DELTA = {"w": Key(1).normal(7, 5), "b": Key(2).normal(6)}
 COORDS = Spec.of(DELTA)
@@ -29,21 +28,6 @@ def perturbations(sketch: EvoFed, key: Key, coords: Spec = COORDS) -> torch.Tens
             code[part, j] = sketch.population * sketch.sigma
             rows.append(flatten(sketch.decode({"fitness": code}, coords, key)))
     return torch.stack(rows).view(sketch.partitions, pairs, -1)
-
-
-@pytest.mark.parametrize(
-    "sketch",
-    [
-        EvoFed(8),
-        EvoFed(8, partitions=3),
-        EvoFed(6, shaping="zscore", partitions=100),
-        EvoFed(4, shaping="none", fitness="square"),
-        EvoFed(4, paired=True, partitions=2),
-    ],
-    ids=repr,
-)
-def test_evofed_fulfills_the_contract_of_a_sketch(sketch):
-    check_sketch(sketch)
 
 
 @pytest.mark.parametrize("partitions", [1, 4, 41, 50])

@@ -48,22 +48,6 @@ def composed(space, *shape: int) -> torch.Tensor:
 # -- the contract ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        tw.spaces.FedPara(),
-        tw.spaces.FedPara(gamma=0.5, activation="tanh"),
-        tw.spaces.FedPara(gamma=1.0, personal=True),
-        tw.spaces.FedPara(rank=2, start="factor_he", modules_to_save=("head.*",)),
-        tw.spaces.FedPara(rank=2, start="composed_he", target_modules=("conv*",)),
-        tw.spaces.FedPara(activation="tanh", start="composed", scale="isometric", dense="auto"),
-    ],
-    ids=repr,
-)
-def test_fedpara_fulfills_the_contract_of_a_space(space):
-    check_space(space, starts_at_base=False)
-
-
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_convolutions_of_any_dimension_are_factorized(dims):
     weights = {"conv.weight": torch.zeros(6, 5, *(3,) * dims), "conv.bias": torch.ones(6)}

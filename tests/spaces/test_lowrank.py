@@ -18,21 +18,6 @@ from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 from thinwire.spaces.lowrank import lowrank_rank, lowrank_size
 from thinwire.testing import check_space
 
-SPACES = [
-    tw.spaces.LowRank(),
-    tw.spaces.LowRank(rank=2),
-    tw.spaces.LowRank(like_gamma=0.5, target_modules=("conv*", "fc*"), modules_to_save=("fc*",)),
-    tw.spaces.Pufferfish(first_dense=0),
-    tw.spaces.Pufferfish(first_dense=0, target_modules=("fc*", "head*")),
-    tw.spaces.FactorizedFL(),
-    tw.spaces.FactorizedFL(modules_to_save=("head*",), prune=0.1),
-]
-
-
-@pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_spaces_fulfill_their_contract(space):
-    check_space(space, starts_at_base=False)
-
 
 @pytest.mark.parametrize("dims", [1, 3])
 @pytest.mark.parametrize(

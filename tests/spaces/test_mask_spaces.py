@@ -15,7 +15,6 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optimizers import BetaPosterior
 from thinwire.protocol.client import Group, training_inputs
 from thinwire.spaces import FedMRN, FedPM, Full, Route
-from thinwire.testing import check_optimizer, check_space
 from thinwire.training.backends import VmapTrainer
 
 BASE = {"fc.weight": Key(1).normal(30, 20), "fc.bias": Key(2).normal(30)}
@@ -29,21 +28,6 @@ def bits_of(up):
 
 def basis_of(space, base=BASE):
     return space.basis(Spec.of(base), Key(3), "cpu")
-
-
-@pytest.mark.parametrize("space", [FedPM(), FedPM("base", test="sample"), FedPM(test="round", gain=2.0)], ids=repr)
-def test_fedpm_fulfills_the_contract_of_a_space(space):
-    check_space(space, starts_at_base=False)
-
-
-@pytest.mark.parametrize("space", [FedMRN(), FedMRN(0.5, signed=False), FedMRN(redraw_every=0)], ids=repr)
-def test_fedmrn_fulfills_the_contract_of_a_space(space):
-    check_space(space)
-
-
-@pytest.mark.parametrize("opt", [BetaPosterior(), BetaPosterior(0.5, 3.0, 4, 2)], ids=repr)
-def test_the_posterior_fulfills_the_contract_of_an_optimizer(opt):
-    check_optimizer(opt)
 
 
 def test_sampled_weights_are_frozen_ones_or_zero_and_have_the_gradient_of_the_mean():

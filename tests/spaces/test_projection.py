@@ -13,7 +13,6 @@ from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
 from thinwire.kernels import projection as generated
 from thinwire.spaces import projection
-from thinwire.testing import check_space
 
 SGD = tw.optimizers.SGD
 
@@ -59,12 +58,7 @@ SPACES = [
 ]
 
 
-@pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_projections_fulfill_the_contract_of_a_space(space):
-    check_space(space)
-
-
-@pytest.mark.parametrize(("entries", "layout"), [("sign", "contiguous"), ("gaussian", "strided"), ("sign", "permuted")])
+@pytest.mark.parametrize(("entries", "layout"), [("gaussian", "strided"), ("sign", "permuted")])
 def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, layout):
     common = {"entries": entries, "layout": layout}
     for general, special in (
@@ -77,8 +71,7 @@ def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, 
         assert [r.bytes_up for r in a.history] == [r.bytes_up for r in b.history]
 
 
-@pytest.mark.parametrize("entries", ["sign", "gaussian"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("entries", "momentum"), [("sign", 0.9), ("gaussian", 0.0)])
 def test_a_segment_for_each_weight_is_fedavg(entries, momentum):
     mine = train(tw.spaces.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
     theirs = train(tw.spaces.Full(), lr=0.1, momentum=momentum)
@@ -96,11 +89,10 @@ def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_ra
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_square_orthonormal_basis_is_fedavg(momentum):
+def test_a_square_orthonormal_basis_is_fedavg():
     e = -(-D // 7)
-    mine = train(tw.spaces.MAPAX(k=7, p=e, normalize="orthonormal"), lr=0.1, momentum=momentum)
-    theirs = train(tw.spaces.Full(), lr=0.1, momentum=momentum)
+    mine = train(tw.spaces.MAPAX(k=7, p=e, normalize="orthonormal"), lr=0.1, momentum=0.9)
+    theirs = train(tw.spaces.Full(), lr=0.1, momentum=0.9)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
@@ -154,7 +146,7 @@ def test_the_projection_error_has_its_theoretical_mean(k, p):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
-@pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 40), (57, 56), (57, 57), (60, 10), (11_274, 8_192)])
+@pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 56), (11_274, 8_192)])
 def test_segment_lengths_differ_by_at_most_one_and_every_coordinate_has_an_effect(layout, d, k):
     space, base = tw.spaces.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
@@ -217,7 +209,6 @@ NORMALIZED = [
         ({}, False),
         ({"layout": "strided"}, True),
         ({"layout": "contiguous", "normalize": "none"}, False),
-        ({"entries": "gaussian"}, True),
         ({"entries": "gaussian"}, False),
         ({"entries": "gaussian", "normalize": "none"}, True),
         ({"entries": "gaussian", "normalize": "orthonormal"}, True),
@@ -272,7 +263,7 @@ def test_entries_of_isometric_mapo_are_exact(monkeypatch):
     assert "a" not in basis
 
 
-@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 57, 242, 243, 244, 11_274, 1_146_634, 10**9, 10**15 - 1, 10**15])
+@pytest.mark.parametrize("d", [1, 32, 57, 243, 11_274, 10**15 - 1, 10**15])
 def test_k_is_derived_from_the_number_of_weights(d):
     k = tw.spaces.MAPO(k=0).sizes(d).k
     assert k == d if 8 * d**2 >= d**3 else k**3 <= 8 * d**2 < (k + 1) ** 3
@@ -290,7 +281,7 @@ def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
-@pytest.mark.parametrize(("d", "k", "p"), [(57, 10, 3), (57, 28, 2), (57, 29, 1), (60, 7, 8), (57, 28, 3)])
+@pytest.mark.parametrize(("d", "k", "p"), [(57, 10, 3), (57, 29, 1), (57, 28, 3)])
 def test_every_value_of_b_moves_a_weight(layout, d, k, p):
     map_ = linear_map(tw.spaces.MAPAX(k=k, p=p, layout=layout), d, Key(3))
     assert map_.shape == (d, k * p)
@@ -388,13 +379,13 @@ def test_a_message_is_k_p_values_and_a_header():
 
 
 def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
-    fixed = train(tw.spaces.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
-    redrawn = train(tw.spaces.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
-    assert fixed.bytes_catchup <= 30 * 8  # a state is some bytes longer than one ledger entry
+    fixed = train(tw.spaces.MAPO(k=8, redraw_every=0), rounds=12, cohort=1)
+    redrawn = train(tw.spaces.MAPO(k=8, redraw_every=1), rounds=12, cohort=1)
+    assert fixed.bytes_catchup <= 12 * 8  # a state is some bytes longer than one ledger entry
     assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
 
-@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
+@pytest.mark.parametrize("preset", ["mapax", "mapo"])
 def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.runs.config import resolve
     from thinwire.runs.execute import execute

@@ -9,7 +9,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, same_public
-from tests.parts import Drift, Product
+from tests.parts import Drift
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, same
@@ -20,9 +20,6 @@ from thinwire.runs.parts import build, describe
 from thinwire.runs.toml import dumps, loads
 from thinwire.spaces import MAPO, FedPara, Frozen, Full, LoRA, Route, Space
 from thinwire.spaces.route import Rule
-from thinwire.testing import check_space
-
-MIXED = Route((("conv*", LoRA(rank=2)), (("fc.*", "head.*"), Full()), ("*", Frozen())))
 
 
 @dataclass(frozen=True)
@@ -43,27 +40,6 @@ class Shift(Space):
             direction = basis["direction"][at : at + w.numel()].view(w.shape)
             out[name], at = w + coords["model/b"] * direction, at + w.numel()
         return out
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        Frozen(),
-        Route(),
-        MIXED,
-        Route((("*", LoRA(rank=2, redraw_every=2)),)),
-        Route((("conv*", LoRA(rank=1, redraw_every=2)), ("fc.*", LoRA(2, redraw_every=2)), ("*", Full()))),
-        Route((("fc.*", Drift(k=3)), ("*", Frozen()))),
-        Route((("conv*", MAPO(k=4)), ("fc.*", MAPO(k=4)), ("head.*", LoRA(rank=2, redraw_every=1)), ("*", Full()))),
-        Route((("fc.*", Shift()), ("conv*", Shift()), ("*", Route((("head.*", Full()), ("*", Frozen())))))),
-    ],
-)
-def test_routes_fulfill_the_contract_of_a_space(space):
-    check_space(space)
-
-
-def test_a_route_may_contain_a_space_that_does_not_start_at_the_base():
-    check_space(Route((("fc.*", Product()), ("*", Full()))), starts_at_base=False)
 
 
 # -- assignment of blocks ----------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
 from thinwire.protocol.receive import receive
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.round import Round
 from thinwire.spaces import LoRAResidual, LoRAStack
-from thinwire.testing import check_space
 from thinwire.wire import message as wire
 
 SPACES = [LoRAResidual, LoRAStack]
@@ -21,14 +20,9 @@ PRESETS = [tw.methods.fedex_lora, tw.methods.flora_stack]
 KEY = tw.Key(8)
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_it_meets_the_contract_of_a_space(space):
-    check_space(space(rank=2, dense="auto"))
-
-
 @pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("rank", [1, 2, 5, 9])
-@pytest.mark.parametrize("shares", [(1.0,), (0.25, 0.75), (0.5, 0.1, 0.3, 0.1)])
+@pytest.mark.parametrize("rank", [2, 9])
+@pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.1, 0.3, 0.1)])
 def test_a_stack_and_the_mean_factors_make_the_mean_of_the_weights(kind, rank, shares):
     """On a convolution, a matrix and a transposed one, with ranks up to the smaller side."""
     base = {
@@ -62,7 +56,7 @@ def test_rounds_are_exact_and_every_client_replays_them(preset, upload):
     fed = Federation(preset(rank=2, lr=0.1).replace(norm_bound=0.0, upload=upload))
     space, contract = fed.method.space, fed.contract
     for cohort in ((0, 1, 2), (3,), (1, 4), (0, 5)):
-        plan, before = plan_round(contract, fed.server), fed.server.public
+        plan, before = Round.open(contract, fed.server).plan, fed.server.public
         for client in cohort:
             fed.download(client)
             assert same_public(fed.public[client], before)
@@ -90,7 +84,7 @@ def test_the_download_has_the_stack_and_nothing_else(preset):
     residual = preset is tw.methods.fedex_lora
     for clients in (1, 2, 6):
         fed.round(range(clients))
-        data = fed.opened.downloads({0: fed.server.public.version - 1})[0]
+        data = fed.opened.downloads.messages({0: fed.server.public.version - 1})[0]
         values = (len(data) - 14) // 4
         stacked = min((clients - residual) * sides, 12 * 64)
         assert values - (head + residual * sides + stacked) in (0, 1, 2), (clients, values)
@@ -117,7 +111,7 @@ def test_codecs_of_both_directions_and_the_whole_state(preset):
 def test_forged_stacks_are_refused():
     fed = Federation(tw.methods.flora_stack(rank=1, lr=0.1))
     fed.round((0, 1))
-    data = fed.opened.downloads({5: 0})[5]
+    data = fed.opened.downloads.messages({5: 0})[5]
     schema = fed.contract.schema
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)

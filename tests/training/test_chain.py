@@ -7,13 +7,14 @@ from torch.func import vmap
 
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import bits, job, play
+from thinwire.core.spec import Spec
 from thinwire.core.tree import flatten, same
 from thinwire.core.vector import Vector
 from thinwire.data.losses import mse
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError
-from thinwire.federation.local_engine import LocalEngine
-from thinwire.models.cnn import ConvNet
+from thinwire.federation.engine import Engine
+from thinwire.models.cnn import conv_net
 from thinwire.optimizers import SGD, FedProx
 from thinwire.optimizers.base import clip_by_global_norm
 from thinwire.protocol import Method
@@ -46,10 +47,10 @@ def strided():
 
 # model and shape of an image; the first two are packed, the second in the first layer only
 NETWORKS = {
-    "packed": (lambda: ConvNet(1, 12, (3, 5), 0, 4), (1, 12, 12)),
-    "packed first": (lambda: ConvNet(2, (10, 6), (4, 20), 7, 4), (2, 10, 6)),
-    "wide": (lambda: ConvNet(3, 8, (20, 18), 6, 4), (3, 8, 8)),
-    "maximum": (lambda: ConvNet(1, 8, (4,), 0, 4, pool="max"), (1, 8, 8)),
+    "packed": (lambda: conv_net(1, 12, (3, 5), 0, 4), (1, 12, 12)),
+    "packed first": (lambda: conv_net(2, (10, 6), (4, 20), 7, 4), (2, 10, 6)),
+    "wide": (lambda: conv_net(3, 8, (20, 18), 6, 4), (3, 8, 8)),
+    "maximum": (lambda: conv_net(1, 8, (4,), 0, 4, pool="max"), (1, 8, 8)),
     "strided": (strided, (2, 9, 9)),
     "perceptron": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 4)), (3, 2, 2)),
 }
@@ -58,7 +59,7 @@ NETWORKS = {
 def both(model, x, y, mask=None):
     """Gradient and loss by autograd and by the chain, the second time from a flat tree."""
     weights = {name: block.requires_grad_() for name, block in model.weights().items()}
-    flat = Vector(flatten(weights).detach(), list(weights), list(weights.values()))
+    flat = Vector(flatten(weights).detach(), Spec.of(weights))
     chain = Chain(model)
     return [part.gradient(w, {}, x, y, mask) for part, w in ((model, weights), (chain, weights), (chain, flat))]
 
@@ -150,7 +151,7 @@ def test_other_models_are_refused(net, reason):
 
 
 def test_layers_that_a_chain_may_have():
-    assert may_be_chain(Functional.of(ConvNet(1, 8, (2,), 0, 3)))
+    assert may_be_chain(Functional.of(conv_net(1, 8, (2,), 0, 3)))
     assert not may_be_chain(Functional.of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
     assert not may_be_chain(Functional.of(nn.Conv2d(2, 2, 3, groups=2)))
     hooked = nn.Linear(2, 2)
@@ -161,34 +162,32 @@ def test_layers_that_a_chain_may_have():
 def images_task():
     torch.manual_seed(0)
     clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(4)]
-    return Task(ConvNet(1, 8, (4, 6), 0, 3), *pool_clients(clients))
+    return Task(conv_net(1, 8, (4, 6), 0, 3), *pool_clients(clients))
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        Method(client_opt=SGD(0.05)),
-        Method(client_opt=SGD(0.05, momentum=0.9)),
-        Method(client_opt=SGD(0.05, clip_norm=0.1)),
+        Method(client_opt=SGD(0.05, momentum=0.9, clip_norm=0.1)),
         Method(space=MAPO(k=32), client_opt=SGD(0.05)),
         Method(client_opt=SGD(0.05), correction=FedProx(0.1)),
     ],
 )
 def test_training_equals_the_loop_and_itself_with_any_number_of_threads(method, three_cores):
     run = job(method, images_task(), rounds=3, cohort=3)
-    _, first, records = play(run, LocalEngine(backend="chain"))
+    _, first, records = play(run, Engine(backend="chain"))
     torch.set_num_threads(1)
-    simulation, second, again = play(run, LocalEngine(backend="chain"))
+    simulation, second, again = play(run, Engine(backend="chain"))
     assert bits(records) == bits(again)
     assert same_public(first[-1].server.public, second[-1].server.public)
     assert second[-1].backend == "chain"
-    other, states, _ = play(run, LocalEngine(backend="loop"))
-    ours, loop = (s.federation.weights(t[-1].server.public) for s, t in ((simulation, second), (other, states)))
+    other, states, _ = play(run, Engine(backend="loop"))
+    ours, loop = (s.weights(t[-1].server.public) for s, t in ((simulation, second), (other, states)))
     assert all(float((ours[name] - block).abs().max()) < 1e-3 for name, block in loop.items())
 
 
 def test_a_model_that_is_no_chain_is_an_error_only_if_the_backend_was_given():
     task = digits_task(nn.Sequential(perceptron(), nn.Tanh()))
     with pytest.raises(ConfigError, match=r"backend = 'chain': the model has other layers .*; write backend = 'auto'"):
-        play(job(task=task), LocalEngine(backend="chain"))
+        play(job(task=task), Engine(backend="chain"))
     assert play(job(task=task, rounds=1))[1][-1].backend != "chain"

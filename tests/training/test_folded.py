@@ -8,8 +8,8 @@ import torch
 import thinwire as tw
 from tests.federation import records_of
 from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.spaces import LoRASB
 from thinwire.spaces.lora import DoRA
 from thinwire.training import backends
@@ -33,7 +33,7 @@ def trained(space, backend, local):
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = Job(questions, method, rounds=2, cohort=CLIENTS, local=local)
-    return [one.loss for one in records_of(LocalEngine("cpu", backend), job)]
+    return [one.loss for one in records_of(Engine("cpu", backend), job)]
 
 
 @pytest.mark.parametrize(("name", "batch"), [("lora", 3), *((name, 4) for name in FOLDED)])  # 4: the last is short

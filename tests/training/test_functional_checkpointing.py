@@ -100,22 +100,20 @@ def texts(clients=2):
     return [({"input_ids": codes[:, :-1]}, codes[:, 1:]) for codes in made]
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_llama_trains_as_without_checkpointing(reentrant):
+def test_a_checkpointed_llama_trains_as_without_checkpointing():
     plain, net = llama(), llama()
-    net.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    net.gradient_checkpointing_enable({"use_reentrant": True})
     assert_same(train(net, texts()), train(plain, texts()))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_llama_with_peft_adapters_trains_as_without_checkpointing(reentrant):
+def test_a_checkpointed_llama_with_peft_adapters_trains_as_without_checkpointing():
     peft = pytest.importorskip("peft")
     plain, net = (
         peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])) for _ in range(2)
     )
     net.load_state_dict(plain.state_dict())
     net.enable_input_require_grads()  # the frozen layers below an adapter have no gradient
-    net.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    net.gradient_checkpointing_enable({"use_reentrant": False})
     assert_same(train(net, texts()), train(plain, texts()))
 
 

@@ -156,7 +156,7 @@ def best_r2(run) -> float:
     return max(record.metrics["r2"] for record in run.history)
 
 
-@pytest.mark.parametrize("method", ["mapo", "thin", "fedpara", "topk", "lora", "flasc"])
+@pytest.mark.parametrize("method", ["mapo", "thin", "fedpara", "flasc"])
 def test_untouched_presets_learn_a_regression(method, fedavg_r2):
     clients, test = diabetes()
     run = tw.simulate(perceptron(), clients, method, rounds=12, test=test, loss="mse", backend="vmap")
@@ -170,7 +170,7 @@ def test_a_regression_that_never_beats_the_mean_is_at_chance():
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(400, 6, generator=generator), torch.randn(400, generator=generator)
     clients, test = [(noise[0][:200], noise[1][:200])], (noise[0][200:], noise[1][200:])
-    with pytest.warns(RuntimeWarning, match="at chance: r2 -.* is not above 0, that of predicting the mean"):
+    with pytest.warns(RuntimeWarning, match="r2 -.* is not above 0, that of predicting the mean"):
         run = tw.simulate(nn.Linear(6, 1), clients, "fedavg", rounds=10, test=test, loss="mse", backend="vmap")
     assert run.status == "at chance"
     assert "r2 -" in run.status_reason

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import thinwire as tw
+from tests.training.test_functional_losses import trained_by_torch
 from thinwire.data.losses import adjust_logits, cross_entropy
-from thinwire.data.task import as_examples, pool_clients
+from thinwire.data.task import as_examples
 from thinwire.errors import ConfigError
-from thinwire.federation.sampler import Sampler
 from thinwire.runs.config import digest, resolve
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
@@ -29,26 +29,6 @@ def adjusted_by_torch(outputs, targets, strength=1.0, pseudo_count=0.5):
     return F.cross_entropy(outputs + strength * torch.tensor(shares).log(), targets)
 
 
-def trained_by_torch(net, clients, local):
-    """The weighted mean of the weights that each client reaches with plain torch on the same batches."""
-    pool, assignment = pool_clients(clients)
-    ids, count = tuple(range(len(clients))), len(clients)
-    work = Sampler(tw.Key(0), ids, count, local, pool, assignment, torch.device("cpu")).workload(0, ids)
-    mean = [torch.zeros_like(p) for p in net.parameters()]
-    for i, (x, _) in enumerate(clients):
-        own = nn.Linear(FEATURES, CLASSES)
-        own.load_state_dict(net.state_dict())
-        optimizer = torch.optim.SGD(own.parameters(), 0.5)
-        for step, counted in enumerate(work.rows[i].tolist()):
-            if counted:
-                inputs, targets = pool.gather(work.index[i, step, :counted])
-                optimizer.zero_grad()
-                adjusted_by_torch(own(inputs), targets).backward()
-                optimizer.step()
-        mean = [m + len(x) / len(pool) * p.detach() for m, p in zip(mean, own.parameters(), strict=True)]
-    return mean
-
-
 @pytest.mark.parametrize("backend", ["vmap", "loop", "threads"])
 def test_training_steps_equal_those_of_torch(backend):
     """Clients of 7 and 4 examples in batches of 3: the last batches are short, and only their own labels count."""
@@ -58,7 +38,9 @@ def test_training_steps_equal_those_of_torch(backend):
     run = tw.simulate(
         net, clients, tw.Method(client_opt=tw.optimizers.SGD(0.5)), rounds=1, local=local, backend=backend
     )
-    for block, right in zip(run.weights.values(), trained_by_torch(net, clients, local), strict=True):
+    for block, right in zip(
+        run.weights.values(), trained_by_torch(net, clients, local, adjusted_by_torch), strict=True
+    ):
         torch.testing.assert_close(block, right, rtol=1e-5, atol=1e-6)
 
 

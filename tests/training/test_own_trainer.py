@@ -13,14 +13,14 @@ from torch import nn
 import thinwire as tw
 from tests.federation import same_public
 from thinwire.data.task import pool_clients
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.simulation import make_simulation
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import read_experiment
-from thinwire.flower.client import Client, ClientStore, InMemory
+from thinwire.flower.client import Client, InMemory
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import RoundPolicy
-from thinwire.protocol.round import Request
 from thinwire.runs.config import digest
 
 
@@ -43,17 +43,6 @@ def fit(model, records, lr):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     return model
-
-
-def keeps(model, records, state=None):
-    """AdamW whose state stays at home."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    tw.load_optimizer_tensors(optimizer, state)
-    for x, y in records.batches():
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model.state_dict(), {"loss": 0.5, "state": tw.optimizer_tensors(optimizer)}
 
 
 LOCAL = tw.Local(epochs=2, batch=8)
@@ -102,7 +91,6 @@ CASES = {
     ),
     "adapters-under-a-mask": (MASKED, fit),
     "private-head": (tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",))), fit),
-    "state-at-home": (tw.Method(opt_lifetime="run"), keeps),
     "sampled-masks": (tw.methods.fedpm(), fit),
 }
 
@@ -111,65 +99,33 @@ CASES = {
 def test_a_deployment_with_a_trainer_equals_the_simulation(name):
     method, trainer = CASES[name]
     one = job(method, trainer)
-    theirs, their_messages = play(LocalEngine().prepare(one), 3)
-    transport = InMemory(Client(LocalEngine(), one))
-    ours, messages = play(FlowerServer(LocalEngine(), one, lambda *_: transport, RoundPolicy(quorum=1.0)), 3)
+    theirs, their_messages = play(make_simulation(Engine(), one), 3)
+    transport = InMemory(Client(Engine(), one))
+    ours, messages = play(FlowerServer(Engine(), one, lambda *_: transport, RoundPolicy(quorum=1.0)), 3)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
 
 
-def test_private_blocks_and_the_state_of_the_optimizer_stay_at_home():
-    method = tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",)), opt_lifetime="run")
-    state, messages = play(LocalEngine().prepare(job(method, keeps)), 3)
-    known = [one for one in state.clients.values() if one.opt]
-    assert known
-    assert all(set(one.unsent) == {"2.weight", "2.bias"} for one in known)
-    assert {"0/exp_avg", "3/step"} <= set(known[0].opt["own"])
+def test_private_blocks_stay_at_home():
+    method = tw.Method(schedule=tw.schedules.AllBlocks(private=("2.*",)))
+    state, messages = play(make_simulation(Engine(), job(method, fit)), 3)
+    assert all(set(one.unsent) == {"2.weight", "2.bias"} for one in state.clients.values())
     ups = {len(message) for _, direction, _, message in messages if direction == "up"}
     assert max(ups) < 4 * (4 * 6 + 6) + 40  # the first layer alone
 
 
-def test_the_state_comes_back_in_the_next_round_and_only_where_the_method_keeps_it():
-    seen = []
-
-    def watch(model, records, state):
-        seen.append(state and int(state["rounds"]))
-        return model, {"state": {"rounds": (state["rounds"] if state else 0) + 1}}
-
-    tw.simulate(network(), clients(1), tw.Method(opt_lifetime="run"), rounds=3, trainer=watch)
-    assert seen == [None, 1, 2]
-    seen.clear()
-    tw.simulate(network(), clients(1), tw.Method(), rounds=3, trainer=watch)
-    assert seen == [None, None, None]
-
-
-def test_a_run_with_state_at_home_that_is_resumed_has_the_same_bits(tmp_path):
-    method = tw.Method(opt_lifetime="run")
-    options = {"method": method, "trainer": keeps, "local": LOCAL, "rounds": 4, "checkpoint_every": 1}
+def test_a_run_that_is_resumed_has_the_same_bits(tmp_path):
+    options = {"trainer": fit, "local": LOCAL, "rounds": 4, "checkpoint_every": 1}
     whole = tw.simulate(network(), clients(), **options)
     with pytest.raises(KeyboardInterrupt):
         tw.simulate(network(), clients(), **options, out=tmp_path / "run", on_round=_stop_after_two)
     again = tw.simulate(network(), clients(), **options, out=tmp_path / "run", resume=True)
     assert all(torch.equal(again.weights[name], weight) for name, weight in whole.weights.items())
-    fresh = tw.simulate(network(), clients(), **{**options, "method": tw.Method()})
-    assert any(not torch.equal(fresh.weights[name], weight) for name, weight in whole.weights.items())
 
 
 def _stop_after_two(record):
     if record.round == 2:
         raise KeyboardInterrupt
-
-
-def test_the_store_of_a_flower_client_holds_the_state():
-    one = Client(LocalEngine(), job(tw.Method(opt_lifetime="run"), keeps))
-    server = FlowerServer(LocalEngine(), one.job, lambda *_: InMemory(one))
-    _, messages = play(server, 1)
-    client, down = next((c, m) for _, direction, c, m in messages if direction == "down")
-    _, store = one.respond(client, Request(down))
-    again = ClientStore.load(store.dump(one.first), one.first)
-    kept, same = store.positions[-1].state.opt["own"], again.positions[-1].state.opt["own"]
-    assert kept.keys() == same.keys()
-    assert all(torch.equal(kept[name], same[name]) and kept[name].dtype == same[name].dtype for name in kept)
 
 
 def _wrong(change):
@@ -200,10 +156,8 @@ ERRORS = {
     "type": (_with("2.weight", HALF), "of type torch.bfloat16; expected torch.float32"),
     "no tensor": (_with("2.weight", 3), "of type int; expected a dense tensor"),
     "object": (_wrong(lambda model: 3), "object of type int; return the model"),
-    "names": (_wrong(lambda model: (model, {"los": 1})), r"the names \['los'\]"),
-    "pair": (_wrong(lambda model: (model, 1, 2)), "returned 3 values"),
-    "loss": (_wrong(lambda model: (model, {"loss": "x"})), "loss of type str; expected a number"),
-    "state": (_wrong(lambda model: (model, {"state": {"a": "x"}})), "state with 'a' of type str"),
+    "three": (_wrong(lambda model: (model, 1, 2)), r"returned \(1, 2\) beside the model"),
+    "loss": (_wrong(lambda model: (model, "x")), r"returned \('x',\) beside the model"),
     "error": (_raises, r"test_own_trainer.py, line \d+: ValueError: no good"),
 }
 
@@ -217,7 +171,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(name):
 
 
 def test_values_that_are_not_finite_are_divergence():
-    for trainer in (_with("2.bias", torch.full((3,), torch.nan)), _wrong(lambda m: (m, {"loss": float("nan")}))):
+    for trainer in (_with("2.bias", torch.full((3,), torch.nan)), _wrong(lambda m: (m, float("nan")))):
         with pytest.raises(tw.Diverged, match="round 1: trainer returned"):
             tw.simulate(network(), clients(1), rounds=1, trainer=trainer)
 
@@ -278,7 +232,7 @@ def test_the_command_line_trains_with_a_trainer_and_says_on_one_line_what_is_wro
     assert code == 0, err
     assert json.loads(out)["rounds"] == 1
     assert 'trainer = "' in (tmp_path / "here/config.toml").read_text()
-    assert "a trainer of one's own" in (tmp_path / "here/training.json").read_text()
+    assert "a trainer of one's own" in (tmp_path / "here/environment.json").read_text()
     code, out, err = thinwire("run", "fedavg", *few, "--set", "local.trainer=mine.py:fitt", "--out", "there")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "did you mean 'fit'?" in err

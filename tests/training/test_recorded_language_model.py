@@ -10,8 +10,8 @@ import thinwire as tw
 from tests.federation import records_of
 from tests.training.test_transformers_trainer import CLIENTS, task
 from thinwire.data.token_rows import TokenRows
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.models import causal_lm
 
 # what a list, bool(tensor) and tensor[mask] call; and others whose shape or result the host needs
@@ -62,9 +62,9 @@ def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):
     questions = task()
     questions.model.model.config._attn_implementation = "eager"  # as the task causal-lm has it
     job = Job(questions, method, rounds=2, cohort=CLIENTS, local=tw.Local(batch=3))
-    records = records_of(LocalEngine("cpu", "graph", precision=precision), job)
+    records = records_of(Engine("cpu", "graph", precision=precision), job)
     assert shapes
     assert not seen.names & set(NOT_RECORDED)
-    plain = records_of(LocalEngine("cpu", "vmap"), job)
+    plain = records_of(Engine("cpu", "vmap"), job)
     near = 1e-5 if precision == "float32" else 0.05
     assert [one.loss for one in records] == pytest.approx([one.loss for one in plain], abs=near)

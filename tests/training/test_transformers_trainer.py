@@ -10,8 +10,8 @@ import thinwire as tw
 from tests.federation import records_of
 from thinwire.data.partition import Assignment
 from thinwire.data.token_rows import TokenRows
+from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.models.causal_lm import CausalLM
 
 transformers = pytest.importorskip("transformers")
@@ -47,10 +47,9 @@ def task() -> tw.Task:
 
 
 def make_fit(folder):
-    def fit(model, records, lr, seed, state=None):
+    def fit(model, records, lr, seed):
         language = model.model  # that of transformers, inside of ours
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
-        tw.load_optimizer_tensors(optimizer, state)
         arguments = transformers.TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=3,
@@ -65,7 +64,7 @@ def make_fit(folder):
         )
         trainer = transformers.Trainer(language, arguments, train_dataset=records, optimizers=(optimizer, None))
         done = trainer.train()
-        return model, {"loss": done.training_loss, "state": tw.optimizer_tensors(optimizer)}
+        return model, done.training_loss
 
     return fit
 
@@ -80,7 +79,7 @@ METHODS = {
 def test_a_trainer_of_transformers_trains_a_language_model_beneath_our_methods(name, tmp_path):
     own = tw.Local(trainer=make_fit(tmp_path))
     job = Job(task(), METHODS[name], rounds=3, cohort=CLIENTS, local=own)
-    records = records_of(LocalEngine(), job)
+    records = records_of(Engine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -113,7 +112,7 @@ def test_sft_trainer_of_trl_trains_a_language_model_beneath_our_methods(tmp_path
         return model, {"loss": done.training_loss}
 
     job = Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
-    records = records_of(LocalEngine(), job)
+    records = records_of(Engine(), job)
     assert records[-1].test_loss < records[0].test_loss
     assert all(record.bytes_up > 0 for record in records)
 
@@ -128,5 +127,5 @@ def test_the_loss_of_transformers_on_records_is_ours():
         x, y = records._work.gather(records._index[:3])
         seen["ours"] = torch.nn.functional.cross_entropy(model(**x).flatten(0, 1), y.flatten()).item()
 
-    records_of(LocalEngine(), Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look)))
+    records_of(Engine(), Job(task(), tw.methods.lora(rank=2), 1, 1, tw.Local(trainer=look)))
     assert seen["theirs"] == pytest.approx(seen["ours"], abs=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thinwire.errors import WireError
-from thinwire.wire import bits, regions, symbols
+from thinwire.wire import bits, symbols
 from thinwire.wire.entropy import at_least, expand, squeeze
 
 
@@ -126,20 +126,7 @@ def drawn_levels(width: int, count: int, spread: float, by_region: bool, seed: i
 
 
 @pytest.mark.parametrize("size", [16, 1000, 32767, 32768, 65535, 65536])
-@pytest.mark.parametrize("spread", [0.01, 0.3, 3.0, 100.0])
-def test_the_lower_bound_is_below_the_length(size, spread):
-    data = drawn_levels(8, size, spread, by_region=False, seed=0)
-    assert at_least(data) < len(squeeze(data.tobytes()))
-
-
-@pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("spread", [0.01, 0.5, 2.0, 8.0])
-@pytest.mark.parametrize("by_region", [False, True])
-@pytest.mark.parametrize("count", [20_000, 60_000, 300_001])
-def test_levels_take_the_form_that_codes_of_both_decide(width, spread, by_region, count):
-    levels = drawn_levels(width, count, spread, by_region, seed=count)
-    packed = np.frombuffer(bits.pack(levels, width), np.uint8)
-    whole, sizes = squeeze(packed.tobytes()), symbols._sizes(width)
-    parted = bytes([symbols._REGIONS]) + regions.squeeze(packed, regions.classes(sizes[packed]))
-    pays = regions.estimate(packed, sizes) < symbols._PAYS * len(whole)
-    assert symbols.encode(levels, width) == (min(whole, parted, key=len) if pays else whole)
+def test_the_lower_bound_is_below_the_length(size):
+    for spread in (0.01, 0.3, 3.0, 100.0):
+        data = drawn_levels(8, size, spread, by_region=False, seed=0)
+        assert at_least(data) < len(squeeze(data.tobytes())), spread

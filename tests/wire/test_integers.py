@@ -27,11 +27,11 @@ def test_any_integers_come_back(values):
     assert integers.decode(integers.encode(array), len(array)).tolist() == values
 
 
-@pytest.mark.parametrize("n", [1, 2, 255, 4096, 4097, 20_000])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 2.5, 9.0, 60.0, 5e8])
-def test_integers_of_any_spread_come_back(n, spread):
-    values = rounded(n, spread)
-    assert (integers.decode(integers.encode(values), n) == values).all()
+def test_integers_of_any_spread_come_back(spread):
+    for n in (1, 2, 255, 4096, 4097, 20_000):
+        values = rounded(n, spread)
+        assert (integers.decode(integers.encode(values), n) == values).all(), n
 
 
 @pytest.mark.parametrize("spread", [0.3, 0.5, 1.0, 2.0, 5.0, 20.0])
@@ -53,10 +53,10 @@ def test_all_models_have_the_frequencies_of_the_format():
     assert total == 315_147
 
 
-@pytest.mark.parametrize("number", range(ans.MODELS))
-def test_every_model_codes_every_symbol(number):
+def test_every_model_codes_every_symbol():
     symbols = np.array([*range(-ans.LARGEST, ans.LARGEST + 1), 0, 0, 0])
-    assert (ans.decode(ans.encode(symbols, number), len(symbols), number) == symbols).all()
+    for number in range(ans.MODELS):
+        assert (ans.decode(ans.encode(symbols, number), len(symbols), number) == symbols).all(), number
 
 
 @pytest.mark.parametrize("n", [200, 5000])

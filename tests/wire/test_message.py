@@ -307,22 +307,6 @@ def test_malformed_bodies_are_refused(body, message):
         unpack(sealed(example()[:2] + b"\x01\x01" + (body or b"\x00")), SCHEMA)
 
 
-@pytest.mark.parametrize(
-    ("field", "payload", "message"),
-    [
-        (0, b"", "field 0 is not known"),
-        (11, b"", "field 11 is not known"),
-        (WEIGHT, b"", "end inside a length"),
-        (WEIGHT, b"\x01\x01", "1 bytes follow the end of field 2"),
-        (DRIFT_CHECK, b"abc", "announces 4 bytes, 3 are left"),
-        (DRIFT_CHECK, b"abcde", "1 bytes follow the end of field 4"),
-    ],
-)
-def test_a_body_that_could_not_be_read_is_not_written(field, payload, message):
-    with pytest.raises(WireError, match=message):
-        pack_body(Body(None, {field: payload}), SCHEMA)
-
-
 def test_a_model_without_blocks_has_one_encoding_of_its_plan():
     empty = Schema(SCHEMA.digest, ())
     assert unpack_body(pack_body(Body(frozenset()), empty), empty).plan is None

@@ -44,15 +44,12 @@ class FlexLoRA(Aggregator):
         pairs = [name.removesuffix("/b") for name in trees[0] if name.endswith("/b") and f"{name[:-1]}a" in trees[0]]
         if not pairs:
             return weighted_mean(trees, weights)
-        factors = {f"{name}{side}" for name in pairs for side in ("/a", "/b")}
-        others = [{name: block for name, block in tree.items() if name not in factors} for tree in trees]
-        made = weighted_mean(others, weights)
+        made = weighted_mean([dict(tree) for tree in trees], weights)
         total = math.fsum(weights)
-        shares = [weight / total for weight in weights]
         for name in pairs:
-            factors_b, factors_a = ([tree[f"{name}{side}"] for tree in trees] for side in ("/b", "/a"))
-            made[f"{name}/b"], made[f"{name}/a"] = best_adapter(factors_b, factors_a, shares)
-        return {name: made[name] for name in trees[0]}
+            b, a = ([tree[f"{name}/{side}"] for tree in trees] for side in "ba")
+            made[f"{name}/b"], made[f"{name}/a"] = best_adapter(b, a, [weight / total for weight in weights])
+        return made
 
 
 def best_adapter(b: Sequence[Tensor], a: Sequence[Tensor], shares: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ Each update mixed with its nearest neighbors, in front of a robust aggregator: f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,19 +77,17 @@ class GeometricMedian(Aggregator):
         """Return the geometric median; of fewer than three clients, the weighted mean."""
         if len(trees) < 3 or not trees[0]:
             return weighted_mean(trees, weights)
-        return weighted_mean(trees, self._shares(inner_products(trees), torch.tensor(weights, dtype=torch.float64)))
-
-    def _shares(self, products: Tensor, weights: Tensor) -> list[float]:
-        """Return the weights of the clients whose weighted mean is the geometric median."""
-        weights = weights / weights.sum()
+        products = inner_products(trees)
+        given = torch.tensor(weights, dtype=torch.float64)
+        given = given / given.sum()
         distance = squares_between(products).sqrt().median(1).values
         least = max(
             self.smooth * float(distance.median()), _ROUNDING * float(products.diagonal().sqrt().median()), _TINY
         )
-        shares = _normalized(weights / distance.clamp(min=least))
+        shares = _normalized(given / distance.clamp(min=least))
         for _ in range(self.iterations):
-            shares = _normalized(weights / squares_from(products, shares).sqrt().clamp(min=least))
-        return list(map(float, shares))
+            shares = _normalized(given / squares_from(products, shares).sqrt().clamp(min=least))
+        return weighted_mean(trees, shares.tolist())
 
 
 @register("aggregator", "centered-clipping", paper="Karimireddy et al., ICML 2021")
@@ -127,20 +125,17 @@ class CenteredClipping(Aggregator):
         start = Median().of(trees, weights)
         if not start:
             return start
-        return weighted_mean([start, *trees], self._shares(inner_products([start, *trees])))
-
-    def _shares(self, products: Tensor) -> list[float]:
-        """Return the weights of the median and of the clients whose weighted mean is v."""
-        clients = len(products) - 1
-        shares = torch.zeros(clients + 1, dtype=torch.float64)
+        points = [start, *trees]
+        products, clients = inner_products(points), len(trees)
+        shares = torch.zeros(clients + 1, dtype=torch.float64)  # of the median and of the clients in v
         shares[0] = 1.0
         for _ in range(self.iterations):
             distance = squares_from(products, shares)[1:].sqrt()
-            radius = self.tau * (float(_median(distance)) if self.relative else 1.0)
+            radius = self.tau * (float(np.median(distance)) if self.relative else 1.0)
             step = (radius / distance.clamp(min=_TINY)).clamp(max=1.0) / clients
             shares = shares * (1 - step.sum())
             shares[1:] += step
-        return list(map(float, shares))
+        return weighted_mean(points, shares.tolist())
 
 
 @register("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
@@ -175,12 +170,7 @@ class MultiKrum(WeightedMean):
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError for fewer than 2 faulty + 3 clients."""
-        faulty = count_faulty(self.faulty, clients)
-        if faulty and clients < 2 * faulty + 3:
-            raise ConfigError(
-                f"multi-krum with {faulty} faulty clients needs {2 * faulty + 3} clients in a round (2 faulty + 3), "
-                f"not {clients}; write a smaller method.aggregator.faulty or a larger cohort.size"
-            )
+        check_enough("multi-krum", self.faulty, clients, more=3)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Return weight 1 for clients that are averaged, 0 for the others."""
@@ -209,16 +199,20 @@ def count_faulty(faulty: float, clients: int) -> int:
     return int(faulty) if faulty >= 1 else math.floor(round(faulty * clients, 6))
 
 
+def check_enough(rule: str, faulty: float, clients: int, more: int) -> None:
+    """Raise a ConfigError unless a round has so many clients more than two for each faulty one."""
+    count = count_faulty(faulty, clients)
+    if count and clients < 2 * count + more:
+        raise ConfigError(
+            f"{rule} with {count} faulty clients needs {2 * count + more} clients in a round (2 faulty + {more}), not "
+            f"{clients}; write a smaller method.aggregator.faulty or a larger cohort.size"
+        )
+
+
 def _normalized(weights: Tensor) -> Tensor:
     """Return weights that sum to 1; divided by the largest first, so that the sum does not overflow."""
     weights = weights / weights.max()
     return weights / weights.sum()
-
-
-def _median(values: Tensor) -> Tensor:
-    """Return the median; of an even number of values, the mean of the middle two."""
-    ascending = values.sort().values
-    return (ascending[(len(values) - 1) // 2] + ascending[len(values) // 2]) / 2
 
 
 SLICE = 1 << 15  # values of each client that are sorted together: memory grows with this, not with the model
@@ -249,8 +243,7 @@ class TrimmedMean(Aggregator):
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the trimmed mean of each coordinate."""
-        cut = math.floor(self.share * len(trees))
-        return _by_coordinate(trees, lambda ascending: ascending[cut : len(trees) - cut].mean(0))
+        return _middle_means(trees, math.floor(self.share * len(trees)))
 
 
 @register("aggregator", "median", paper="Yin et al., ICML 2018")
@@ -268,16 +261,15 @@ class Median(Aggregator):
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the median of each coordinate."""
-        low, high = (len(trees) - 1) // 2, len(trees) // 2
-        return _by_coordinate(trees, lambda ascending: (ascending[low] + ascending[high]) / 2)
+        return _middle_means(trees, (len(trees) - 1) // 2)
 
 
-def _by_coordinate(trees: Sequence[Tree], of: Callable[[Tensor], Tensor]) -> Tree:
-    """Apply `of` to the clients' values of each coordinate, sorted in ascending order along the first axis."""
-    return {name: _block_by_coordinate([tree[name] for tree in trees], of) for name in trees[0]}
+def _middle_means(trees: Sequence[Tree], cut: int) -> Tree:
+    """Return the mean of the clients' values of each coordinate without the `cut` largest and smallest."""
+    return {name: _middle_mean([tree[name] for tree in trees], cut) for name in trees[0]}
 
 
-def _block_by_coordinate(blocks: Sequence[Tensor], of: Callable[[Tensor], Tensor]) -> Tensor:
+def _middle_mean(blocks: Sequence[Tensor], cut: int) -> Tensor:
     flat = [block.reshape(-1) for block in blocks]
     out = torch.empty_like(flat[0])
     wide = torch.float32 if out.dtype in (torch.bfloat16, torch.float16) else out.dtype  # numpy sorts these quickly
@@ -285,7 +277,7 @@ def _block_by_coordinate(blocks: Sequence[Tensor], of: Callable[[Tensor], Tensor
     def aggregate(start: int) -> None:
         here = slice(start, start + SLICE)
         values = torch.stack([vector[here] for vector in flat]).to(wide)
-        out[here] = of(torch.from_numpy(np.sort(values.numpy(), axis=0)))
+        out[here] = torch.from_numpy(np.sort(values.numpy(), axis=0)[cut : len(flat) - cut]).mean(0)
 
     each(aggregate, range(0, len(out), SLICE), len(flat) * min(SLICE, len(out)) * out.element_size())
     return out.view(blocks[0].shape)
@@ -307,7 +299,7 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
 
 def _blocks(trees: Sequence[Tree]) -> list[list[Tensor]]:
     """Return for each block the vectors of all clients; a single block if every tree is one vector."""
-    if all(isinstance(tree, Vector) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
+    if all(isinstance(tree, Vector) and tree.spec.names == trees[0].spec.names for tree in trees):  # type: ignore[attr-defined]
         return [[tree.data for tree in trees]]  # type: ignore[attr-defined]
     return [[tree[name].reshape(-1) for tree in trees] for name in trees[0]]
 
@@ -364,12 +356,7 @@ class NearestMixing(UpdateFilter):
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if half of the clients or more are faulty, or if the inner aggregator cannot be used."""
-        faulty = count_faulty(self.faulty, clients)
-        if 2 * faulty >= clients:
-            raise ConfigError(
-                f"nearest-mixing with {faulty} faulty clients needs more than {2 * faulty} clients in a round, not "
-                f"{clients}; write a smaller method.aggregator.faulty or a larger cohort.size"
-            )
+        check_enough("nearest-mixing", self.faulty, clients, more=1)
         super().check(clients)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:

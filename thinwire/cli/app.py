@@ -16,8 +16,9 @@ import typer
 
 from thinwire.cli import deploy, run, search, show
 from thinwire.cli.options import Imports
-from thinwire.cli.terminal import print_error, print_warning
-from thinwire.errors import ConfigError, Diverged, ThinwireError
+from thinwire.cli.terminal import note
+from thinwire.errors import Diverged, ThinwireError
+from thinwire.runs.files import message_of
 
 UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contain their own copy of click
 
@@ -70,19 +71,19 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = print_warning
+            warnings.showwarning = lambda message, *_, **__: note(f"thinwire: note: {message}")
             code = verbs(standalone_mode=False, prog_name=name)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         _drop_output()
         sys.exit(1)
     except Diverged as error:
-        print_error(error)
+        note(f"thinwire: {message_of(error)}")
         sys.exit(run.TRAINING_FAILED)
     except (ThinwireError, OSError) as error:
         if sys.stdout is sys.__stdout__:
             _drop_output()
-        print_error(error)
+        note(f"thinwire: {message_of(error)}")
         sys.exit(2)
     except typer.Abort:
         sys.exit(130)
@@ -91,7 +92,7 @@ def main(verbs: typer.Typer = app, name: str = "thinwire") -> None:
             error.show()
         else:
             command = error.ctx.command_path if error.ctx else "thinwire"
-            print_error(ConfigError(f"{error.format_message()} (see `{command} --help`)"))
+            note(f"thinwire: {error.format_message()} (see `{command} --help`)")
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -5,31 +5,26 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.options import AsJson, Log, Method, Quiet, Task, verb
+from thinwire.cli.options import AsJson, Log, Method, Quiet, Task, documented, verb
 from thinwire.cli.run import exit_if_failed, show_summary, shown
-from thinwire.cli.terminal import print_json, show_cells, show_facts
+from thinwire.cli.terminal import print_json, show_facts, show_list
 from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 
 @verb("overwrite")
 def deploy(
     what: Method,
     on: Task = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes; also of clients, without --clients.")] = 4,
-    seconds: Annotated[float, typer.Option(help="Seconds the server waits for the uploads of a round.")] = 600.0,
-    quorum: Annotated[float, typer.Option(help="Fraction of the cohort that must upload for a round to count.")] = 0.5,
-    grace: Annotated[
-        float | None, typer.Option(help="Seconds after the quorum at which a round is closed; by default it is not.")
-    ] = None,
-    over_select: Annotated[float, typer.Option(help="Fraction of the cohort that is asked in addition.")] = 0.0,
+    nodes: int = 4,
+    seconds: float = 600.0,
+    quorum: float = 0.5,
+    grace: float | None = None,
+    over_select: float = 0.0,
     log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -40,6 +35,13 @@ def deploy(
     Example: thinwire deploy fedavg --on digits --nodes 4 --rounds 5
 
     Starts a SuperLink and SuperNodes, and stops them when the run ends.
+
+    Options:
+        nodes: Number of SuperNodes; also of clients, without --clients.
+        seconds: Seconds the server waits for the uploads of a round.
+        quorum: Fraction of the cohort that must upload for a round to count.
+        grace: Seconds after the quorum at which a round is closed; by default it is not.
+        over_select: Fraction of the cohort that is asked in addition.
     """
     from thinwire.flower.local import deploy as run
     from thinwire.flower.transport import RoundPolicy
@@ -64,20 +66,18 @@ def deploy(
 
 @verb("out", "overwrite")
 def app(
-    what: Method,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    on: Task = None,
-    template: Annotated[
-        str | None, typer.Option(metavar="own-data", help="An app in which every site has data of its own.")
-    ] = None,
-    kind: Annotated[str, typer.Option(help="Data of the template own-data: images, table or text.")] = "table",
-    **options: Any,
+    what: Method, folder: Path, on: Task = None, template: str | None = None, kind: str = "table", **options: Any
 ) -> None:
     """Write a Flower app that `flwr run` runs unchanged.
 
     Example: thinwire app mapo my-app --on digits --clients 4 --cohort 4
 
     Example: thinwire app fedavg my-app --template own-data --kind table --clients 3
+
+    Options:
+        folder: A new folder.
+        template: own-data: an app in which every site has data of its own.
+        kind: Data of the template own-data: images, table or text.
     """
     from thinwire.flower.app_folder import DEFAULTS, TEMPLATE, write_app, write_own_data_app
     from thinwire.runs.run import settings_of
@@ -102,16 +102,20 @@ site = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site: letters, digits, - and _.")]
 RosterPath = Annotated[Path, typer.Option("--roster", help="File of the roster.")]
+RunDir = Annotated[Path, typer.Option("--run-dir", help="Run directory, on this machine.")]
+SiteData = Annotated[Path, typer.Option("--data-dir", help="The folder of the site's data.")]
 DEFAULT = Path("roster.toml")
 
 
 @site.command("key")
-def make_key(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; FILE.pub is written too.")],
-) -> None:
+@documented
+def make_key(file: Path) -> None:
     """Write a private key, which stays at the site, and its public key FILE.pub, which the server gets.
 
     Example: thinwire site key /etc/thinwire/north
+
+    Options:
+        file: A new file; FILE.pub is written too.
     """
     from thinwire.flower import need_flower
     from thinwire.flower.processes import make_key
@@ -127,15 +131,15 @@ def make_key(
 
 
 @site.command("add")
-def add(
-    name: Name,
-    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="Public key of the site.")],
-    clients: Annotated[int | None, typer.Option(help="Number of its clients; by default 1.")] = None,
-    roster: RosterPath = DEFAULT,
-) -> None:
+@documented
+def add(name: Name, key: Path, clients: int | None = None, roster: RosterPath = DEFAULT) -> None:
     """Add a site to the roster; a run that is going on takes it in.
 
     Example: thinwire site add north north.pub
+
+    Options:
+        key: Public key of the site.
+        clients: Number of its clients; by default 1.
     """
     from thinwire.flower.sites import Roster, changing
     from thinwire.secure.keys import fingerprint, read_public_key
@@ -156,21 +160,13 @@ def list_sites(roster: RosterPath = DEFAULT, as_json: AsJson = False) -> None:
     Example: thinwire site list --roster /etc/thinwire/roster.toml
     """
     from thinwire.flower.sites import Roster
-    from thinwire.reports.page import Cells
     from thinwire.secure.keys import fingerprint
 
     sites = Roster.read(roster).sites
-    if as_json:
-        rows = [
-            {"name": one.name, "clients": list(one.clients), "revoked": one.revoked, "key": one.key} for one in sites
-        ]
-        print_json(rows)
-        return
-    cells = [
-        (one.name, ", ".join(map(str, one.clients)), "revoked" if one.revoked else "active", fingerprint(one.key))
-        for one in sites
+    rows: list[dict[str, Any]] = [
+        {"name": one.name, "clients": list(one.clients), "revoked": one.revoked, "key": one.key} for one in sites
     ]
-    show_cells(Cells("", ("site", "clients", "state", "key"), cells, left=4))
+    print_json(rows) if as_json else show_list([{**row, "key": fingerprint(row["key"])} for row in rows])
 
 
 @site.command("revoke")
@@ -187,15 +183,15 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
 
 
 @site.command("check")
-def check(
-    app: Annotated[Path, typer.Argument(metavar="DIR", help="The app: the folder that `thinwire app` wrote.")],
-    data_dir: Annotated[Path, typer.Option("--data-dir", help="The folder of the site's data.")],
-    site: Annotated[str, typer.Option("--site", metavar="NAME", help="The name of the site, for the title.")] = "",
-    as_json: AsJson = False,
-) -> None:
+@documented
+def check(app: Path, data_dir: SiteData, site: str = "", as_json: AsJson = False) -> None:
     """Try data, shapes, one local step, time and memory at a site, without the server.
 
     Example: thinwire site check my-app --data-dir /data/records
+
+    Options:
+        app: The folder that `thinwire app` wrote.
+        site: The name of the site, for the title.
     """
     from thinwire.flower.app_folder import EXPERIMENT_FILE, PACKAGE
     from thinwire.flower.apps import read_experiment
@@ -214,17 +210,15 @@ def check(
 @site.command(
     "start", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
-def start(
-    context: typer.Context,
-    app: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run only this app; its data and model are loaded once, before any message."),
-    ] = None,
-) -> None:
+@documented
+def start(context: typer.Context, app: Path | None = None) -> None:
     """Run a Flower SuperNode of a site, with low latency; takes the options of flower-supernode.
 
     Example: thinwire site start --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
     Example: thinwire site start --app my-app --superlink server:8000 --node-config 'partition-id=0 num-partitions=4'
+
+    Options:
+        app: Run only this app; its data and model are loaded once, before any message.
     """
     if context.args in ([], ["--help"]) and app is None:
         context.get_help()  # prints it; `flower-supernode --help` lists the options
@@ -235,17 +229,16 @@ def start(
 
 
 @site.command("supervise")
+@documented
 def supervise(
-    app: Annotated[Path, typer.Argument(metavar="APP_DIR", help="Folder of the app, as for `flwr run`.")],
-    connection: Annotated[str, typer.Argument(metavar="CONNECTION", help="Connection of Flower's config.toml.")],
-    run_dir: Annotated[Path, typer.Option("--run-dir", help="Run directory, on this machine.")],
+    app: Path,
+    connection: str,
+    run_dir: RunDir,
     config: Annotated[
         list[str] | None,
         typer.Option("-c", "--run-config", metavar="KEY=VALUE", help="As for `flwr run`; may be repeated."),
     ] = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts in a row without a finished round, before it gives up.")
-    ] = 30,
+    restarts: int = 30,
     as_json: AsJson = False,
 ) -> None:
     """Run an app with `flwr run`, and again after a crash or restart of the server or the SuperLink, until it is done.
@@ -254,6 +247,11 @@ def supervise(
 
     Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
     the exit code is then 130, and the same command continues.
+
+    Options:
+        app: Folder of the app, as for `flwr run`.
+        connection: Connection of Flower's config.toml.
+        restarts: Restarts in a row without a finished round, before it gives up.
     """
     from thinwire.flower.supervisor import supervise
 

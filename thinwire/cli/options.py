@@ -1,8 +1,13 @@
-"""Arguments that several verbs share; `verb` gives a verb the options of a run, as `tw.run` takes them."""
+"""Arguments that several verbs share, and how functions become verbs.
+
+`documented` makes the flags of a verb from its parameters, with the help that is in its docstring under `Options:`;
+`verb` also gives it the options of a run, as `tw.run` takes them.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,6 +85,33 @@ def _flag(name: str) -> Any:
     return Annotated[kind | None, typer.Option(flag, help=at.help)]
 
 
+def documented(function: Verb) -> Verb:
+    """Make flags of the parameters that have a line under `Options:` in the docstring, and arguments without a default.
+
+    >>> @documented
+    ... def start(folder: Path, nodes: int = 4):
+    ...     '''Start.
+    ...
+    ...     Options:
+    ...         folder: A new folder.
+    ...         nodes: Number of nodes.
+    ...     '''
+    >>> start.__doc__.strip(), inspect.signature(start).parameters["nodes"].annotation.__metadata__[0].help
+    ('Start.', 'Number of nodes.')
+    """
+    function.__doc__, _, lines = (function.__doc__ or "").partition("Options:\n")
+    helps = dict(re.findall(r"^ +(\w+): (.+(?:\n {12}.+)*)", lines, re.MULTILINE))
+    own = []
+    for one in inspect.signature(function, eval_str=True).parameters.values():
+        if (text := " ".join(helps.get(one.name, "").split())) and one.default is one.empty:
+            one = one.replace(annotation=Annotated[one.annotation, typer.Argument(metavar=one.name.upper(), help=text)])
+        elif text:
+            option = typer.Option(f"--{one.name.replace('_', '-')}", help=text)
+            one = one.replace(annotation=Annotated[one.annotation, option])
+        own.append(one)
+    return _signed(function, own)
+
+
 def verb(*without: str) -> Callable[[Verb], Verb]:
     """Give a verb with `**options` a flag for each option of a run; one that is not given is None.
 
@@ -90,16 +122,16 @@ def verb(*without: str) -> Callable[[Verb], Verb]:
     flags["imports"] = Imports
 
     def decorate(function: Verb) -> Verb:
-        own = inspect.signature(function, eval_str=True).parameters.values()
-        named = [one for one in own if one.kind is not one.VAR_KEYWORD]
-        known = {one.name for one in named}
-        more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-            for name, hint in flags.items()
-            if name not in known
-        ]
-        function.__signature__ = inspect.Signature([*named, *more])  # type: ignore[attr-defined]
-        function.__annotations__ = {one.name: one.annotation for one in (*named, *more)}
-        return function
+        *own, _ = inspect.signature(documented(function)).parameters.values()
+        known = {one.name for one in own}
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        new = (inspect.Parameter(name, keyword, default=None, annotation=flags[name]) for name in flags)
+        return _signed(function, [*own, *(one for one in new if one.name not in known)])
 
     return decorate
+
+
+def _signed(function: Verb, parameters: Sequence[inspect.Parameter]) -> Verb:
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in parameters}
+    return function

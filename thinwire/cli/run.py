@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.live import Live
 
-from thinwire.cli.options import AsJson, DataDir, Log, Method, Quiet, RunDirectory, Task, verb
-from thinwire.cli.terminal import err, out as console, print_json, print_start, progress, show_facts
+from thinwire.cli.options import AsJson, DataDir, Log, Method, Quiet, RunDirectory, Task, documented, verb
+from thinwire.cli.terminal import note, out as console, print_json, show_facts
 from thinwire.core.text import human_bytes, visible
 from thinwire.errors import ConfigError
+from thinwire.runs.progress import shown as progress, style_of
 
 if TYPE_CHECKING:
     from thinwire.federation.job import RoundRecord
@@ -56,19 +58,15 @@ def run(
     show_summary(summary, path, as_json)
 
 
+@documented
 def resume(
     run: RunDirectory,
     number: Annotated[
         int | None,
-        typer.Option(
-            "--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0 for the start.", min=0
-        ),
+        typer.Option("--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0: the start."),
     ] = None,
-    leave_out: Annotated[
-        list[int] | None,
-        typer.Option("--leave-out", metavar="CLIENT", help="Leave a client of a deployment out for some rounds."),
-    ] = None,
-    on_divergence: Annotated[str | None, typer.Option(metavar="stop|retry", help="As for run.")] = None,
+    leave_out: list[int] | None = None,
+    on_divergence: str | None = None,
     data_dir: DataDir = None,
     log: Log = None,
     as_json: AsJson = False,
@@ -81,6 +79,10 @@ def resume(
     Go back to the checkpoint of a round, give up the rounds after it, and continue: thinwire resume RUN --from 20
 
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
+
+    Options:
+        leave_out: Leave a client of a deployment out for some rounds; may be repeated.
+        on_divergence: stop or retry, as for run.
     """
     from thinwire.runs.execute import execute
     from thinwire.runs.run_directory import RunFolder
@@ -97,17 +99,19 @@ def resume(
         from thinwire.flower.apps import read_deployment
         from thinwire.flower.local import deploy as runner
 
-        how["settings"] = read_deployment(run) or {}
-        how["settings"].pop("run", None)
-        how["nodes"] = how["settings"].pop("nodes", 0)
+        deployment = {key: value for key, value in (read_deployment(run) or {}).items() if key != "run"}
+        how |= {"nodes": deployment.pop("nodes", 0), "settings": deployment}
         if not how["nodes"]:
             line = f"{run} was started with `flwr run`; start its app again with the same run-dir"
-            if number is not None:
-                print(visible(line))
-                return
-            raise ConfigError(line)
+            if number is None:
+                raise ConfigError(line)
+            print(visible(line))
+            return
     elif not quiet:
-        how["on_continue"] = lambda done: print_start(run, done, settings.rounds)
+        new = f"has no checkpoint yet: from round 1 of {settings.rounds}"
+        how["on_continue"] = lambda done: note(
+            f"{run} goes on after round {done} of {settings.rounds}" if done else f"{run} {new}"
+        )
     with shown(settings, run, log, quiet) as on_round:
         summary = runner(settings, run, on_round=on_round, **how)
     show_summary(summary, run, as_json)
@@ -122,8 +126,8 @@ def _roll_back(run: Path, number: int | None, leave_out: list[int]) -> None:
     found = roll_back(run, number, leave_out)
     where = f"round {number}" if number else "the start"
     without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
-    given_up = f"{len(found.records)} rounds and {human_bytes(found.bytes_abandoned)} given up"
-    print(visible(f"{run} is back at {where}{without}: {given_up}"), file=sys.stderr)
+    lost = f"{found.round - found.from_round} rounds and {human_bytes(found.bytes_abandoned)} given up"
+    note(f"{run} is back at {where}{without}: {lost}")
 
 
 @contextmanager
@@ -133,7 +137,7 @@ def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Itera
 
     try:
         with (
-            progress(settings.name, settings.rounds, quiet, settings.accounting) as show_round,
+            progress(settings.name, settings.rounds, style_of(not quiet), settings.accounting) as show_round,
             tracker(log, path) as log_round,
         ):
 
@@ -143,7 +147,7 @@ def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Itera
 
             yield on_round
     except KeyboardInterrupt:
-        err.print(visible(f"stopped; `thinwire resume {path}` continues it"), soft_wrap=True)
+        note(f"stopped; `thinwire resume {path}` continues it")
         sys.exit(130)
 
 
@@ -160,27 +164,25 @@ def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
     for path, summary in summaries.items():
         if dead := summary.get("dead_adapters"):
             message = f"{len(dead)} adapters are fully masked and can no longer change, for example {dead[0]}"
-            print(visible(f"thinwire: {path}: {message}"), file=sys.stderr)
+            note(f"thinwire: {path}: {message}")
     failed = {path: summary for path, summary in summaries.items() if is_broken(summary)}
     for path, summary in failed.items():
-        print(visible(f"thinwire: {path} {summary['status']}: {summary['status_why']}"), file=sys.stderr)
+        note(f"thinwire: {path} {summary['status']}: {summary['status_why']}")
     if failed:
         sys.exit(TRAINING_FAILED)
 
 
-def export(
-    run: RunDirectory,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the adapter.")],
-    data_dir: DataDir = None,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Write the whole model instead, with the adapter merged into it.")
-    ] = False,
-) -> None:
+@documented
+def export(run: RunDirectory, folder: Path, data_dir: DataDir = None, merged: bool = False) -> None:
     """Export the LoRA adapter of a run, to be loaded with `peft.PeftModel.from_pretrained`.
 
     With --merged, a model that transformers loads without peft.
 
     Example: thinwire export runs/lora-text-classification-s0-1a2b3c my-adapter
+
+    Options:
+        folder: Folder of the adapter.
+        merged: Write the whole model instead, with the adapter merged into it.
     """
     from thinwire.runs.peft_export import adapter_of_run, merged_of_run
 
@@ -189,73 +191,55 @@ def export(
         print(visible(str(file)))
 
 
+@documented
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")],
-    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the files.")] = 1.0,
+    run: Path,
+    once: bool = False,
+    every: float = 1.0,
     as_json: AsJson = False,
-    prometheus: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write a text file for Prometheus (pip install prometheus-client)."),
-    ] = None,
+    prometheus: Path | None = None,
 ) -> None:
     """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
 
     The exit code is 1 if the process of the run is gone and the run is not finished.
 
     Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
-    """
-    from thinwire.runs.watch import follow, standing
 
-    if once and as_json and not prometheus:
-        print_json(standing(run).as_json())
-        return
+    Options:
+        run: Run directory; it is only read.
+        once: Print the state once and exit.
+        every: Seconds between two reads of the files.
+        prometheus: Also write a text file for Prometheus (pip install prometheus-client).
+    """
+    from thinwire.runs.watch import follow, standing, status_line
+
+    last: Standing | None = None
     try:
-        statuses = [standing(run)] if once else follow(run, every)
-        last = _show_live(_written(statuses, prometheus) if prometheus else statuses, as_json)
+        with Live(console=console) if console.is_terminal and not as_json else nullcontext() as live:
+            for status in [standing(run)] if once else follow(run, every):
+                if prometheus:
+                    _write_prometheus(status, prometheus)
+                if as_json:
+                    print(json.dumps(status._asdict()), flush=True)
+                elif live:
+                    live.update(status_line(status))
+                elif last is None or (status.round, status.state) != (last.round, last.state):
+                    console.print(status_line(status), soft_wrap=True)
+                last = status
     except KeyboardInterrupt:
         sys.exit(130)
-    if last == "stopped" and not once:
+    if last and last.state == "stopped" and not once:
         sys.exit(1)
 
 
-def _written(statuses: Iterable[Standing], file: Path) -> Iterator[Standing]:
-    """The states, each of which is written to a file for Prometheus before it is shown."""
+def _write_prometheus(status: Standing, file: Path) -> None:
+    """Write the state of a run to a file for Prometheus."""
     try:
         from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
     except ImportError as error:
         raise ConfigError("--prometheus needs its library: pip install prometheus-client") from error
-    for status in statuses:
-        registry = CollectorRegistry()
-        for name in ("round", "loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup"):
-            if (value := getattr(status, name)) is not None:
-                Gauge(f"thinwire_{name}", f"{name} of a run", ["run"], registry=registry).labels(status.run).set(value)
-        write_to_textfile(str(file), registry)
-        yield status
-
-
-def _show_live(statuses: Iterable[Standing], as_json: bool) -> str:
-    """Show a bar in a terminal, and one line per change otherwise, or per state as JSON; returns the last state."""
-    from thinwire.runs.watch import status_line
-
-    if as_json or not console.is_terminal:
-        last = None
-        for status in statuses:
-            if as_json:
-                print(json.dumps(status.as_json()), flush=True)
-            elif last is None or (status.round, status.state) != (last.round, last.state):
-                console.print(status_line(status), soft_wrap=True)
-            last = status
-        return last.state if last else ""
-    from rich.live import Live
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    with Live(console=console, refresh_per_second=4) as live:
-        for status in statuses:
-            view = Table.grid()
-            view.add_row(ProgressBar(total=max(1, status.rounds), completed=status.round, width=48))
-            view.add_row(Text(status_line(status)))
-            live.update(view)
-    return status.state
+    registry = CollectorRegistry()
+    for name in ("round", "loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup"):
+        if (value := getattr(status, name)) is not None:
+            Gauge(f"thinwire_{name}", f"{name} of a run", ["run"], registry=registry).labels(status.run).set(value)
+    write_to_textfile(str(file), registry)

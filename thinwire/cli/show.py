@@ -8,42 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli.options import AsJson, Imports, Task, verb
-from thinwire.cli.terminal import (
-    out,
-    print_json,
-    print_written,
-    show_cells,
-    show_facts,
-    show_layers,
-    show_list,
-)
+from thinwire.cli.terminal import note, out, plain_text, print_json, show_cells, show_facts, show_layers, show_list
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
-    from thinwire.data.task import PartitionDescription
     from thinwire.federation.settings import Settings
 
+Experiment = Annotated[
+    str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
+]
 SHOWN = 20  # clients in the table; the JSON has all
-_CLASSES = 6  # of a client in the table
 
 
 @verb("out", "overwrite")
 def check(
-    what: Annotated[
-        str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
-    ] = "fedavg",
+    what: Experiment = "fedavg",
     on: Task = None,
-    partition: Annotated[
-        bool, typer.Option("--partition", help="Print the examples and classes of each client instead.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="With --partition: draw the clients to a file: .svg, .png or .pdf.")
-    ] = None,
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Simulate a deployed run again, and compare the weights bit for bit.")
-    ] = False,
+    partition: bool = False,
+    plot: Path | None = None,
+    replay: bool = False,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
@@ -57,6 +42,11 @@ def check(
     Example: thinwire check --on digits --partition --set task.partition.alpha=0.1 --plot clients.svg
 
     Example: thinwire check runs/deployed/fedavg-digits-s0-1a2b3c --replay
+
+    Options:
+        partition: Print the examples and classes of each client instead.
+        plot: With --partition: draw the clients to a file: .svg, .png or .pdf.
+        replay: Simulate a deployed run again, and compare the weights bit for bit.
     """
     from thinwire.runs.check import check as check_settings
     from thinwire.runs.run import settings_of
@@ -114,11 +104,9 @@ def list_names(
 
 @verb("out", "overwrite", "data_dir")
 def show(
-    what: Annotated[
-        str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
-    ],
+    what: Experiment,
     on: Task = None,
-    plot: Annotated[Path | None, typer.Option(help="For a run: write a chart of its layers to this SVG file.")] = None,
+    plot: Path | None = None,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
@@ -127,6 +115,9 @@ def show(
     Example: thinwire show fedpara+scaffold --on mnist > my.toml
 
     Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
+
+    Options:
+        plot: For a run: write a chart of its layers to this file.
     """
     from thinwire.runs.config import to_table
     from thinwire.runs.run import settings_of
@@ -145,15 +136,12 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     from thinwire.reports import figures
     from thinwire.runs.run_directory import RunFolder
 
-    run = RunFolder.open(path)
-    summary = run.summary()
+    summary = RunFolder.open(path).summary()
     if summary is None:
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
     layers = summary.get("layers", [])  # not in runs of earlier versions
     if plot and not layers:
-        raise CheckpointError(
-            f"{path} has no counts by layer, which earlier versions did not write; run it with --overwrite"
-        )
+        raise CheckpointError(f"{path} has no counts by layer, as runs of earlier versions; run it with --overwrite")
     if plot:
         what, rows = figures.layer_bars(layers, summary["rounds"])
         title = f"{summary['method']} on {summary['task']}, {path.name}"
@@ -167,52 +155,33 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
 
 
 def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Print the examples and classes of each client, and how unequal clients are."""
+    """Print the examples and classes of each client, of many the first and the last, and how unequal clients are."""
     from thinwire.core.key import Key
     from thinwire.data.task import describe_partition
     from thinwire.reports.figures import partition_figure, save
+    from thinwire.reports.page import Cells
     from thinwire.runs.build import build_task
 
     task = build_task(settings.task, Key(settings.seed), data_dir)
     found = describe_partition(task)
-    title = f"{settings.task.kind}, seed {settings.seed}"
+    title, facts, rows = f"{settings.task.kind}, seed {settings.seed}", found.summary(), found.rows()
     if as_json:
-        print_json({"task": settings.task.kind, "note": task.note, **found.summary(), "rows": found.rows()})
+        print_json({"task": settings.task.kind, "note": task.note, **facts, "rows": rows})
     else:
-        _show_clients(found, title, task.note)
+        for row in rows:
+            ranked = sorted(row["classes"].items(), key=lambda pair: -pair[1])
+            row["classes"] = ", ".join(f"{name}: {count:,}" for name, count in ranked)
+        heads, cells = list(rows[0]), [[plain_text(value) for value in row.values()] for row in rows]
+        if len(cells) > SHOWN:
+            cells[SHOWN - 5 : -5] = [[f"... {len(cells) - SHOWN:,} more", *[""] * (len(heads) - 1)]]
+        show_cells(Cells(title, [head.replace("_", " ") for head in heads], cells))
+        out.print(f"{found!r}; {facts['examples']:,} examples, {facts['unused_examples']:,} of no client")
+        out.print(
+            "label skew: mean total variation distance between the classes of a client and those of all (0: equal); "
+            "size skew: Gini coefficient of the numbers of examples (0: equal)"
+        )
+        if task.note:
+            out.print(visible(task.note))
     if plot:
         save(partition_figure(found, title), plot)
-        print_written(plot)
-
-
-def _show_clients(found: PartitionDescription, title: str, note: str) -> None:
-    """Print the table of clients, of many the first and the last, and the numbers of all."""
-    from thinwire.reports.page import Cells
-
-    held_out = ("validation",) if found.validation.any() else ()
-    last = "target: lowest, quartiles, highest" if found.quantiles is not None else "classes"
-    heads, rows = ("client", "examples", *held_out, "skew", last), found.rows()
-    cells = [
-        [row["client"], *(f"{row[key]:,}" for key in ("examples", *held_out)), f"{row['label_skew']:.3f}", _what(row)]
-        for row in rows
-    ]
-    if len(cells) > SHOWN:
-        cells[SHOWN - 5 : -5] = [[f"... {len(cells) - SHOWN:,} more", *[""] * (len(heads) - 1)]]
-    show_cells(Cells(title, heads, cells))
-    facts = found.summary()
-    out.print(f"{found!r}; {facts['examples']:,} examples, {facts['unused_examples']:,} of no client")
-    out.print(
-        "label skew: mean total variation distance between the classes of a client and those of all (0: equal); "
-        "size skew: Gini coefficient of the numbers of examples (0: equal)"
-    )
-    if note:
-        out.print(visible(note))
-
-
-def _what(row: dict[str, Any]) -> str:
-    """The classes of a client, most frequent first, or the quantiles of its targets."""
-    if "quantiles" in row:
-        return ", ".join(f"{value:.3g}" for value in row["quantiles"])
-    ranked = sorted(row["classes"].items(), key=lambda pair: -pair[1])
-    more = f" and {len(ranked) - _CLASSES} more" if len(ranked) > _CLASSES else ""
-    return ", ".join(f"{name}: {count:,}" for name, count in ranked[:_CLASSES]) + more
+        note(f"wrote {plot}")

@@ -239,12 +239,15 @@ class Raw(Codec):
         """Split the payload into blocks; the result is a view of it where alignment allows."""
         if len(data) != spec.nbytes:
             raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
-        whole, dtype = _bytes_of(data), spec.dtype
+        array, dtype = np.frombuffer(data, np.uint8), spec.dtype
+        whole = torch.from_numpy(array if array.flags.writeable else array.copy())  # as torch needs it, and
+        if whole.data_ptr() % 8:  # aligned
+            whole = whole.clone()
         if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
-            return Vector(whole.view(dtype), spec.names, spec.like)
+            return Vector(whole.view(dtype), spec)
         out: Tree = {}
         position = 0
-        for block in spec:
+        for block in spec.blocks:
             out[block.name] = _from_bytes(whole[position : position + block.nbytes], block)
             position += block.nbytes
         return out
@@ -255,18 +258,7 @@ class Raw(Codec):
 
     def block_bytes(self, spec: Spec) -> dict[str, int]:
         """The size of the values of each block."""
-        return {block.name: block.nbytes for block in spec}
-
-
-def _bytes_of(data: Bytes) -> Tensor:
-    """The bytes of a payload in memory that is writable and aligned, as torch needs it: a view of it, or a copy."""
-    if not data:
-        return torch.zeros(0, dtype=torch.uint8)
-    view = memoryview(data)
-    if view.readonly:
-        return torch.from_numpy(np.frombuffer(view, np.uint8).copy())
-    whole = torch.frombuffer(view, dtype=torch.uint8)
-    return whole.clone() if whole.data_ptr() % 8 else whole
+        return {block.name: block.nbytes for block in spec.blocks}
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

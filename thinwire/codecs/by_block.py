@@ -10,7 +10,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, as_rules, matches, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.bits import Bytes, prefixed, read_prefixed, varint
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,17 @@ class ByBlock(Codec):
             data, own = codec.encode(restrict(tree, names), own, _rule_peer(peer, i))
             after.update({f"{i}/{name}": block for name, block in own.items()})
             parts.append(data)
-        return b"".join([*(varint(len(part)) + part for part in parts[:-1]), *parts[-1:]]), after
+        return b"".join([*map(prefixed, parts[:-1]), *parts[-1:]]), after
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The blocks of all rules, in the order of the spec."""
-        groups = self._groups(spec.names)
+        groups, rest = self._groups(spec.names), data
         decoded: Tree = {}
-        position = 0
         for i, codec, names in groups:
-            end = len(data)
-            if i != groups[-1][0]:
-                length, position = read_varint(data, position)
-                end = position + length
-                if end > len(data):
-                    raise WireError(f"a rule announces {length} bytes, {len(data) - position} are left")
-            decoded.update(codec.decode(data[position:end], spec.restrict(names), _rule_peer(peer, i)))
-            position = end
-        if position != len(data):
-            raise WireError(f"{len(data) - position} bytes follow the last block")
+            part, rest = (rest, b"") if i == groups[-1][0] else read_prefixed(rest, "the blocks of a rule")
+            decoded.update(codec.decode(part, spec.restrict(names), _rule_peer(peer, i)))
+        if rest:
+            raise WireError(f"{len(rest)} bytes follow the last block")
         return {name: decoded[name] for name in spec.names}
 
     def size(self, spec: Spec) -> int | None:

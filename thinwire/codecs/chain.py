@@ -1,10 +1,6 @@
-"""Composition of codecs: the values that one selects are encoded by the next.
-
-Error feedback: add the compression error of one message to the next.
+"""Codecs around others: composition, and error feedback, which adds the compression error of a message to the next.
 
 Papers: Seide et al., Interspeech 2014; Stich et al., NeurIPS 2018; Karimireddy et al., ICML 2019.
-
-Send the values under the mask of the round, without their positions.
 """
 
 from __future__ import annotations
@@ -13,22 +9,48 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-import torch
-
-from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, check_fits, refuse_stateful
-from thinwire.codecs.topk import scatter
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, as_one_block, common_type, join
+from thinwire.core.tree import Tree, common_type
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
 
+class Wrapper(Codec):
+    """A codec that passes blocks on to an inner one: its payload and size are those of the inner codec.
+
+    `sent` says which blocks the inner codec gets, where they are not the given ones.
+    """
+
+    inner: Codec
+
+    @property
+    def summable(self) -> bool:  # type: ignore[override]
+        """As the inner codec."""
+        return self.inner.summable
+
+    def sent(self, spec: Spec) -> Spec:
+        """The blocks that the inner codec gets."""
+        return spec
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner codec."""
+        check_fits(self.inner, self.sent(spec))
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """As the inner codec."""
+        return self.inner.decode(data, spec, peer)
+
+    def size(self, spec: Spec) -> int | None:
+        """As the inner codec."""
+        return self.inner.size(self.sent(spec))
+
+
 @register("codec", "chain")
 @dataclass(frozen=True)
-class Chain(Codec):
+class Chain(Wrapper):
     """Compose codecs: encode with all of them in order, decode in reverse order.
 
         Chain((a, b, c)) = a(inner=b(inner=c))
@@ -74,10 +96,10 @@ class Chain(Codec):
                     f"{name} in a Chain has an inner codec already; write it as the next part: "
                     f"Chain(({name}(...), {type(inner).__name__}(...)))"
                 )
-        _ = self.codec  # raises a ConfigError if these cannot be nested
+        _ = self.inner  # raises a ConfigError if these cannot be nested
 
     @cached_property
-    def codec(self) -> Codec:
+    def inner(self) -> Codec:  # type: ignore[override]
         """The equivalent nested codec."""
         out = self.parts[-1]
         for part in reversed(self.parts[:-1]):
@@ -87,37 +109,20 @@ class Chain(Codec):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         """As the nested codec."""
-        return self.codec.exact
-
-    @property
-    def summable(self) -> bool:  # type: ignore[override]
-        """As the nested codec."""
-        return self.codec.summable
+        return self.inner.exact
 
     @property
     def keeps_zeros(self) -> bool:  # type: ignore[override]
         """As the nested codec."""
-        return self.codec.keeps_zeros
-
-    def check(self, spec: Spec) -> None:
-        """Check the nested codec."""
-        check_fits(self.codec, spec)
+        return self.inner.keeps_zeros
 
     def init(self, spec: Spec) -> Tree:
         """The state of the nested codec."""
-        return self.codec.init(spec)
+        return self.inner.init(spec)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """As the nested codec."""
-        return self.codec.encode(tree, state, peer)
-
-    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """As the nested codec."""
-        return self.codec.decode(data, spec, peer)
-
-    def size(self, spec: Spec) -> int | None:
-        """As the nested codec."""
-        return self.codec.size(spec)
+        return self.inner.encode(tree, state, peer)
 
 
 def _has_inner(part: Codec) -> bool:
@@ -130,7 +135,7 @@ _REST = "rest/"
 
 @register("codec", "error-feedback", paper="Karimireddy et al., ICML 2019")
 @dataclass(frozen=True)
-class ErrorFeedback(Codec):
+class ErrorFeedback(Wrapper):
     """Add the compression error of earlier messages to each message, so that no part of the updates is lost.
 
         send C(x + decay e),    e <- x + decay e - C(x + decay e)
@@ -167,15 +172,6 @@ class ErrorFeedback(Codec):
                 "feedback; write unbiased = False"
             )
 
-    @property
-    def summable(self) -> bool:  # type: ignore[override]
-        """As the inner codec: earlier errors are part of the values."""
-        return self.inner.summable
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec."""
-        check_fits(self.inner, spec)
-
     def init(self, spec: Spec) -> Tree:
         """Zero errors for all blocks."""
         common_type(spec)  # raises a ConfigError for blocks that are not floating point
@@ -190,61 +186,3 @@ class ErrorFeedback(Codec):
         data, _ = self.inner.encode(wanted, {}, peer)
         decoded = self.inner.decode(data, Spec.of(wanted), peer)
         return data, {**state, **{_REST + name: wanted[name] - decoded[name] for name in wanted}}
-
-    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """As the inner codec."""
-        return self.inner.decode(data, spec, peer)
-
-    def size(self, spec: Spec) -> int | None:
-        """As the inner codec."""
-        return self.inner.size(spec)
-
-
-@register("codec", "masked")
-@dataclass(frozen=True)
-class Masked(SelectingCodec):
-    """Send the values under the mask of the round; server and client both know the positions.
-
-        x_i if i is under the mask, else 0
-
-        bytes = inner(values under the mask)
-
-    Args:
-        inner: the codec of the values under the mask, which it receives as one block.
-
-    >>> import torch
-    >>> from thinwire.core.key import Key
-    >>> peer = Peer(Key(0), mask={"w": torch.tensor([True, False, True])})
-    >>> data, _ = Masked().encode({"w": torch.tensor([1.0, 0.0, 3.0])}, {}, peer)
-    >>> len(data), Masked().decode(data, Spec.of({"w": torch.zeros(3)}), peer)["w"].tolist()
-    (8, [1.0, 0.0, 3.0])
-
-    Blocks without a mask, as before the first pruning, are sent whole. For use with `TopKMask`, `RandomMask` or
-    `PruneMask`, which define the mask. Not masked sums, which hide the values of a client (`secure_aggregation`).
-    """
-
-    inner: Codec = Raw()
-
-    def __post_init__(self) -> None:
-        refuse_stateful(self, self.inner)
-
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The values under the mask."""
-        values = join(tree)[torch.from_numpy(_positions(Spec.of(tree), peer))]
-        return self.inner.encode({"values": values}, {}, peer)[0], state
-
-    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The values under the mask, zeros at all other positions."""
-        at = _positions(spec, peer)
-        return scatter(at, self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"], spec)
-
-
-def _positions(spec: Spec, peer: Peer) -> np.ndarray:
-    """Positions under the mask in the joined vector of all blocks."""
-    parts = []
-    for block in spec:
-        mask = peer.mask.get(block.name)
-        if mask is None or mask.shape != block.shape:  # inside `RankSlice`, blocks are slices
-            mask = torch.ones(block.numel, dtype=torch.bool)
-        parts.append(mask.reshape(-1).numpy())
-    return np.flatnonzero(np.concatenate(parts)) if parts else np.zeros(0, np.int64)

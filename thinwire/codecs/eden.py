@@ -87,13 +87,12 @@ class Eden(FloatCodec):
             y = rotate(own if unit == 1.0 else (own / unit).astype(np.float32), peer.key, piece)
             square = float(np.square(y, dtype=np.float64).sum())
             length = math.sqrt(square / piece.length)
-            groups = self._groups(piece, peer.key)
-            levels = [_nearest(y[at] * np.float32(1 / length if length else 1), bits) for at, bits in groups]
-            chosen = [(y[at], codebook(bits).take(index)) for (at, bits), index in zip(groups, levels, strict=True)]
+            factor = np.float32(1 / length if length else 1)
+            sent = [(y[at], _nearest(y[at] * factor, bits), bits) for at, _, bits in self._groups(piece, peer.key)]
+            chosen = [(values, codebook(bits).take(index)) for values, index, bits in sent]
             scale = self._scale(chosen, square / piece.gain, piece.gain) * unit
             out += np.float32(min(scale, _LARGEST)).tobytes()
-            for (_, bits), index in zip(groups, levels, strict=True):
-                out += pack_planes(index, bits)
+            out += b"".join(pack_planes(index, bits) for _, index, bits in sent)
         return bytes(out), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -107,23 +106,16 @@ class Eden(FloatCodec):
                 raise WireError(f"a scale of {scale} is not possible, expected a finite number from 0")
             own, position = x[piece.start : piece.start + piece.values], position + 4
             c = own if piece.values == piece.length else np.empty(piece.length, np.float32)
-            position += self._levels(data[position:], piece, peer.key, c)
+            c.fill(0.0)
+            for at, count, bits in self._groups(piece, peer.key):
+                index = unpack_planes(data[position : position + _bytes(count, bits)], count, bits)
+                for first in range(0, count, _CHUNK):  # `take` needs a third of the time of [...]
+                    part = slice(first, first + _CHUNK)
+                    c[part if isinstance(at, slice) else at[part]] = codebook(bits).take(index[part])
+                position += _bytes(count, bits)
             with np.errstate(over="ignore"):  # clamped below
                 np.multiply(rotate_back(c, peer.key, piece), scale, out=own)
         return cut_finite(x, spec)
-
-    def _levels(self, data: Bytes, piece: Piece, key: Key, out: np.ndarray) -> int:
-        """Write the levels of a piece, 0 where none was sent; returns the bytes that were read."""
-        position = 0
-        out.fill(0.0)
-        for at, bits in self._groups(piece, key):
-            count = len(out[at]) if isinstance(at, slice) else len(at)
-            index = unpack_planes(data[position : position + _bytes(count, bits)], count, bits)
-            position += _bytes(count, bits)
-            for first in range(0, count, _CHUNK):  # `take` needs a third of the time of [...]
-                part = slice(first, first + _CHUNK)
-                out[part if isinstance(at, slice) else at[part]] = codebook(bits).take(index[part])
-        return position
 
     def size(self, spec: Spec) -> int:
         """Four bytes a piece, and `bits` a value."""
@@ -145,11 +137,11 @@ class Eden(FloatCodec):
             return [(max(1, more), 1)]
         return [(n, bits) for n, bits in ((more, low + 1), (piece.length - more, low)) if n]
 
-    def _groups(self, piece: Piece, key: Key) -> list[tuple[slice | np.ndarray, int]]:
-        """Which rotated values of a piece have how many bits; server and client draw the same."""
+    def _groups(self, piece: Piece, key: Key) -> list[tuple[slice | np.ndarray, int, int]]:
+        """Which rotated values of a piece, how many, have how many bits; server and client draw the same."""
         counts = self._counts(piece)
         if len(counts) == 1 and counts[0][0] == piece.length:
-            return [(slice(None), counts[0][1])]
+            return [(slice(None), *counts[0])]
         odd, first = (int(word) for word in key.fold("eden", piece.start).words_numpy(2))
         # an odd factor permutes the numbers below a power of two
         order = np.arange(piece.length, dtype=np.uint32)
@@ -157,7 +149,7 @@ class Eden(FloatCodec):
         order += np.uint32(first)
         order &= np.uint32(piece.length - 1)
         ends = np.cumsum([n for n, _ in counts])
-        return [(order[end - n : end], bits) for end, (n, bits) in zip(ends, counts, strict=True)]
+        return [(order[end - n : end], n, bits) for end, (n, bits) in zip(ends, counts, strict=True)]
 
 
 @lru_cache(MAX_BITS)

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, cut_finite, refuse_stateful
+from thinwire.codecs.chain import Wrapper
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree
 from thinwire.errors import WireError
 from thinwire.wire import indices, integers
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
 
 _EXACT = 1 << 23  # integers up to this size, and their sums, are exact in float32
 _DENSE, _SPARSE = 1, 2  # forms of a sum
@@ -179,20 +180,20 @@ def _shortest(exponents: list[int], levels: np.ndarray) -> bytes:
 def _sparse(levels: np.ndarray) -> bytes:
     """The number of levels that are not 0, their positions, and their values, positive ones less 1."""
     at = np.flatnonzero(levels)
-    where, values = indices.encode(at, len(levels)), levels[at]
-    return varint(len(at)) + varint(len(where)) + where + integers.encode(values - (values > 0))
+    values = levels[at]
+    return varint(len(at)) + prefixed(indices.encode(at, len(levels))) + integers.encode(values - (values > 0))
 
 
 def _read_sparse(data: Bytes, count: int) -> np.ndarray:
     """The inverse of `_sparse`."""
     k, position = read_varint(data)
-    length, position = read_varint(data, position)
-    if 4 * k > 3 * count or length > len(data) - position:  # before memory is allocated: more are sent with zeros
-        raise WireError(f"{k} of {count} levels with positions of {length} bytes, {len(data) - position} are left")
-    values = _bounded(integers.decode(data[position + length :], k)).astype(np.int32)
+    if 4 * k > 3 * count:  # before memory is allocated: more are sent with zeros
+        raise WireError(f"{k} of {count} levels announced as not 0; so many are sent with zeros")
+    where, rest = read_prefixed(data, "positions", position)
+    values = _bounded(integers.decode(rest, k)).astype(np.int32)
     values += values >= 0
     levels = np.zeros(count, np.int32)
-    levels[indices.decode(data[position : position + length], count, k)] = values
+    levels[indices.decode(where, count, k)] = values
     return levels
 
 
@@ -206,24 +207,18 @@ def _bounded(levels: np.ndarray) -> np.ndarray:
 def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = integers.decode) -> Tree:
     """Blocks from exponents and levels."""
     exponents = read_exponents(data, spec)
-    levels = _bounded(read(data[len(spec.blocks) :], spec.size))
-    out: Tree = {}
-    position = 0
+    # exact: a level has 24 bits, and no exponent leaves the range of float32
+    x, start = _bounded(read(data[len(spec.blocks) :], spec.size)).astype(np.float32), 0
     for block, exponent in zip(spec, exponents, strict=True):
-        # a level has 24 bits, and no exponent leaves the range of float32: both types are exact
-        real = np.float32 if block.dtype is torch.float32 else np.float64
-        x = levels[position : position + block.numel].astype(real)
-        values, limit = torch.from_numpy(np.ldexp(x, exponent, out=x)), torch.finfo(block.dtype).max
-        if block.dtype is not torch.float32:
-            values = values.clamp(-limit, limit).to(block.dtype)
-        out[block.name] = values.reshape(block.shape)
-        position += block.numel
-    return out
+        piece = x[start : start + block.numel]
+        np.ldexp(piece, exponent, out=piece)
+        start += block.numel
+    return cut_finite(x, spec)
 
 
 @register("codec", "on-lattice")
 @dataclass(frozen=True)
-class OnLattice(FloatCodec):
+class OnLattice(Wrapper, FloatCodec):
     """Round the values that another codec decodes to multiples of a power of two; sums of such values are exact.
 
         x ~ s round(C(x) / s),    s = 2^round(log2(step * rms)) of each block, rms that of the non-zero values of C(x)
@@ -246,6 +241,7 @@ class OnLattice(FloatCodec):
     not become shorter; `Lattice`, whose messages are, is the better choice where C only rounds.
     """
 
+    summable = False
     inner: Codec = Raw()
     step: float = 0.5
 
@@ -257,10 +253,6 @@ class OnLattice(FloatCodec):
     def unbiased(self) -> bool:  # type: ignore[override]
         """As the inner codec."""
         return self.inner.unbiased
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec."""
-        check_fits(self.inner, spec)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The exponents of the decoded values, then the payload of the inner codec."""
@@ -278,7 +270,7 @@ class OnLattice(FloatCodec):
 
     def size(self, spec: Spec) -> int | None:
         """One byte a block more than the inner codec."""
-        size = self.inner.size(spec)
+        size = super().size(spec)
         return None if size is None else size + len(spec.blocks)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, refuse_stateful
+from thinwire.codecs.chain import Wrapper
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec, matches, select
@@ -31,7 +32,7 @@ _LEFT, _RIGHT = "/power-p", "/power-q"
 
 @register("codec", "power-sgd", paper="Vogels et al., NeurIPS 2019")
 @dataclass(frozen=True)
-class PowerSGD(FloatCodec):
+class PowerSGD(Wrapper, FloatCodec):
     """Send two thin factors of each matrix, found by power iteration; all other blocks are sent whole.
 
         Q random,  then `iterations` times:  P = orthogonal(M Q),  Q = M^T P;      M ~ P Q^T
@@ -55,6 +56,7 @@ class PowerSGD(FloatCodec):
     it has the same bits on all platforms. Not `LowRank`, which trains factors.
     """
 
+    summable = False
     rank: int = 2
     iterations: int = 2
     inner: Codec = Raw()
@@ -62,10 +64,6 @@ class PowerSGD(FloatCodec):
     def __post_init__(self) -> None:
         check_settings(self, rank="[1, inf)", iterations="[1, inf)")
         refuse_stateful(self, self.inner)
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec."""
-        check_fits(self.inner, self._sent(spec))
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The factors of matrices, and all other blocks."""
@@ -80,7 +78,7 @@ class PowerSGD(FloatCodec):
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The products of the factors, and all other blocks."""
-        got = self.inner.decode(data, self._sent(spec), peer)
+        got = self.inner.decode(data, self.sent(spec), peer)
         out: Tree = {}
         for block in spec:
             if self._is_factored(block):
@@ -90,10 +88,6 @@ class PowerSGD(FloatCodec):
             else:
                 out[block.name] = got[block.name]
         return out
-
-    def size(self, spec: Spec) -> int | None:
-        """The size of factors and other blocks."""
-        return self.inner.size(self._sent(spec))
 
     def _factors(self, block: Tensor, key: Key) -> tuple[Tensor, Tensor]:
         """P and Q of a matrix."""
@@ -112,8 +106,8 @@ class PowerSGD(FloatCodec):
         rows, columns = block.shape[0], block.numel // block.shape[0]
         return self.rank * (rows + columns) < rows * columns
 
-    def _sent(self, spec: Spec) -> Spec:
-        """The spec of what is sent."""
+    def sent(self, spec: Spec) -> Spec:
+        """The blocks of factors, and all other blocks."""
         blocks = []
         for block in spec:
             if self._is_factored(block):
@@ -137,7 +131,7 @@ def _product(p: Tensor, q: Tensor) -> Tensor:
 
 @register("codec", "rank-slice", paper="Cho et al., EMNLP 2024")
 @dataclass(frozen=True)
-class RankSlice(Codec):
+class RankSlice(Wrapper):
     """Send the leading ranks of each pair of factors, and all other blocks whole; the other ranks decode to zero.
 
         A[:rank], B[:, :rank]
@@ -169,43 +163,31 @@ class RankSlice(Codec):
         check_settings(self, rank="[1, inf)")
         refuse_stateful(self, self.inner)
 
-    @property
-    def summable(self) -> bool:  # type: ignore[override]
-        """As the inner codec: all clients send the same ranks."""
-        return self.inner.summable
-
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a selector matches no block, or a block that is not a matrix."""
         for what, patterns in (("rows", self.rows), ("columns", self.columns)):
-            for name in select(spec.names, patterns, what=what):
-                shape = next(block.shape for block in spec if block.name == name)
-                if len(shape) != 2:
-                    raise ConfigError(f"{what} selects {name!r} of shape {list(shape)}; it must be a matrix")
-        check_fits(self.inner, self._sliced(spec))
-
-    def init(self, spec: Spec) -> Tree:
-        """No state: the inner codec has none."""
-        return self.inner.init(self._sliced(spec))
+            for block in spec.restrict(select(spec.names, patterns, what=what)):
+                if len(block.shape) != 2:
+                    raise ConfigError(
+                        f"{what} selects {block.name!r} of shape {list(block.shape)}; it must be a matrix"
+                    )
+        super().check(spec)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The leading ranks."""
-        wanted = self._sliced(Spec.of(tree))
+        wanted = self.sent(Spec.of(tree))
         return self.inner.encode({b.name: tree[b.name][_corner(b.shape)] for b in wanted}, state, peer)
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The leading ranks, and zeros for all others."""
-        decoded = self.inner.decode(data, self._sliced(spec), peer)
+        decoded = self.inner.decode(data, self.sent(spec), peer)
         out = spec.zeros()
         for name, block in decoded.items():
             out[name][_corner(block.shape)] = block
         return out
 
-    def size(self, spec: Spec) -> int | None:
-        """The size of the sliced blocks."""
-        return self.inner.size(self._sliced(spec))
-
-    def _sliced(self, spec: Spec) -> Spec:
-        """The spec of the sliced blocks."""
+    def sent(self, spec: Spec) -> Spec:
+        """The sliced blocks."""
         blocks = []
         for block in spec:
             shape = block.shape

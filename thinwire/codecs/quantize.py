@@ -24,7 +24,6 @@ Zeros stay zeros: any other value would move, every round, a weight that no clie
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +38,7 @@ from thinwire.core.text import check_settings
 from thinwire.core.tree import Tree, common_type, join, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, symbols
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
 from thinwire.wire.entropy import expand, squeeze
 
 Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude"]
@@ -278,7 +277,6 @@ def widen(scales: np.ndarray) -> np.ndarray:
 
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-_CHUNK = 1024  # values at a time, at least
 
 
 def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
@@ -292,38 +290,21 @@ def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
     rotated = (word << np.uint16(1)) | (word >> np.uint16(15))
     high = (rotated >> np.uint16(8)).astype(np.uint8)
     low = rotated.astype(np.uint8)[np.argsort(high, kind="stable")]
-    lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
-    return varint(len(lower)) + lower + upper
-
-
-def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each chunk of values, their ranks in a stable sort of all values by upper byte.
-
-    In chunks, because the ranks of all values would take more memory than the values.
-    """
-    count = np.bincount(high, minlength=256)
-    first = np.cumsum(count) - count
-    chunk = max(_CHUNK, len(high) // 32)  # the ranks of one chunk take half as much memory as all values
-    for at in range(0, len(high), chunk):
-        some = high[at : at + chunk]
-        order, count = np.argsort(some, kind="stable"), np.bincount(some, minlength=256)
-        rank = np.empty(len(some), np.int64)
-        rank[order] = np.arange(len(some)) + np.repeat(first - np.cumsum(count) + count, count)
-        first += count
-        yield slice(at, at + len(some)), rank
+    return prefixed(squeeze(low.tobytes())) + squeeze(high.tobytes())
 
 
 def decode_half(data: Bytes, n: int, half: torch.dtype) -> np.ndarray:
     """Decode n values to float32; raises a WireError if one is not finite. See `encode_half`."""
-    length, start = read_varint(data)
-    if length > len(data) - start:
-        raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    rest = memoryview(data)[start:]
-    lower, high = np.frombuffer(expand(rest[:length], n), np.uint8), np.frombuffer(expand(rest[length:], n), np.uint8)
-    word = high.astype(np.uint16)
-    word <<= np.uint16(8)
-    for part, rank in _by_upper_byte(high):
-        word[part] |= lower[rank]
+    lower, high = (np.frombuffer(expand(part, n), np.uint8) for part in read_prefixed(data, "lower bytes"))
+    low, count = np.empty_like(lower), np.bincount(high, minlength=256)
+    first = np.cumsum(count) - count  # in `lower`, for each upper byte
+    for at in range(0, n, _PART):  # some at a time: `argsort` takes sixteen bytes for each
+        some = high[at : at + _PART]
+        count = np.bincount(some, minlength=256)
+        pieces = [lower[start : start + size] for start, size in zip(first, count, strict=True)]
+        low[at : at + _PART][np.argsort(some, kind="stable")] = np.concatenate(pieces)
+        first += count
+    word = high.astype(np.uint16) << np.uint16(8) | low
     sign = word << np.uint16(15)
     word >>= np.uint16(1)
     infinite = np.uint16(0x7C00 if half is torch.float16 else 0x7F80)
@@ -399,8 +380,7 @@ def _means(size: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 def _encode_zeros(x: np.ndarray) -> bytes:
     """The number of zeros and their positions."""
     zero = np.flatnonzero(x == 0)
-    where = indices.encode(zero, len(x)) if len(zero) else b""
-    return varint(len(zero)) + (varint(len(where)) + where if len(zero) else b"")
+    return varint(len(zero)) + (prefixed(indices.encode(zero, len(x))) if len(zero) else b"")
 
 
 def _decode_zeros(data: memoryview, n: int) -> tuple[np.ndarray, memoryview]:
@@ -409,10 +389,8 @@ def _decode_zeros(data: memoryview, n: int) -> tuple[np.ndarray, memoryview]:
     if count > n:
         raise WireError(f"{count} zeros announced, there are {n} values")
     some = np.ones(n, np.bool_)
-    if count:
-        length, position = read_varint(data, position)
-        if length > len(data) - position:
-            raise WireError(f"positions of {length} bytes announced, {len(data) - position} are left")
-        some[indices.decode(data[position : position + length], n, count)] = False
-        position += length
-    return some, data[position:]
+    if not count:
+        return some, data[position:]
+    where, rest = read_prefixed(data, "positions", position)
+    some[indices.decode(where, n, count)] = False
+    return some, rest

@@ -23,8 +23,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -40,81 +39,29 @@ _MULTIPLIERS = np.array([[_M0], [_M1]], np.uint64)
 _WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array([[_W0], [_W1]], np.uint64)  # of each round
 
 
-def philox_numpy(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+def philox_numpy(counter: np.ndarray, k0: Any, k1: Any) -> np.ndarray:
     """Philox4x32-10 of each row of counters, in numpy.
 
     Args:
-        counter: (n, 4) integers below 2**32.
-        key: two integers below 2**32.
+        counter: (n, 1 to 4) the first words of each counter, integers below 2**32; the others are 0.
+        k0: the first word of the key, or (n,) one for each counter.
+        k1: the second word.
 
     Returns:
         (n, 4) uint32.
     """
-    upper, lower = (np.ascontiguousarray(counter.T[i::2], np.uint64).copy() for i in range(2))
-    _philox_in_place(upper, lower, *key)
-    return interleaved(upper, lower)
-
-
-def interleaved(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """(n, 4) words of each counter, from a pair of rows with its first and third and one with its other words."""
-    out = np.empty((upper.shape[1], 4), np.uint32)
-    out[:, 0::2], out[:, 1::2] = upper.T, lower.T
-    return out
-
-
-def _philox_in_place(upper: np.ndarray, lower: np.ndarray, k0: Any, k1: Any, done: int = 0) -> None:
-    """Philox in place: `upper` holds the first and third words of the counters, `lower` the others.
-
-    In place, because new arrays would take most of the time. The first `done` rounds are skipped.
-    """
-    products = np.empty_like(upper)
+    state = np.zeros((4, len(counter)), np.uint64)
+    state[: counter.shape[1]] = counter.T
+    upper, lower = state[::2], state[1::2]
+    products = np.empty_like(upper)  # in place, because new arrays would take most of the time
     crossed = products[::-1]  # each half continues with the product of the other
-    for keys in np.array([k0, k1], np.uint64).reshape(2, -1) + _WEYL[done:] & _LOW:
+    for keys in np.array([k0, k1], np.uint64).reshape(2, -1) + _WEYL & _LOW:
         np.multiply(upper, _MULTIPLIERS, products)
         np.right_shift(crossed, _SHIFT, upper)
         np.bitwise_xor(upper, lower, upper)
         np.bitwise_xor(upper, keys, upper)
         np.bitwise_and(crossed, _LOW, lower)
-
-
-def philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
-    """Philox4x32-10 of the counters first .. last - 1, as (n, 4) uint32."""
-    high, border = first >> 32, (first >> 32) + 1 << 32
-    if last > border:
-        return np.concatenate((philox_counted(first, border, k0, k1), philox_counted(border, last, k0, k1)))
-    low = np.arange(first & MASK, last - (high << 32), dtype=np.uint64)
-    return interleaved(*philox_alike(low, high, np.uint64(k0), np.uint64(k1)))
-
-
-def philox_alike(low: np.ndarray, high: int, k0: Any, k1: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Philox4x32-10 of counters with the same second word, and 0 in the third and fourth.
-
-    Half of the arithmetic of the first two rounds is then the same for all counters of a key.
-
-    Args:
-        low: the first word of each counter.
-        high: the second word of all.
-        k0: the first word of the key, or one for each counter.
-        k1: the second word of the key, or one for each counter.
-
-    Returns:
-        The first and third words as two rows, and the second and fourth words as two rows.
-    """
-    upper, lower = np.empty((2, len(low)), np.uint64), np.empty((2, len(low)), np.uint64)
-    (c0, c2), (c1, c3) = upper, lower
-    np.multiply(low, np.uint64(_M0), c3)
-    np.right_shift(c3, _SHIFT[0], c2)
-    np.bitwise_xor(c2, k1, c2)
-    np.bitwise_and(c3, _LOW[0], c3)
-    product = (k0 ^ np.uint64(high)) * np.uint64(_M0)  # the second round: c0 and c1 are the same for all counters
-    np.multiply(c2, np.uint64(_M1), c1)
-    np.right_shift(c1, _SHIFT[0], c0)
-    np.bitwise_xor(c0, k0 + _WEYL[1, 0] & _LOW[0], c0)
-    np.bitwise_and(c1, _LOW[0], c1)
-    np.bitwise_xor(c3, product >> _SHIFT[0] ^ k1 + _WEYL[1, 1] & _LOW[0], c2)
-    c3[:] = product & _LOW[0]
-    _philox_in_place(upper, lower, k0, k1, done=2)
-    return upper, lower
+    return state.T.astype(np.uint32, order="C")
 
 
 def philox_torch(counter: Tensor, key: tuple[int, int]) -> Tensor:
@@ -163,17 +110,22 @@ class Key:
 
     value: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.value < 1 << 64:
-            raise ValueError(f"a key must be an integer from 0 to 2**64 - 1, not {self.value}")
+    _bytes: ClassVar[int] = 8
+    _secret: ClassVar[bool] = False
 
-    def fold(self, *parts: str | int) -> Key:
-        """Derive a key from this one and some strings or integers (BLAKE2b, 64 bits).
+    def fold(self, *parts: str | int) -> Self:
+        """Derive a key from this one and some strings or integers (BLAKE2b).
 
         Strings are labels of what is drawn, such as "cohort" or "frame" (the basis of a space). They are part of the
         wire format: another label draws other values.
         """
-        return _fold(self.value, parts)
+        value = self.value.to_bytes(self._bytes, "little")
+        text, key = (b"", value) if self._secret else (value, b"")
+        for part in parts:  # type and length first, so that ("a", "b") differs from ("ab",), and "1" from 1
+            label = part.encode() if isinstance(part, str) else b"%d" % part
+            text += (b"s" if isinstance(part, str) else b"i") + len(label).to_bytes(4, "little") + label
+        digest = hashlib.blake2b(text, digest_size=self._bytes, key=key, person=b"thinwire.key").digest()
+        return type(self)(int.from_bytes(digest, "little"))
 
     # -- integers --------------------------------------------------------------------------------------------------
 
@@ -182,7 +134,9 @@ class Key:
         first, last = start // 4, -(-(start + n) // 4)
         out = np.empty((last - first, 4), np.uint32)
         for lo in range(first, last, CHUNK):
-            out[lo - first : lo - first + CHUNK] = philox_counted(lo, min(lo + CHUNK, last), *self._halves())
+            block = np.arange(lo, min(lo + CHUNK, last), dtype=np.uint64)
+            counter = np.stack((block & np.uint64(MASK), block >> np.uint64(32)), 1)
+            out[lo - first : lo - first + CHUNK] = philox_numpy(counter, self.value & MASK, self.value >> 32)
         return out.reshape(-1)[start - 4 * first :][:n]
 
     def cpu_words(self, n: int) -> np.ndarray:
@@ -196,7 +150,7 @@ class Key:
 
     def cpu_uniform(self, n: int) -> np.ndarray:
         """n float32 multiples of 2**-24 from [0, 1), from `cpu_words`."""
-        return (self.cpu_words(n) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        return self.cpu_uniform_parts()(n)
 
     def cpu_uniform_parts(self) -> Callable[[int], np.ndarray]:
         """A function that returns the next n values of `cpu_uniform`; n is even in all calls but the last.
@@ -217,8 +171,7 @@ class Key:
 
     def words(self, n: int, start: int = 0, device: Device = None) -> Tensor:
         """n words of the stream as int64 below 2**32, from position `start`."""
-        device = torch.device(device or "cpu")
-        if device.type == "cpu":  # the same bits, 1.5 times faster than torch
+        if torch.device(device or "cpu").type == "cpu":  # the same bits, 1.5 times faster than torch
             return torch.from_numpy(self.words_numpy(n, start).astype(np.int64))
         return self.words_torch(n, start, device)
 
@@ -228,7 +181,7 @@ class Key:
         block = torch.arange(first, last, dtype=torch.int64, device=device)
         zero = torch.zeros_like(block)
         counter = torch.stack((block & MASK, block >> 32, zero, zero), dim=1)
-        return philox_torch(counter, self._halves()).reshape(-1)[start - 4 * first :][:n]
+        return philox_torch(counter, (self.value & MASK, self.value >> 32)).reshape(-1)[start - 4 * first :][:n]
 
     def integers(self, n: int, below: int, start: int = 0, device: Device = None) -> Tensor:
         """n integers from 0 to `below` - 1, for `below` up to 2**31 (multiply and shift)."""
@@ -236,24 +189,13 @@ class Key:
             raise ValueError(f"`below` must be from 1 to 2**31, not {below}")
         return (self.words(n, start, device) * below) >> 32
 
-    def permutation(self, n: int, device: Device = None) -> Tensor:
+    def permutation(self, n: int) -> Tensor:
         """A random permutation of 0 .. n-1: positions sorted by 63 random bits each."""
-        w = self.words(2 * n, device=device).view(n, 2)
-        return torch.argsort((w[:, 0] << 31) | (w[:, 1] >> 1), stable=True)
+        return torch.from_numpy(permutations([self], [n])[0])
 
     def choice(self, n: int, k: int) -> list[int]:
         """k distinct integers from 0 .. n-1, in the order drawn; the cost depends on k, not on n."""
-        if not 0 <= k <= n:
-            raise ValueError(f"cannot choose {k} of {n}")
-        if 3 * k > n:
-            return [int(i) for i in self.permutation(n)[:k]]
-        seen: dict[int, None] = {}
-        start = 0
-        while len(seen) < k:
-            for i in self.integers(2 * k, n, start).tolist():
-                seen.setdefault(i)
-            start += 2 * k
-        return list(seen)[:k]
+        return choices([self], n, k)[0]
 
     # -- floats, each an exactly rounded function of integers ------------------------------------------------------
 
@@ -292,9 +234,6 @@ class Key:
         u, v = words[:, 0], words[:, 1]
         return (((_popcount(u) - 16) << 16) + (v & 0xFFFF) - (v >> 16)).view(shape)
 
-    def _halves(self) -> tuple[int, int]:
-        return self.value & MASK, self.value >> 32
-
 
 def signs_of_each(keys: Sequence[Key], n: int) -> Tensor:
     """`key.signs(n)` for many keys at once, one row each, as int8: for few signs much faster than a loop.
@@ -302,10 +241,11 @@ def signs_of_each(keys: Sequence[Key], n: int) -> Tensor:
     >>> torch.equal(signs_of_each([Key(1), Key(2)], 40)[1].float(), Key(2).signs(40))
     True
     """
-    bits = _bits(_words_of_each(keys, -(-n // 32))).view(np.int8)
+    blocks = -(-n // 128)
+    bits = _bits(_blocks(keys, np.full(len(keys), blocks))).view(np.int8)
     bits *= 2
     bits -= 1
-    return torch.from_numpy(bits.reshape(len(keys), -1)[:, :n])
+    return torch.from_numpy(bits.reshape(len(keys), 128 * blocks)[:, :n])
 
 
 def choices(keys: Sequence[Key], n: int, k: int) -> list[list[int]]:
@@ -314,19 +254,29 @@ def choices(keys: Sequence[Key], n: int, k: int) -> list[list[int]]:
     >>> choices([Key(1), Key(2)], 100, 3)[1] == Key(2).choice(100, 3)
     True
     """
-    if not 0 <= 3 * k <= n or n > 1 << 31:
-        return [key.choice(n, k) for key in keys]
-    drawn = (_words_of_each(keys, 2 * k).astype(np.int64) * n >> 32).tolist()
-    found = [list(dict.fromkeys(row))[:k] for row in drawn]
-    return [one if len(one) == k else key.choice(n, k) for key, one in zip(keys, found, strict=True)]
+    if not 0 <= k <= n:
+        raise ValueError(f"cannot choose {k} of {n}")
+    if 3 * k > n:
+        return [order[:k].tolist() for order in permutations(keys, [n] * len(keys))]
+    found, draws = [list[int]() for _ in keys], 2 * k
+    while any(len(one) < k for one in found):
+        blocks = -(-draws // 4)
+        words = _blocks(keys, np.full(len(keys), blocks)).reshape(len(keys), 4 * blocks)[:, :draws]
+        found = [list(dict.fromkeys(row))[:k] for row in (words.astype(np.int64) * n >> 32).tolist()]
+        draws += 2 * k
+    return found
 
 
-def _words_of_each(keys: Sequence[Key], n: int) -> np.ndarray:
-    """The first n words of each key, one row each."""
-    blocks = -(-n // 4)
-    counter = np.tile(np.arange(blocks, dtype=np.uint64), len(keys))
-    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2).T, blocks, axis=1)
-    return interleaved(*philox_alike(counter, 0, *halves)).reshape(len(keys), 4 * blocks)[:, :n]
+def _blocks(keys: Sequence[Key], counts: np.ndarray) -> np.ndarray:
+    """(sum of counts, 4) the words of the first counters of each key: as many counters as its count."""
+    ends, values = np.cumsum(counts), np.array([key.value for key in keys], np.uint64)
+    counter = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+    key, out = np.repeat(values, counts), np.empty((len(counter), 4), np.uint32)
+    for lo in range(0, len(out), CHUNK):
+        part = slice(lo, lo + CHUNK)
+        halves = key[part] & np.uint64(MASK), key[part] >> np.uint64(32)
+        out[part] = philox_numpy(counter[part, None], *halves)
+    return out
 
 
 def _bits(words: np.ndarray) -> np.ndarray:
@@ -341,18 +291,12 @@ def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
     >>> [int(i) for i in permutations([Key(1), Key(2)], [3, 2])[0]] == Key(1).permutation(3).tolist()
     True
     """
-    blocks = [-(-2 * n // 4) for n in sizes]  # two words per element, four words per block
-    ends = np.cumsum(blocks)
-    counter = np.arange(sum(blocks), dtype=np.uint64) - np.repeat(ends - blocks, blocks).astype(np.uint64)
-    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2).T, blocks, axis=1)
-    order = np.empty((len(counter), 2), np.int64)
-    for lo in range(0, len(counter), CHUNK):
-        part = slice(lo, lo + CHUNK)
-        upper, lower = philox_alike(counter[part], 0, *halves[:, part])
-        order[part] = (upper.view(np.int64) << 31 | lower.view(np.int64) >> 1).T
+    blocks = np.array([-(-n // 2) for n in sizes], np.int64)  # two words for each element, four in a block
+    words = _blocks(keys, blocks).astype(np.int64)
+    order = words[:, ::2] << 31 | words[:, 1::2] >> 1
     if len(set(sizes)) == 1:  # the common case: sort all at once
         return list(_argsort(order.reshape(len(keys), -1)[:, : sizes[0]]))
-    flat, starts = order.reshape(-1), 2 * (ends - blocks)
+    flat, starts = order.reshape(-1), 2 * (np.cumsum(blocks) - blocks)
     return [_argsort(flat[at : at + n]) for at, n in zip(starts, sizes, strict=True)]
 
 
@@ -373,25 +317,6 @@ def _argsort(words: np.ndarray) -> np.ndarray:
         return np.argsort(words, kind="stable")
     ranked &= (1 << bits) - 1
     return ranked
-
-
-@lru_cache(maxsize=1 << 12, typed=True)  # server and clients of a simulation derive the same keys
-def _fold(value: int, parts: tuple[str | int, ...]) -> Key:
-    text = value.to_bytes(8, "little") + encode_labels(parts)
-    digest = hashlib.blake2b(text, digest_size=8, person=b"thinwire.key").digest()
-    return Key(int.from_bytes(digest, "little"))
-
-
-def encode_labels(parts: tuple[str | int, ...]) -> bytes:
-    """Encode strings and integers such that different labels give different bytes."""
-    return b"".join([_label(part) for part in parts])
-
-
-@lru_cache(maxsize=1 << 12, typed=True)  # rounds and clients are in many labels
-def _label(part: str | int) -> bytes:
-    data = part.encode() if isinstance(part, str) else b"%d" % part
-    # type and length first, so that ("a", "b") differs from ("ab",), and "1" from 1
-    return (b"s" if isinstance(part, str) else b"i") + len(data).to_bytes(4, "little") + data
 
 
 def _popcount(x: Tensor) -> Tensor:
@@ -415,30 +340,19 @@ class SecretKey(Key):
     True
     """
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.value < 1 << 256:
-            raise ValueError("a secret key must be an integer from 0 to 2**256 - 1")
+    _bytes = 32
+    _secret = True
 
     @classmethod
     def draw(cls) -> SecretKey:
         """A new key from the random source of the operating system."""
         return cls(secrets.randbits(256))
 
-    def fold(self, *parts: str | int) -> SecretKey:
-        """Derive a key from this one and some strings or integers (BLAKE2b, 256 bits)."""
-        digest = hashlib.blake2b(
-            encode_labels(parts), digest_size=32, key=self._bytes(), person=b"thinwire.key"
-        ).digest()
-        return SecretKey(int.from_bytes(digest, "little"))
-
     def words_numpy(self, n: int, start: int = 0) -> np.ndarray:
         """n uint32 words of the stream, from position `start`; all words before it are computed as well."""
-        stream = hashlib.shake_256(self._bytes()).digest(4 * (start + n))
+        stream = hashlib.shake_256(self.value.to_bytes(32, "little")).digest(4 * (start + n))
         return np.frombuffer(stream, "<u4")[start:].astype(np.uint32)
 
     def words_torch(self, n: int, start: int = 0, device: Device = None) -> Tensor:
         """As `words`, copied to that device."""
         return torch.from_numpy(self.words_numpy(n, start).astype(np.int64)).to(device)
-
-    def _bytes(self) -> bytes:
-        return self.value.to_bytes(32, "little")

@@ -11,11 +11,10 @@ takes longer than writing to it; torch caches and reuses pinned memory.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 from threading import Barrier, get_ident, local
 from typing import TypeVar
@@ -59,7 +58,7 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
                 for _ in left:  # the others stop, too
                     pass
 
-    pool = _pool(min(_usable(), MAX_THREADS), os.getpid())
+    pool = _pool(cores(), os.getpid())
     for job in [pool.submit(work) for _ in range(workers)]:
         job.result()
     if failed:
@@ -74,17 +73,10 @@ def cores() -> int:
     ...     cores() >= 1
     True
     """
-    return 1 if getattr(_this, "works", False) else min(_usable(), MAX_THREADS)
-
-
-def many_cores() -> bool:
-    """Whether `each` uses so many threads in this thread that short calls in them would wait for the GIL."""
-    return cores() > FEW
-
-
-def _usable() -> int:
-    """The number of cores that torch may use, also where `on_one_core` restricts it."""
-    return getattr(_this, "cores", 0) or max(torch.get_num_threads(), max(_restricted.values(), default=0))
+    if getattr(_this, "works", False):
+        return 1
+    before = _restricted.get(get_ident(), 0)
+    return min(before or max([torch.get_num_threads(), *_restricted.values()]), MAX_THREADS)
 
 
 @contextmanager
@@ -98,16 +90,15 @@ def on_one_core() -> Iterator[None]:
     ...     torch.get_num_threads()
     1
     """
-    if hasattr(_this, "cores"):
+    if get_ident() in _restricted:
         yield
         return
-    _this.cores = _restricted[get_ident()] = torch.get_num_threads()
+    _restricted[get_ident()] = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(_restricted.pop(get_ident()))
-        del _this.cores
 
 
 @contextmanager
@@ -154,52 +145,28 @@ def start(workers: int) -> ThreadPoolExecutor:
 
 
 SLICE = 1 << 17  # values that are averaged at a time: they fit into the cache of a core
-LONG_VECTOR = 1 << 21  # values of a vector that a few cores add up together
 MAX_PINNED = 1 << 30  # bytes: other processes cannot use pinned memory
 
 
-def weighted_sum(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
-    """sum_i fraction_i vector_i, summed in the order given: the same bits on any number of cores.
+def weighted_sum(vectors: Sequence[Tensor], fractions: Sequence[float], out: Tensor | None = None) -> Tensor:
+    """sum_i fraction_i vector_i on the CPU, summed in the order given: the same bits on any number of cores.
 
     >>> weighted_sum([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], [0.5, 0.5])
     tensor([2., 3.])
     """
-    if vectors[0].device.type != "cpu" or not vectors[0].is_floating_point():
-        sums = list(torch._foreach_mul([vectors[0]], fractions[0]))
+    is_long = len(vectors[0]) > SLICE
+    if out is None:
+        out = empty_long(len(vectors[0]), vectors[0].dtype) if is_long else torch.empty_like(vectors[0])
+    if is_long and cores() <= FEW:
+        slices = [torch.split(vector, SLICE) for vector in (out, *vectors)]
+        pieces, size = list(zip(*slices, strict=True)), len(vectors) * SLICE * out.element_size()
+        each(lambda piece: weighted_sum(piece[1:], fractions, piece[0]), pieces, size)
+        return out
+    with half_the_cores() if is_long else nullcontext():
+        torch.mul(vectors[0], fractions[0], out=out)
         for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
-            torch._foreach_add_(sums, [vector], alpha=fraction)
-        return sums[0]
-    out = empty_long(vectors[0].numel(), vectors[0].dtype)
-
-    def average(start: int, size: int) -> None:
-        here = slice(start, start + size)
-        parts = vectors if size >= len(out) else [vector[here] for vector in vectors]
-        total = torch.mul(parts[0], fractions[0], out=out[here])
-        for part, fraction in zip(parts[1:], fractions[1:], strict=True):
-            total.add_(part, alpha=fraction)
-
-    if many_cores() and len(out) > SLICE:
-        with half_the_cores():
-            average(0, len(out))
-    else:
-        starts, size = range(0, len(out), SLICE), len(vectors) * SLICE * out.element_size()
-        each(lambda start: average(start, SLICE), starts, size)
+            out.add_(vector, alpha=fraction)
     return out
-
-
-def sum_of_values(block: Tensor) -> float:
-    """The sum of all values, with a rounding that depends on the number of cores.
-
-    >>> sum_of_values(torch.ones(3, 2))
-    6.0
-    """
-    if many_cores() and block.numel() > SLICE:
-        with half_the_cores():
-            return float(block.sum())
-    if block.numel() < LONG_VECTOR or not block.is_contiguous():
-        return float(block.sum())
-    parts = torch.split(block.view(-1), max(SLICE, -(-block.numel() // cores())))
-    return math.fsum(each(lambda part: float(part.sum()), parts, block.nbytes // len(parts)))
 
 
 def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:

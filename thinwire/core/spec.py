@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Device
-from thinwire.core.vector import Tree
 from thinwire.errors import ConfigError
 
 R = TypeVar("R")
+Tree: TypeAlias = dict[str, Tensor]
 
 # Each dtype that can be sent, with its code in the schema hash and its size in bytes.
 DTYPES: dict[torch.dtype, tuple[str, int]] = {
@@ -115,14 +115,9 @@ class Spec:
         kinds = {block.dtype for block in self.blocks}
         return kinds.pop() if len(kinds) == 1 else None
 
-    @cached_property
-    def like(self) -> tuple[Tensor, ...]:
-        """Meta tensors of these shapes and dtypes, without memory."""
-        return tuple(torch.empty(block.shape, dtype=block.dtype, device="meta") for block in self.blocks)
-
     def shapes(self) -> Tree:
-        """A tree of meta tensors, to infer the shapes of the result of a function."""
-        return dict(zip(self.names, self.like, strict=True))
+        """A tree of meta tensors, without memory, to infer the shapes of the result of a function."""
+        return self.zeros("meta")
 
     def zeros(self, device: Device = None) -> Tree:
         """A tree of zeros."""

@@ -154,13 +154,14 @@ def check_numbers(part: Any) -> None:
             raise ConfigError(f"{field.name} must be {wanted}, not {_shown(field.name, value)}")
 
 
-def check_settings(part: Any, **ranges: str) -> None:
+def check_settings(part: Any, section: str = "", /, **ranges: str) -> None:
     """Raise ConfigError for a field of a part with a value of the wrong type, or one that it cannot have.
 
     Numbers are checked by `check_numbers`, a field annotated with a `Literal` must have one of its values.
 
     Args:
         part: the part, a dataclass.
+        section: where its fields are in a file, for messages: `checkpoint.`.
         ranges: by field, the interval of its values, as in mathematics: "(0, 1]" is above 0 and at most 1.
 
     >>> @dataclasses.dataclass
@@ -175,7 +176,7 @@ def check_settings(part: Any, **ranges: str) -> None:
     check_numbers(part)
     for name, choices in _choices(type(part)).items():  # type: ignore[arg-type]
         if (value := getattr(part, name)) not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+            raise ConfigError(f"{section}{name} must be one of {', '.join(choices)}, not {value!r}")
     defaults = {field.name: field.default for field in dataclasses.fields(part)}
     for name, interval in ranges.items():
         value = getattr(part, name)
@@ -184,8 +185,8 @@ def check_settings(part: Any, **ranges: str) -> None:
         if not (above and (value < high if interval[-1] == ")" else value <= high)):
             wanted = _INTERVALS[interval[0] + (interval[-1] if high < float("inf") else "")].format(low, high)
             known = defaults[name] is not dataclasses.MISSING
-            example = f"; write for example {name} = {defaults[name]}" if known else ""
-            raise ConfigError(f"{name} must be {wanted}, not {value}{example}")
+            example = f"; write for example {section}{name} = {defaults[name]}" if known else ""
+            raise ConfigError(f"{section}{name} must be {wanted}, not {value}{example}")
 
 
 _INTERVALS = {

@@ -12,14 +12,14 @@ the clients of a cohort.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.parallel import sum_of_values, to_host, weighted_sum
+from thinwire.core.parallel import to_host, weighted_sum
 from thinwire.core.spec import Block, Spec
 from thinwire.core.vector import Tree as Tree, Vector
 from thinwire.errors import ConfigError
@@ -28,32 +28,30 @@ ASIDE_BYTES = 1 << 22  # that are copied in parallel with later work of a GPU
 LONG_BLOCK = 1 << 14  # values of a block; a loop over shorter blocks takes longer than a copy of all
 
 
-def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
+def tmap(fn: Callable[..., Tensor], first: Tree, *rest: Tree) -> Tree:
     """Apply a function block by block; the first tree defines the blocks and their order."""
     return {name: fn(block, *(tree[name] for tree in rest)) for name, block in first.items()}
 
 
 def add(a: Tree, b: Tree) -> Tree:
     """a + b, block by block."""
-    return _elementwise(torch.add, a, b)
+    if isinstance(a, Vector) and isinstance(b, Vector) and a.spec.names == b.spec.names:
+        return Vector(a.data + b.data, a.spec)
+    return {name: block + b[name] for name, block in a.items()}
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """a - b, block by block."""
-    return _elementwise(torch.sub, a, b)
+    if isinstance(a, Vector) and isinstance(b, Vector) and a.spec.names == b.spec.names:
+        return Vector(a.data - b.data, a.spec)
+    return {name: block - b[name] for name, block in a.items()}
 
 
 def scale(tree: Tree, factor: float) -> Tree:
     """factor * tree."""
-    return _elementwise(lambda x: x * factor, tree)
-
-
-def _elementwise(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
-    """`tmap` of an elementwise function; vectors take one call on their data."""
-    vectors = [tree for tree in trees if isinstance(tree, Vector)]
-    if len(vectors) < len(trees) or any(list(tree) != list(vectors[0]) for tree in vectors[1:]):
-        return tmap(fn, *trees)
-    return vectors[0].with_data(fn(*(tree.data for tree in vectors)))
+    if isinstance(tree, Vector):
+        return Vector(tree.data * factor, tree.spec)
+    return {name: block * factor for name, block in tree.items()}
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -66,18 +64,18 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
     return bring([tree], device)[0]
 
 
-def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
+def bring(
+    trees: Sequence[Tree], device: torch.device | str, pending: list[torch.cuda.Event] | None = None
+) -> list[Tree]:
     """Move several trees to a device, with one transfer per dtype instead of many small ones.
 
     Moved blocks are views of a few large tensors; blocks that are on the device already are returned unchanged.
-    """
-    return bring_async(trees, device)()
 
-
-def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[], list[Tree]]:
-    """Asynchronous `bring`: start the transfers, and return a function that waits for them and returns the trees.
-
-    It does not wait for GPU work that is queued between the two calls.
+    Args:
+        trees: the trees.
+        device: the device.
+        pending: a list for the events after which copies from a GPU are complete; without it this function waits for
+            them. Waiting for the events does not wait for GPU work that is queued after this call.
     """
     device = torch.device(device)
     remote: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -85,8 +83,10 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
         for block in _tensors(tree):
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 remote.setdefault((block.dtype, block.device), []).append(block)
+    if not remote:
+        return list(trees)
     moved: dict[int, Tensor] = {}
-    events: list[torch.cuda.Event] = []
+    events = [] if pending is None else pending
     for (_, source), blocks in remote.items():
         flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, asynchronously
@@ -97,27 +97,20 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         moved |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
-    result = [_replaced(tree, moved) for tree in trees] if moved else list(trees)
-
-    def wait() -> list[Tree]:
-        for event in events:
-            event.synchronize()
-        return result
-
-    return wait
-
-
-def _replaced(tree: Tree, moved: Mapping[int, Tensor]) -> Tree:
-    """A tree in which moved blocks, by the id of the original tensor, replace the originals."""
-    if isinstance(tree, Vector):
-        return tree.with_data(moved.get(id(tree.data), tree.data))
-    return {name: moved.get(id(block), block) for name, block in tree.items()}
+    for event in events if pending is None else ():
+        event.synchronize()
+    return [
+        Vector(moved.get(id(tree.data), tree.data), tree.spec)
+        if isinstance(tree, Vector)
+        else {name: moved.get(id(block), block) for name, block in tree.items()}
+        for tree in trees
+    ]
 
 
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:
     """The named blocks, in the order of the tree."""
     wanted = set(names)
-    if isinstance(tree, Vector) and wanted.issuperset(tree.names):
+    if isinstance(tree, Vector) and wanted.issuperset(tree.spec.names):
         return tree
     return {name: block for name, block in tree.items() if name in wanted}
 
@@ -129,14 +122,14 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def repeat(tree: Tree, clients: int) -> Tree:
     """A stacked tree in which all clients have the same blocks (views, no copy)."""
-    return tmap(lambda x: x.expand(clients, *x.shape), tree)
+    return {name: block.expand(clients, *block.shape) for name, block in tree.items()}
 
 
 def unstack(tree: Tree, client: int) -> Tree:
     """The tree of one client of a stacked tree (views). The inverse is `stack`."""
     if isinstance(tree, Vector):
-        return tree.row(client)
-    return tmap(lambda x: x[client], tree)
+        return Vector(tree.data[client], tree.spec)
+    return {name: block[client] for name, block in tree.items()}
 
 
 def flatten(tree: Tree, dtype: torch.dtype | None = None, zeros: int = 0) -> Tensor:
@@ -178,25 +171,20 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         return {}
     fractions = [weight / total for weight in weights]
     vectors = [tree.data for tree in trees if isinstance(tree, Vector) and list(tree) == names]
-    if isinstance(first, Vector) and len(names) > 1 and len(vectors) == len(trees):
-        return first.with_data(weighted_sum(vectors, fractions))
-    acc = list(torch._foreach_mul([first[name] for name in names], fractions[0]))
-    for tree, fraction in zip(trees[1:], fractions[1:], strict=True):
-        torch._foreach_add_(acc, [tree[name] for name in names], alpha=fraction)
-    return dict(zip(names, acc, strict=True))
+    spec = first.spec if isinstance(first, Vector) and len(vectors) == len(trees) else None
+    if spec and vectors[0].device.type == "cpu" and vectors[0].is_floating_point():
+        return Vector(weighted_sum(vectors, fractions), spec)
+    blocks = [[vector] for vector in vectors] if spec else [[tree[name] for name in names] for tree in trees]
+    sums = list(torch._foreach_mul(blocks[0], fractions[0]))
+    for its, fraction in zip(blocks[1:], fractions[1:], strict=True):
+        torch._foreach_add_(sums, its, alpha=fraction)
+    return Vector(sums[0], spec) if spec else dict(zip(names, sums, strict=True))
 
 
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
-    blocks = [block for block in _tensors(tree) if block.is_floating_point()]
-    if not blocks:
-        return True
     # a finite sum implies finite terms; an infinite sum may be an overflow, so check each value then
-    if blocks[0].device.type == "cpu":
-        total = sum(sum_of_values(block) for block in blocks)
-    else:  # one synchronization with the GPU
-        total = grand_total(tree).item()
-    return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
+    return math.isfinite(grand_total(tree).item()) or all(bool(torch.isfinite(block).all()) for block in _tensors(tree))
 
 
 def norm(tree: Tree) -> float:
@@ -224,23 +212,6 @@ def grand_total(*trees: Tree) -> Tensor:
     if len(sums) < 2:
         return sums[0] if sums else torch.zeros((), dtype=torch.float64)
     return torch.stack([one.to(sums[0].device) for one in sums]).sum()
-
-
-def number_of_values(tree: Tree) -> int:
-    """The number of values of all blocks."""
-    return sum(block.numel() for block in _tensors(tree))
-
-
-def data_of(tree: Tree) -> Tensor | None:
-    """The one tensor of a `Vector`; None for another tree."""
-    return tree.data if isinstance(tree, Vector) else None
-
-
-def is_vector_of(tree: Tree, spec: Spec) -> bool:
-    """Whether a tree is a `Vector` whose blocks have these names, shapes and types."""
-    if not isinstance(tree, Vector) or tree.data.dtype != spec.dtype or tuple(tree.names) != spec.names:
-        return False
-    return all(mine.shape == its.shape for mine, its in zip(tree.like, spec.like, strict=True))
 
 
 def same(a: Tree, b: Tree) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
-from typing import Any, TypeAlias
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
 
-Tree: TypeAlias = dict[str, Tensor]
+from thinwire.core.spec import Spec, Tree as Tree
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Vector(dict[str, Tensor]):
     """An immutable tree whose blocks are views of one tensor, for operations on all values at once.
 
@@ -19,100 +21,90 @@ class Vector(dict[str, Tensor]):
 
     Args:
         data: (values,), or (clients, values) for the trees of several clients.
-        names: names of the blocks.
-        like: tensors with the shapes of the blocks of one client.
+        spec: the blocks of one client.
 
-    >>> shapes = [torch.zeros(2), torch.zeros(())]
-    >>> one, many = (Vector(data, ["a", "b"], shapes) for data in (torch.arange(3.0), torch.arange(6.0).view(2, 3)))
-    >>> one["b"], many["a"].tolist(), many.row(1)["b"]
-    (tensor(2.), [[0.0, 1.0], [3.0, 4.0]], tensor(5.))
+    >>> spec = Spec.of({"a": torch.zeros(2), "b": torch.zeros(())})
+    >>> one, many = Vector(torch.arange(3.0), spec), Vector(torch.arange(6.0).view(2, 3), spec)
+    >>> one["b"], many["a"].tolist()
+    (tensor(2.), [[0.0, 1.0], [3.0, 4.0]])
     """
 
-    def __init__(self, data: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.data, self.names, self.like = data, names, like
+    data: Tensor
+    spec: Spec
 
     @staticmethod
-    def rows(tree: Tree) -> Tree:
+    def rows(tree: Tree, spec: Spec) -> Tree:
         """A stacked tree as a Vector, so that the values of a client are contiguous; the same tree if its types differ.
 
-        >>> Vector.rows({"a": torch.zeros(2, 3), "b": torch.ones(2)}).data.tolist()
+        >>> tree = {"a": torch.zeros(2, 3), "b": torch.ones(2)}
+        >>> Vector.rows(tree, Spec.of({"a": torch.zeros(3), "b": torch.zeros(())})).data.tolist()
         [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
         """
-        if isinstance(tree, Vector) or len({block.dtype for block in tree.values()}) != 1:
+        if isinstance(tree, Vector) or spec.dtype is None:
             return tree
-        rows = torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
-        return Vector(rows, tuple(tree), tuple(block[0] for block in tree.values()))
+        blocks = [(tree[block.name], block.numel) for block in spec.blocks]
+        return Vector(torch.cat([block.reshape(len(block), numel) for block, numel in blocks], 1), spec)
 
-    def row(self, client: int) -> Vector:
-        """The tree of one client."""
-        return Vector(self.data[client], self.names, self.like)
-
-    def with_data(self, data: Tensor) -> Vector:
-        """The same blocks with other values."""
-        return Vector(data, self.names, self.like)
-
-    def _whole(self) -> dict[str, Tensor]:
-        """The plain dictionary, with all views created."""
-        if not super().__len__() and self.names:
-            if self.data.dim() == 1:  # twice as fast as the general case
-                blocks = _unflatten_dense_tensors(self.data, self.like)  # type: ignore[no-untyped-call]
-            else:
-                parts = torch.split(self.data, [block.numel() for block in self.like], -1)
-                blocks = [part.view(-1, *block.shape) for part, block in zip(parts, self.like, strict=True)]
-            super().update(zip(self.names, blocks, strict=True))
-        return super()  # type: ignore[return-value]
+    @cached_property
+    def blocks(self) -> dict[str, Tensor]:
+        """A plain dictionary of the same blocks."""
+        blocks, clients = self.spec.blocks, self.data.shape[:-1]
+        parts = torch.split(self.data, [block.numel for block in blocks], -1)
+        return {block.name: part.view((*clients, *block.shape)) for block, part in zip(blocks, parts, strict=True)}
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.spec.blocks)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self.spec.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self.spec.named
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._whole().__getitem__(name)
+        return self.blocks[name]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The block of that name, or the default."""
-        return self._whole().get(name, default)
+        return self.blocks.get(name, default)
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
         """Block names."""
-        return self._whole().keys()
+        return self.blocks.keys()
 
     def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
         """Blocks, as views of the data."""
-        return self._whole().values()
+        return self.blocks.values()
 
     def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
         """Pairs of name and block."""
-        return self._whole().items()
+        return self.blocks.items()
 
     def copy(self) -> Tree:
-        """A plain dictionary of the same blocks."""
-        return dict(self.items())
+        """A plain dictionary of the same blocks, which may be changed."""
+        return self.blocks.copy()
 
     def __or__(self, other: Any) -> Any:
-        return self.copy() | other
+        return self.blocks | other
 
     def __ror__(self, other: Any) -> Any:
-        return other | self.copy()
+        return other | self.blocks
 
     def __eq__(self, other: object) -> bool:
-        return self.copy() == other
+        return self.blocks == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.blocks != other
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self.copy())
+        return repr(self.blocks)
+
+    def __reduce__(self) -> tuple:
+        return dict, (self.blocks,)  # a pickled or deep copy is a plain dictionary
 
     def __setitem__(self, name: str, block: Tensor) -> None:
         raise TypeError("a Vector cannot be changed: its data would not change with it")
-
-    def __reduce__(self) -> tuple:
-        return dict, (self.copy(),)  # a pickled or deep copy is a plain dictionary
 
     __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]

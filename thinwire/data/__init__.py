@@ -8,6 +8,7 @@ from thinwire.data import (
     named_images as named_images,
     named_texts as named_texts,
     partition as partition,
+    question_sets as question_sets,
     table as table,
 )
 from thinwire.data.arrays import from_arrays as from_arrays

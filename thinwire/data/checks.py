@@ -7,7 +7,8 @@
 >>> from thinwire.data.task import Task, pool_clients
 >>> inputs, labels = torch.zeros(3, 2), torch.tensor([0, 1, 7])
 >>> pool, clients = pool_clients([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])])
->>> check_task(Task(nn.Linear(2, 5), pool, clients))
+>>> model = nn.Linear(2, 5)
+>>> check_task(Task(model, pool, clients), model)
 Traceback (most recent call last):
 thinwire.errors.DataError: client 1, row 1: label 7, but the model has 5 outputs (labels 0 to 4); rows count from 0
 """
@@ -29,10 +30,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from thinwire.data.examples import Examples, Inputs
-from thinwire.data.losses import Loss, bce, cross_entropy, mse
+from thinwire.data.losses import Loss, bce, cross_entropy, label_counts, mse
 from thinwire.data.partition import Assignment
 from thinwire.errors import ConfigError, DataError, ThinwireError
-from thinwire.metrics.classification import IGNORED, label_counts
+from thinwire.metrics.classification import IGNORED
 
 if TYPE_CHECKING:
     from thinwire.data.task import Task
@@ -45,16 +46,15 @@ SAMPLE_ROWS = 4096  # rows that it is computed of
 CHUNK_VALUES = 1 << 22  # values that are read together
 
 
-def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, batch: int = 0) -> None:
+def check_task(task: Task, outputs: Forward, *, rows: int = 5, batch: int = 0) -> None:
     """Raise a DataError or a ConfigError of one line if a task cannot be trained as it is.
 
     Args:
         task: the task.
-        outputs: the outputs of the initial model for inputs on the CPU, in evaluation mode; by default `task.model`'s.
+        outputs: the outputs of the initial model for inputs on the CPU, in evaluation mode.
         rows: examples that model and loss are tried on.
         batch: examples in a training step (`Local.batch`); 0 for all of a client.
     """
-    forward = outputs or _outputs_of(task.model)
     sizes = task.clients.sizes()
     uneven = len(set(sizes.tolist())) > 1 or bool(batch and sizes[0] > batch and sizes[0] % batch)
     parts = [Part(task.train, task.clients)]
@@ -64,7 +64,7 @@ def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, bat
     for part in parts:
         part.check_finite()
         inputs, targets = part.batch(rows)
-        out = _try_model(task.model, forward, inputs, len(targets), part.name())
+        out = _try_model(task.model, outputs, inputs, len(targets), part.name())
         _check_targets(part, task.loss, out)
         _try_loss(task.loss, out, targets, part.name(), uneven)
         if not part.is_test:
@@ -72,36 +72,31 @@ def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, bat
     _try_batch_norm(task)
 
 
-def _outputs_of(model: nn.Module) -> Forward:
-    own = copy.deepcopy(model).cpu().eval()
-
-    def forward(inputs: Inputs) -> Tensor:
-        out = own(**inputs) if isinstance(inputs, dict) else own(inputs)
-        found: Tensor = getattr(out, "logits", out)
-        return found
-
-    return forward
+def _attempt(call: Callable[[], Any], words: str, hint: str = "") -> Any:
+    """The result of code of the user; an error in it becomes one line of these words, its message and a hint."""
+    try:
+        return call()
+    except ThinwireError:
+        raise
+    except Exception as error:
+        text = next(iter(str(error).strip().splitlines()), "")
+        line = text if len(text) > 20 else f"{type(error).__name__}: {text}".rstrip(": ")  # the message says little
+        raise ConfigError(f"{words}: {line}{hint}") from error
 
 
 @torch.no_grad()
 def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, name: str) -> Tensor:
     """The outputs for a batch; an error of the model becomes one line."""
-    shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
-    try:
-        out = forward(inputs)
-    except ThinwireError:
-        raise
-    except Exception as error:
-        hint = _other_type(model, forward, inputs)
-        text = f"model and data do not fit: inputs of shape {shapes} of {name}: {_line(error)}{hint}"
-        raise ConfigError(text) from error
+    named = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    given = ", ".join(f"{key} of shape {list(one.shape)} ({one.dtype})" for key, one in named.items())
+    out = _attempt(lambda: forward(inputs), f"model and data do not fit: {given} of {name}")
     if not isinstance(out, Tensor) or not out.is_floating_point():
         kind = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f"the model returns {kind}; it must return a tensor of floats")
     if out.dim() < 1 or len(out) != rows:
         raise ConfigError(
-            f"the model returns outputs of shape {list(out.shape)} for {rows} examples (inputs of shape {shapes}); "
-            "the first axis must be the examples"
+            f"the model returns outputs of shape {list(out.shape)} for {rows} examples ({given}); the first axis must "
+            "be the examples"
         )
     if not torch.isfinite(out).all():
         for weight, values in model.named_parameters():
@@ -109,25 +104,6 @@ def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, na
                 raise ConfigError(f"weight {weight!r} of the initial model is not finite; initialize it")
         raise ConfigError(f"the initial model returns values that are not finite for {name}; standardize the inputs")
     return out.detach()
-
-
-def _other_type(model: nn.Module, forward: Forward, inputs: Inputs) -> str:
-    """What to write if the model fails because of the type of its inputs."""
-    if not isinstance(inputs, Tensor):
-        return ""
-    weight = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    calls = {
-        weight: "inputs.float()" if weight == torch.float32 else f"inputs.to({weight})",
-        torch.int64: "inputs.long()",
-    }
-    for dtype, call in calls.items():
-        if dtype != inputs.dtype:
-            try:
-                forward(inputs.to(dtype))
-            except Exception:
-                continue
-            return f"; inputs are of type {inputs.dtype}: write {call}"
-    return ""
 
 
 def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
@@ -158,14 +134,8 @@ def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool)
     fit = f"outputs of shape {list(out.shape)} and targets of shape {list(targets.shape)}"
     with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
         warnings.simplefilter("always")
-        try:
-            value: Any = loss(out.clone().requires_grad_(), targets)
-        except ThinwireError:
-            raise
-        except Exception as error:
-            span = f", values from {int(targets.min())} to {int(targets.max())}" if is_integer(targets) else ""
-            given = f"{fit} ({targets.dtype}{span})"
-            raise ConfigError(f"the loss failed on {given} of {name}: {_line(error)}") from error
+        words = f"the loss failed on {fit} ({targets.dtype}) of {name}"
+        value = _attempt(lambda: loss(out.clone().requires_grad_(), targets), words)
     if any("broadcasting" in str(one.message) for one in caught):
         raise ConfigError(f"the loss broadcasts {fit} against each other; write loss='mse', or give both one shape")
     if not isinstance(value, Tensor):
@@ -178,23 +148,20 @@ def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool)
     if not value.requires_grad:
         raise ConfigError("the loss has no gradient: argmax, comparisons, .item() and .detach() are not differentiable")
     value, counts = value.detach(), label_counts(targets)
+    if not counts.sum():
+        return
     each = (value.reshape(len(counts), -1)[counts > 0] if value.dim() else value).flatten()
-    if counts.sum() and not (finite := torch.isfinite(each)).all():
+    if not (finite := torch.isfinite(each)).all():
         raise ConfigError(
             f"the loss of the initial model is {float(each[~finite][0])} on finite {fit} of {name}; check the loss"
         )
-    if not value.dim() and uneven and counts.sum():
-        _try_single(loss, out, targets, float(value), counts)
-
-
-def _try_single(loss: Loss, out: Tensor, targets: Tensor, mean: float, counts: Tensor) -> None:
-    """Compare a mean with the losses of single examples, by which batches that are not full are trained."""
+    if value.dim() or not uneven:
+        return
+    # a mean: batches that are not full are trained by the losses of single examples
     hint = "return one value for each example, as reduction='none' does"
-    try:
-        each = vmap(lambda o, t: loss(o[None], t[None]))(out, targets)
-    except Exception as error:
-        raise ConfigError(f"the loss cannot be computed for one example at a time ({_line(error)}); {hint}") from error
-    single = float((torch.where(counts > 0, each, 0) * counts).sum() / counts.sum())
+    words = "the loss cannot be computed for one example at a time"
+    singles = _attempt(lambda: vmap(lambda o, t: loss(o[None], t[None]))(out, targets), words, f"; {hint}")
+    mean, single = float(value), float((torch.where(counts > 0, singles, 0) * counts).sum() / counts.sum())
     if not np.isfinite(single):
         raise ConfigError(f"the loss of one example alone is {single}, and not all batches are full; {hint}")
     if not np.isclose(single, mean, rtol=1e-3, atol=1e-5):
@@ -232,23 +199,12 @@ def _try_batch_norm(task: Task) -> None:
     norms = [name for name, part in task.model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if not len(single) or not norms:
         return
-    client = int(single[0])
+    client, own = int(single[0]), copy.deepcopy(task.model).cpu().train()
     inputs, _ = task.train.gather(torch.from_numpy(task.clients.client(client)))
-    own = copy.deepcopy(task.model).cpu().train()
+    words = f"client {client} has one example, and batch norm ({norms[0]!r}) needs two"
+    hint = "; leave such clients out, or use LayerNorm or GroupNorm"
     with torch.random.fork_rng(devices=[]):
-        try:
-            own(**inputs) if isinstance(inputs, dict) else own(inputs)
-        except ValueError as error:
-            raise ConfigError(
-                f"client {client} has one example, and batch norm ({norms[0]!r}) needs two: {_line(error)}; leave such "
-                "clients out, or use LayerNorm or GroupNorm"
-            ) from error
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error, with its type where the message alone says little."""
-    text = next(iter(str(error).strip().splitlines()), "")
-    return text if len(text) > 20 else f"{type(error).__name__}: {text}".rstrip(": ")
+        _attempt(lambda: own(**inputs) if isinstance(inputs, dict) else own(inputs), words, hint)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -164,13 +164,11 @@ class AugmentedImages(Examples):
         pixels, most, span = self.images.pixels, self.max_shift, 2 * self.max_shift + 1
         image, variant = index % len(self), index // len(self)
         # shifts are counted from 0, so that variant 0 is the image itself
-        down, right, flipped = (variant // 2) // span, (variant // 2) % span, (variant % 2).bool()
-        down, right = ((shift + most) % span - most for shift in (down, right))
+        down, right = ((shift + most) % span - most for shift in ((variant // 2) // span, (variant // 2) % span))
         height, width = pixels.shape[-2:]
-        column = torch.arange(width, device=index.device)
-        column = torch.where(flipped[..., None], column.flip(0), column)
         rows = torch.arange(height, device=index.device) - down[..., None]
-        columns = column - right[..., None]
+        columns = torch.arange(width, device=index.device)
+        columns = torch.where((variant % 2).bool()[..., None], columns.flip(0), columns) - right[..., None]
         inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
         rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
         channel = torch.arange(pixels.shape[1], device=index.device)[:, None, None]

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.arrays import examples_of, inputs_of, source_of
-from thinwire.data.examples import Images, Source
+from thinwire.data.arrays import inputs_of, source_of
+from thinwire.data.columns import MISSING, Columns, Names, objects
+from thinwire.data.examples import Source
 from thinwire.data.files import no_data, one_line, root
 from thinwire.data.images import read_images, shape_of
-from thinwire.data.table import Columns, TargetCode, clients_of, divided, from_columns, from_frame
+from thinwire.data.table import TargetCode, from_columns
 from thinwire.errors import ConfigError, DataError
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -35,15 +37,15 @@ def from_datasets(
     test: Any = None,
     *,
     config: str = "",
-    target: str | tuple[str, ...] | Sequence[str] = "",
-    features: tuple[str, ...] | Sequence[str] = (),
-    drop: tuple[str, ...] | Sequence[str] = (),
+    target: str | Names = "",
+    features: Names = (),
+    drop: Names = (),
     client: str = "",
     target_kind: str = "",
     size: int | tuple[int, ...] | Sequence[int] = 0,
     channels: int = 0,
+    standardize: bool = True,
     test_fraction: float = 0.2,
-    split_seed: int = 0,
     data_dir: Path | None = None,
 ) -> Source:
     """A dataset from a `datasets.Dataset`, or a `DatasetDict` with the splits `train` and `test`.
@@ -60,8 +62,8 @@ def from_datasets(
         target_kind: classification, multi-label or regression; by default derived.
         size: of images, as in `from_image_folder`.
         channels: of images, as in `from_image_folder`.
+        standardize: of images and lists, as in `from_arrays`.
         test_fraction: as in `from_table`.
-        split_seed: as in `from_table`.
         data_dir: the folder of all datasets, in which a folder may be.
     """
     where = name if isinstance(name, str) else "the dataset"
@@ -78,32 +80,23 @@ def from_datasets(
         listed = visible(", ".join(f"{name} ({kind})" for name, kind in kinds.items()), 200)
         raise DataError(f"{where}: the inputs are {listed}; images and lists are used alone: write task.features")
     names = [*targets, *([client] if client else []), *([] if alone else inputs)]
-    rows = _columns(train, names, where)
+    rows, given = _columns(train, names, where), None if test is None else _columns(test, names, where)
     code, feature = TargetCode.of(rows, targets, target_kind), train.features[targets[0]]
     if code.kind == "classification" and type(feature).__name__ == "ClassLabel":  # classes keep their order
         code = TargetCode("classification", targets, tuple(feature.names))
-    if test is None:
-        test = train
-        rows, others = divided(rows, code, client, test_fraction, split_seed)
-    else:
-        others = _columns(test, names, where)
-    code = code.fitted(rows)
+    parts = code.split(rows, given, client, test_fraction)
     if not alone:
-        note = f"{len(rows):,} rows for training, {len(others):,} for testing. {code.note(not target_kind)}"
-        return from_columns(rows, others, code, client=client, features=inputs, note=note)
-    column, examples = inputs[0], []
+        return from_columns(parts, code, client, inputs, derived=not target_kind)
+    column, made = inputs[0], list[Tensor]()
     shape = shape_of(train[0][column], size, channels) if kinds[column] == "Image" else None
-    for data, part in ((train, rows), (test, others)):
+    for data, part in zip((train, train if test is None else test), parts, strict=True):
         values = ((data[at][column], f"{part.row(i)}, column {column!r}") for i, at in enumerate(part.rows.tolist()))
-        x: Any
         if shape:
-            x = read_images(values, len(part), shape)
+            made.append(read_images(values, len(part), shape))
         else:
             lists = [one for one, _ in values]
-            x = inputs_of(lists, len(lists), f"{where}: the column {column!r}", tokens=np.ndim(lists[0]) == 1)
-        examples.append(examples_of(x, code.encode(part)))
-    owners = [clients_of(part, client) for part in (rows, others)]
-    return source_of(examples[0], examples[1], code, owners, derived=not target_kind)
+            made.append(inputs_of(lists, len(lists), f"{where}: the column {column!r}", tokens=True))
+    return source_of(code, parts, made, client, derived=not target_kind, standardize=standardize)
 
 
 @register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
@@ -156,33 +149,34 @@ def _targets(train: Any, target: str | Sequence[str], where: str) -> tuple[str, 
 
 
 def _columns(data: Any, names: Sequence[str], where: str) -> Columns:
-    """Columns of a split: numbers and texts; class labels by name."""
-    import pandas
-
+    """Columns of a split; class labels by name."""
     if not len(data):
         raise DataError(f"{where}: a split has no rows")
-    columns, unusable = {}, {}
+    cells = {}
     for name in names:
         Columns(where, dict.fromkeys(data.column_names, np.zeros(0))).need(name, "as stated by the options")
-        feature, values = data.features[name], data[name][:]
-        kind = type(feature).__name__
-        if kind == "ClassLabel":
-            values = [None if one is None or one < 0 else feature.names[one] for one in values]
-        elif kind != "Value":
-            unusable[name] = f"values of type {kind}"
-            continue
-        columns[name] = pandas.Series(values, dtype=object)
-    return replace(from_frame(pandas.DataFrame(columns), where), unusable=unusable)
+        classes, values = getattr(data.features[name], "names", None), data[name][:]
+        if classes is not None:
+            values = [None if one is None or one < 0 else classes[one] for one in values]
+        cells[name] = objects(None if isinstance(one, str) and one in MISSING else one for one in values)
+    return Columns(where, cells, row_numbers=np.arange(len(data)))
 
 
-def download_images(task: str, name: str, columns: tuple[str, str], layout: str, shape: tuple[int, int, int]) -> Source:
-    """A named dataset of images of this shape from the hub; `layout`: the files that would be read instead."""
+def download_images(task: str, name: str, image: str, target: str, layout: str = "", client: str = "") -> Source:
+    """A named dataset of images from the hub, as they are stored.
+
+    Args:
+        task: its name here.
+        name: its name on the hub.
+        image: the column of images.
+        target: the column of classes.
+        layout: files that are read instead, for the error without a connection; "" for none.
+        client: the column of clients, "" for none.
+    """
     try:
-        found = from_datasets(name, features=columns[:1], target=columns[1])
+        found = from_datasets(name, features=(image,), target=target, client=client, standardize=False)
     except DataError as fault:
+        if not layout:
+            raise
         raise no_data(f"{task}: download of {name} failed ({one_line(fault)})", layout) from None
-    train, test = found.train, found.test
-    if not (isinstance(train, Images) and isinstance(test, Images) and train.pixels.shape[1:] == shape):
-        raise DataError(f"{name}: expected images of {shape}")
-    train, test = (Images(one.pixels, one.targets) for one in (train, test))
-    return Source(train, test, found.classes, note=f"Downloaded from the Hugging Face hub ({name}).")
+    return replace(found, note=f"Downloaded from the Hugging Face hub ({name}).")

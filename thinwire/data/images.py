@@ -22,9 +22,10 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.core.text import visible
-from thinwire.data.examples import Images, Source, mean_and_std, numbered, positions
+from thinwire.data.columns import Columns, objects
+from thinwire.data.examples import Source, mean_and_std, numbered
 from thinwire.data.files import one_line, own_path
-from thinwire.data.partition import held_out_rows
+from thinwire.data.table import TargetCode
 from thinwire.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -41,7 +42,6 @@ def from_image_folder(
     channels: int = 0,
     client_folders: bool = False,
     test_fraction: float = 0.2,
-    split_seed: int = 0,
 ) -> Source:
     """A dataset of images, one folder for each class.
 
@@ -51,43 +51,36 @@ def from_image_folder(
             resized, and all must have the size of the first one.
         channels: 1 for gray, 3 for color; by default as the first image.
         client_folders: whether there is a folder for each client, which has the folders of classes.
-        test_fraction: the fraction of images that is held out for testing, if there is no folder `test`.
-        split_seed: of another choice of test images; the seed of a run does not change them.
+        test_fraction: the fraction of images that is held out for testing, if there is no folder `test`; the seed of a
+            run does not change them.
     """
     base = Path(folder).expanduser()
     if not base.is_dir():
         raise DataError(f"{base}: not a folder; expected one with a folder of images for each class")
     test_folder = next((base / name for name in _TEST if (base / name).is_dir()), None)
-    if (base / "train").is_dir() and test_folder is not None:
-        parts = [_listed(part, client_folders) for part in (base / "train", test_folder)]
-        how = f"the folder {test_folder.name}"
-    else:
-        found, how = _listed(base, client_folders), "drawn once, independent of the seed"
-        _, labels, clients = zip(*found, strict=True)
-        test = held_out_rows(len(found), test_fraction, clients, labels, split_seed)
-        parts = [[one for one, held in zip(found, test, strict=True) if held == part] for part in (False, True)]
-    classes = numbered(one.label for one in parts[0])
+    split = test_folder is not None and (base / "train").is_dir()
+    rows = _listed(base / "train" if split else base, client_folders)
+    given = _listed(test_folder, client_folders) if split and test_folder is not None else None
+    classes = numbered(rows.texts("label"))
     if len(classes) < 2:
         raise DataError(
             f"{base}: one class only, {visible(classes[0], 40)!r}; expected a folder for each of two or more"
         )
-    for one in parts[1]:
-        if one.label not in classes:
-            given = visible(", ".join(classes), 80)
-            raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
-    shape, sets = shape_of(parts[0][0].path, size, channels), []
-    for part in parts:
-        pixels = read_images([(one.path, str(one.path)) for one in part], len(part), shape)
-        sets.append(Images(pixels, positions((one.label for one in part), classes)))
-    mean, std = mean_and_std(sets[0].pixels)
-    note = (
-        f"{len(parts[0]):,} images for training, {len(parts[1]):,} for testing ({how}), of {shape.height} x "
-        f"{shape.width} pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = "
-        "standard are those of the pooled training images."
+    code = TargetCode("classification", ("label",), classes, listed="the training images")
+    client = "client" if client_folders else ""
+    parts = code.split(rows, given, client, test_fraction)
+    shape = shape_of(parts[0].cells["path"][0], size, channels)
+    train, test = (read_images([(path, str(path)) for path in part.cells["path"]], len(part), shape) for part in parts)
+    how = (
+        "drawn once, independent of the seed" if test_folder is None or not split else f"the folder {test_folder.name}"
     )
-    owners = [[one.client for one in part] if client_folders else None for part in parts]
-    more = {"note": note, "model": image_options(sets[0].pixels), "mean": mean, "std": std, "class_names": classes}
-    return Source.by_user(sets[0], sets[1], len(classes), owners, **more)
+    note = (
+        f"{len(train):,} images for training, {len(test):,} for testing ({how}), of {shape.height} x {shape.width} "
+        f"pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = standard are those "
+        "of the pooled training images."
+    )
+    mean, std = mean_and_std(train)
+    return code.source(parts, (train, test), client, note=note, model=image_options(train), mean=mean, std=std)
 
 
 @register(
@@ -106,29 +99,23 @@ def image_options(pixels: Tensor) -> dict[str, int]:
     return options | ({"size": height} if height == width else {})
 
 
-class _File(NamedTuple):
-    path: Path
-    label: str
-    client: str = ""
-
-
-def _listed(folder: Path, client_folders: bool) -> list[_File]:
-    """All images in the folders of classes, or of clients and classes."""
-    if client_folders:
-        return [one._replace(client=client.name) for client in folders_in(folder) for one in _listed(client, False)]
-    if loose := image_files(folder):
-        raise DataError(f"{loose[0]}: this image is in no class; put it into a folder with the name of its class")
+def _listed(folder: Path, client_folders: bool) -> Columns:
+    """The path, class and client of all images in the folders of classes, or of clients and classes."""
     found = []
-    for inner in folders_in(folder):
-        files = image_files(inner)
-        if not files:
-            deeper = any(path.is_dir() and image_files(path) for path in inner.iterdir())
-            advice = (
-                "if these are clients, write task.client_folders = true" if deeper else "delete the folder, or fill it"
-            )
-            raise DataError(f"{inner}: no image ({', '.join(SUFFIXES)}) in this class; {advice}")
-        found += [_File(path, inner.name) for path in files]
-    return found
+    for base in folders_in(folder) if client_folders else [folder]:
+        if loose := image_files(base):
+            raise DataError(f"{loose[0]}: this image is in no class; put it into a folder with the name of its class")
+        for inner in folders_in(base):
+            files = image_files(inner)
+            if not files:
+                deeper = any(path.is_dir() and image_files(path) for path in inner.iterdir())
+                fill = "delete the folder, or fill it"
+                advice = "if these are clients, write task.client_folders = true" if deeper else fill
+                raise DataError(f"{inner}: no image ({', '.join(SUFFIXES)}) in this class; {advice}")
+            found += [(path, inner.name, base.name) for path in files]
+    cells = dict(zip(("path", "label", "client"), map(objects, zip(*found, strict=True)), strict=True))
+    names = objects(str(path.relative_to(folder)) for path in cells["path"])
+    return Columns(str(folder), cells, row_numbers=names, word="image")
 
 
 def folders_in(folder: Path) -> list[Path]:

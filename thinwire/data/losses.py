@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.metrics.classification import IGNORED, in_shape, label_counts, labels_for
+from thinwire.metrics.classification import IGNORED, in_shape, labels_for
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,7 +30,8 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> [round(float(cross_entropy(outputs, torch.tensor([labels]))), 4) for labels in ([0, -100], [-100, -100])]
     [0.6931, 0.0]
     """
-    targets = labels_for(outputs, targets)
+    if outputs.dim() < 2 or outputs.shape[:-1] != targets.shape:
+        targets = labels_for(outputs, targets)
     if targets.is_floating_point():
         raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers: targets.long()")
     targets = targets.long()
@@ -38,6 +39,18 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.dim() == 1:
         return each
     return each.view(targets.shape).flatten(1).sum(1) / label_counts(targets).clamp(min=1)
+
+
+def label_counts(targets: Tensor) -> Tensor:
+    """The number of labels of each example that are not -100, (n,) in float32; 1 where targets are not class labels.
+
+    >>> label_counts(torch.tensor([[1, -100], [0, 2]]))
+    tensor([1., 2.])
+    """
+    if targets.is_floating_point() or not targets.dtype.is_signed:
+        return torch.ones(len(targets), device=targets.device)
+    known = targets != IGNORED
+    return (known.flatten(1).sum(1) if targets.dim() > 1 else known).to(torch.float32)
 
 
 def adjust_logits(outputs: Tensor, targets: Tensor, weights: Tensor, strength: float, pseudo_count: float) -> Tensor:

@@ -28,7 +28,7 @@ from thinwire.core.registry import register
 from thinwire.data.cache import cached
 from thinwire.data.examples import Arrays, Images, Source
 from thinwire.data.files import class_tensor, find, pick, read_bytes
-from thinwire.data.huggingface import download_images, from_datasets
+from thinwire.data.huggingface import download_images
 from thinwire.data.images import open_image
 from thinwire.errors import DataError
 
@@ -88,7 +88,7 @@ def _mnist(
         folder = find(data_dir, task, f"{torchvision}/raw", torchvision)
         if folder is None:
             layout = f"{task}/train-images-idx3-ubyte.gz and the three other IDX files"
-            source = download_images(task, hub, ("image", "label"), layout, (1, 28, 28))
+            source = download_images(task, hub, "image", "label", layout)
         else:
             source = Source(_idx_images(folder, "train"), _idx_images(folder, "t10k"), classes=10)
         return replace(source, mean=(mean,), std=(std,))
@@ -150,17 +150,14 @@ def cifar10(data_dir: Path | None = None) -> Source:
     folder = find(data_dir, "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "cifar-10-batches-py")
     if folder is None:
         layout = "cifar-10-batches-bin/data_batch_1.bin ... test_batch.bin"
-        source = download_images("cifar10", "uoft-cs/cifar10", ("img", "label"), layout, (3, 32, 32))
-    elif (folder / "data_batch_1.jpg").is_file() and not (folder / "data_batch_1.bin").is_file():
-        source = _from_sheets(folder)
-    elif (folder / "data_batch_1").is_file() and not (folder / "data_batch_1.bin").is_file():
-        raise DataError(
-            f"{folder / 'data_batch_1'}: a pickle, which can run code and is not opened; get cifar-10-binary.tar.gz"
-        )
+        source = download_images("cifar10", "uoft-cs/cifar10", "img", "label", layout)
     else:
-        parts = [_from_records(pick(folder, f"{name}.bin")) for name in _BATCHES]
-        pixels, labels = (torch.cat(blocks) for blocks in zip(*parts[:-1], strict=True))
-        source = Source(Images(pixels, labels), Images(*parts[-1]), classes=10)
+        first = folder / "data_batch_1"
+        sheets = first.with_suffix(".jpg").is_file() and not first.with_suffix(".bin").is_file()
+        pixels, labels, note = _of_sheets(folder) if sheets else _of_records(folder)
+        split = len(pixels) - _FILE_IMAGES
+        train, test = (Images(pixels[part], labels[part]) for part in (slice(split), slice(split, None)))
+        source = Source(train, test, classes=10, note=note)
     # mean and standard deviation of red, green, blue over the 50,000 training images, from the original files
     mean, std = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
     return replace(source, mean=mean, std=std)
@@ -174,7 +171,7 @@ def cifar10(data_dir: Path | None = None) -> Source:
 )
 def cifar100(data_dir: Path | None = None) -> Source:
     """Color images in 100 classes; the 20 coarse labels are not used."""
-    return from_datasets("uoft-cs/cifar100", features=("img",), target="fine_label", data_dir=data_dir)
+    return download_images("cifar100", "uoft-cs/cifar100", "img", "fine_label")
 
 
 @register(
@@ -185,32 +182,35 @@ def cifar100(data_dir: Path | None = None) -> Source:
 )
 def femnist(data_dir: Path | None = None) -> Source:
     """Handwritten letters and digits, one user per writer; a fifth of the images of each is the test set."""
-    return from_datasets(
-        "flwrlabs/femnist", features=("image",), target="character", client="writer_id", data_dir=data_dir
-    )
+    return download_images("femnist", "flwrlabs/femnist", "image", "character", client="writer_id")
 
 
-def _from_records(path: Path) -> tuple[Tensor, Tensor]:
-    """The images and labels of a binary file."""
-    size = _FILE_IMAGES * 3073
+def _of_records(folder: Path) -> tuple[Tensor, Tensor, str]:
+    """The images and labels of the official binary files."""
+    if (folder / "data_batch_1").is_file() and not (folder / "data_batch_1.bin").is_file():
+        raise DataError(
+            f"{folder / 'data_batch_1'}: a pickle, which can run code and is not opened; get cifar-10-binary.tar.gz"
+        )
+    files = [pick(folder, f"{name}.bin") for name in _BATCHES]
+    rows = [_bytes(file, _FILE_IMAGES * 3073).reshape(-1, 3073) for file in files]
+    labels = [class_tensor(one[:, 0], 10, file) for one, file in zip(rows, files, strict=True)]
+    pixels = np.concatenate([one[:, 1:] for one in rows]).reshape(-1, 3, 32, 32)
+    return torch.from_numpy(pixels), torch.cat(labels), ""
+
+
+def _of_sheets(folder: Path) -> tuple[Tensor, Tensor, str]:
+    """The images and labels of JPEG sheets, and what to know about them."""
+    paths, labels = [pick(folder, f"{name}.jpg") for name in _BATCHES], pick(folder, "labels.bin")
+    targets = class_tensor(_bytes(labels, len(paths) * _FILE_IMAGES), 10, labels)
+    pixels = cached("cifar10-v2", paths, lambda: torch.from_numpy(np.concatenate([*map(_sheet, paths)])))
+    return pixels, targets, _LOSSY
+
+
+def _bytes(path: Path, size: int) -> np.ndarray:
     data = read_bytes(path, size)
     if len(data) != size:
-        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_FILE_IMAGES} images")
-    rows = np.frombuffer(data, np.uint8).reshape(_FILE_IMAGES, 3073)
-    return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy()), class_tensor(rows[:, 0], 10, path)
-
-
-def _from_sheets(folder: Path) -> Source:
-    paths, count = [pick(folder, f"{name}.jpg") for name in _BATCHES], len(_BATCHES) * _FILE_IMAGES
-    labels = pick(folder, "labels.bin")
-    values = np.frombuffer(read_bytes(labels, count), np.uint8)
-    if len(values) != count:
-        raise DataError(f"{labels}: {len(values)} bytes, expected {count}, one label per image")
-    targets = class_tensor(values, 10, labels)
-    arrays = cached("cifar10-v1", paths, lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])})
-    pixels = torch.from_numpy(arrays["pixels"])
-    train, test = (Images(pixels[part], targets[part]) for part in (slice(-_FILE_IMAGES), slice(-_FILE_IMAGES, None)))
-    return Source(train, test, classes=10, note=_LOSSY)
+        raise DataError(f"{path}: {len(data)} bytes, expected {size} for {_FILE_IMAGES} images in each file")
+    return np.frombuffer(data, np.uint8)
 
 
 def _sheet(path: Path) -> np.ndarray:

@@ -28,7 +28,7 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from thinwire.core.registry import register
 from thinwire.data.checkpoints import MINILM, find_checkpoint
 from thinwire.data.examples import Source, TextWindows
 from thinwire.data.files import find, no_data, one_line, pick, read_text
-from thinwire.data.text import LabeledTexts, TextDataset, token_examples, word_examples
+from thinwire.data.text import Split, TextDataset, token_examples, word_examples
 from thinwire.errors import ConfigError, DataError, UnknownName
 
 _GROUPS = 20
@@ -57,9 +57,9 @@ _CONTAINS = ("writes in", "writes:", "wrote:", "says:", "said:")
 _BEGINS = ("In article", "Quoted from", "|", ">")
 
 
-def _word_source(name: str, texts: TextDataset, length: int) -> Source:
-    train, test = word_examples(name, texts, length)
-    return Source(train, test, texts.classes, note=texts.note)
+def _words(name: str, data: TextDataset, length: int) -> Source:
+    train, test = word_examples(name, data, length)
+    return Source(train, test, data.classes, note=data.note)
 
 
 # -- 20 Newsgroups ---------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def _word_source(name: str, texts: TextDataset, length: int) -> Source:
 )
 def newsgroups(data_dir: Path | None = None) -> Source:
     """Messages to twenty newsgroups, split by date."""
-    return _word_source("20newsgroups", newsgroup_texts(data_dir), 256)
+    return _words("20newsgroups", newsgroup_texts(data_dir), 256)
 
 
 def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDataset:
@@ -86,7 +86,7 @@ def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDa
     return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
 
 
-def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledTexts]:
+def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[Split]:
     """Both splits of the archive, sorted by group and message; `text_of` makes the text of a message."""
     found: dict[str, dict[str, str]] = {"train": {}, "test": {}}
     try:
@@ -108,9 +108,9 @@ def _read_archive(path: Path, text_of: Callable[[str], str]) -> list[LabeledText
             f"expected the same {_GROUPS}"
         )
     return [
-        LabeledTexts(
+        Split(
             [(messages[name],) for name in sorted(messages)],
-            np.array([groups.index(name.partition("/")[0]) for name in sorted(messages)]),
+            [groups.index(name.partition("/")[0]) for name in sorted(messages)],
         )
         for messages in found.values()
     ]
@@ -135,10 +135,10 @@ def strip_message(message: str) -> str:
 
 
 class _Layout(NamedTuple):
-    """The files of a task of GLUE: the names of its columns, and which are read."""
+    """The files of a task of GLUE: the number of columns, and which are read."""
 
     folder: str
-    columns: tuple[str, ...]
+    columns: int
     texts: tuple[int, ...]
     label: int
     names: tuple[str, ...] = ("0", "1")  # how classes 0, 1, ... are spelled
@@ -146,13 +146,11 @@ class _Layout(NamedTuple):
     header: bool = True
 
 
-_RTE = ("index", "sentence1", "sentence2", "label")
-_MRPC = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _LAYOUTS = {
-    "sst2": _Layout("SST-2", ("sentence", "label"), (0,), 1),
-    "cola": _Layout("CoLA", ("source", "label", "mark", "sentence"), (3,), 1, header=False),
-    "rte": _Layout("RTE", _RTE, (1, 2), 3, ("entailment", "not_entailment"), length=128),
-    "mrpc": _Layout("MRPC", _MRPC, (3, 4), 0, length=128),
+    "sst2": _Layout("SST-2", 2, (0,), 1),
+    "cola": _Layout("CoLA", 4, (3,), 1, header=False),
+    "rte": _Layout("RTE", 4, (1, 2), 3, ("entailment", "not_entailment"), length=128),
+    "mrpc": _Layout("MRPC", 5, (3, 4), 0, length=128),
 }
 
 
@@ -161,7 +159,7 @@ def _glue(task: str, doc: str) -> Callable[..., Source]:
 
     @register("dataset", task, doc=doc, paper=_GLUE)
     def read(data_dir: Path | None = None) -> Source:
-        return _word_source(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
+        return _words(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
 
     return read
 
@@ -182,28 +180,20 @@ def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
 
 
-def _read_sheet(layout: _Layout, path: Path) -> LabeledTexts:
+def _read_sheet(layout: _Layout, path: Path) -> Split:
     # not splitlines() or csv: texts contain quotation marks and other line ends
-    lines = read_text(path, _MAX_BYTES).replace("\r\n", "\n").removesuffix("\n").split("\n")
-    rows = {number: line.split("\t") for number, line in enumerate(lines, 1)}
-    if layout.header and (found := rows.pop(1)) != list(layout.columns):
-        raise DataError(f"{path}: begins with {_shown(found)}, expected the header {_shown(layout.columns)}")
+    lines = read_text(path, _MAX_BYTES).replace("\r\n", "\n").removesuffix("\n").split("\n")[layout.header :]
+    rows = [line.split("\t") for line in lines]
+    for number, row in enumerate(rows, 1 + layout.header):
+        if len(row) != layout.columns or row[layout.label] not in layout.names:
+            raise DataError(
+                f"{path}: line {number} is {' '.join(row)[:60]!r}, expected {layout.columns} fields between tabs and "
+                f"the label {' or '.join(layout.names)}"
+            )
     if not rows:
         raise DataError(f"{path}: no examples")
-    for number, row in rows.items():
-        if len(row) != len(layout.columns) or row[layout.label] not in layout.names:
-            raise DataError(
-                f"{path}: line {number} is {_shown(row)}, expected {len(layout.columns)} fields between tabs and the "
-                f"label {' or '.join(layout.names)}"
-            )
-    return LabeledTexts(
-        [tuple(row[column] for column in layout.texts) for row in rows.values()],
-        np.array([layout.names.index(row[layout.label]) for row in rows.values()], np.int64),
-    )
-
-
-def _shown(fields: Sequence[str]) -> str:
-    return repr(" ".join(fields)[:60])
+    texts = [tuple(row[column] for column in layout.texts) for row in rows]
+    return Split(texts, [layout.names.index(row[layout.label]) for row in rows])
 
 
 # -- pretrained models -----------------------------------------------------------------------------------------------
@@ -233,7 +223,7 @@ def text_classification(
     texts = READERS[data](data_dir)
     train, test = token_examples(data, texts, folder, length)
     note = f"{texts.note} Texts are truncated after {length} tokens."
-    return Source(train, test, texts.classes, note=note.strip(), model={"checkpoint": str(folder)})
+    return Source(train, test, texts.classes, note=note, model={"checkpoint": str(folder)})
 
 
 # -- Shakespeare -----------------------------------------------------------------------------------------------------
@@ -269,10 +259,8 @@ def shakespeare(data_dir: Path | None = None) -> Source:
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     codes = torch.from_numpy(_CODES[np.minimum(points, 255)])
     train, test = (TextWindows(codes, torch.from_numpy(np.concatenate(part)), LENGTH) for part in starts.values())
-    users, test_users = (
-        torch.from_numpy(np.repeat(np.arange(len(part)), list(map(len, part)))) for part in starts.values()
-    )
-    return Source(train, test, len(ALPHABET), users, test_users, note=_ROLES)
+    users, others = (torch.from_numpy(np.repeat(np.arange(len(p)), [*map(len, p)])) for p in starts.values())
+    return Source(train, test, len(ALPHABET), users, others, note=_ROLES)
 
 
 def _roles(path: Path) -> list[str]:

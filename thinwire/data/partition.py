@@ -24,6 +24,7 @@ import numpy as np
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError, DataError
 
 Ranges = tuple[np.ndarray, np.ndarray]  # (clients, ranges) starts and sizes
@@ -79,16 +80,9 @@ class Partition(Protocol):
 
 def check_clients(examples: int, clients: int, each: int = 1) -> None:
     """Raise ConfigError if the examples are fewer than `each` per client."""
-    if clients < 1:
-        raise ConfigError(f"clients={clients}: a partition needs at least one client; write clients=1 or more")
-    if clients * each > examples:
-        need = f"{each} examples each" if each > 1 else "an example each"
-        most = examples // each
-        raise ConfigError(
-            f"clients={clients}: {examples} examples are not enough for {need}; write clients={most} or fewer"
-            if most
-            else f"clients={clients}: {examples} examples are not enough for {need}, with any number of clients"
-        )
+    most = examples // each
+    if not 1 <= clients <= most:
+        raise ConfigError(f"clients={clients}: {examples} examples, {each} or more each, are for 1 to {most} clients")
 
 
 def near_equal(totals: Any, parts: Any) -> np.ndarray:
@@ -108,19 +102,13 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
 
 
 class ClassPartition:
-    """A partition by class: `deal` decides which of the examples of each class a client gets.
+    """A partition by class: `deal` decides which of the examples of each class a client gets."""
 
-    Attributes:
-        min_examples: the least number of examples per client.
-        shuffled: whether the examples of a class are dealt in random order, not in file order.
-    """
-
-    min_examples = 1
-    shuffled = True
+    shuffled = True  # whether the examples of a class are dealt in random order, not in file order
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
         """Assign the examples by class; users are not used."""
-        check_clients(len(labels), clients, self.min_examples)
+        check_clients(len(labels), clients)
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ConfigError(
                 f"labels of type {labels.dtype} and shape {labels.shape}: partitions by class need one class label per "
@@ -256,17 +244,11 @@ class Dirichlet(ClassPartition):
     min_size: int = 10
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        if self.min_size < 1:
-            raise ConfigError(f"min_size={self.min_size}: a client needs an example; write min_size=1 or more")
-
-    @property
-    def min_examples(self) -> int:  # type: ignore[override]
-        """The least number of examples per client."""
-        return self.min_size
+        check_settings(self, alpha="(0, inf)", min_size="[1, inf)")
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """Divide each class by random proportions."""
+        check_clients(int(counts.sum()), clients, self.min_size)
         sizes = self._sizes(counts, clients, key)  # (classes, clients)
         starts = offsets_of(counts)[:-1, None] + np.cumsum(sizes, axis=1) - sizes
         return starts.T, sizes.T
@@ -330,7 +312,7 @@ class DirichletFlasc(ClassPartition):
     shuffled = False
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+        check_settings(self, alpha="(0, inf)")
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """Draw the class distribution of each client."""
@@ -389,11 +371,6 @@ def _softmax(logs: np.ndarray, axis: int) -> np.ndarray:
     return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
 
 
-def _check_alpha(alpha: float) -> None:
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ConfigError(f"alpha={alpha}: it must be finite and above 0; write for example alpha=0.5")
-
-
 @register(
     "partition",
     "shards",
@@ -422,15 +399,11 @@ class Shards(ClassPartition):
     shuffled = False
 
     def __post_init__(self) -> None:
-        _check_per_client(self.per_client)
-
-    @property
-    def min_examples(self) -> int:  # type: ignore[override]
-        """The least number of examples per client."""
-        return self.per_client
+        check_settings(self, per_client="[1, inf)")
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """Deal the blocks."""
+        check_clients(int(counts.sum()), clients, self.per_client)
         blocks = clients * self.per_client
         sizes = near_equal(counts, _proportional(counts, blocks)) if self.strict else near_equal(counts.sum(), blocks)
         dealt = key.fold("shards").permutation(blocks).numpy().reshape(clients, self.per_client)
@@ -463,14 +436,7 @@ class ClassShards(ClassPartition):
     min_classes: int = 2
 
     def __post_init__(self) -> None:
-        _check_per_client(self.per_client)
-        if self.shards_per_class < 0:
-            raise ConfigError(f"shards_per_class={self.shards_per_class}: write 0 (derived) or a positive integer")
-        if not 1 <= self.min_classes <= self.per_client:
-            raise ConfigError(
-                f"min_classes={self.min_classes}: {self.per_client} shards per client have 1 to {self.per_client} "
-                f"classes; write min_classes={self.per_client} or fewer"
-            )
+        check_settings(self, per_client="[1, inf)", shards_per_class="[0, inf)", min_classes=f"[1, {self.per_client}]")
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """Deal the shards."""
@@ -514,7 +480,7 @@ class Classes(ClassPartition):
     per_client: int = 2
 
     def __post_init__(self) -> None:
-        _check_per_client(self.per_client)
+        check_settings(self, per_client="[1, inf)")
 
     def deal(self, counts: np.ndarray, clients: int, key: Key) -> Ranges:
         """Deal the classes."""
@@ -605,12 +571,7 @@ def _proportional(counts: np.ndarray, parts: int) -> np.ndarray:
     return share
 
 
-def _check_per_client(per_client: int) -> None:
-    if per_client < 1:
-        raise ConfigError(f"per_client={per_client}: a client gets at least one; write per_client=1 or more")
-
-
-def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = None, seed: int = 0) -> np.ndarray:
+def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = None) -> np.ndarray:
     """(rows,) bool: a test set, a fraction of every client and every class, the same for all seeds of a run.
 
         rows in order of client, then class, then at random;  row i is a test row if floor((i + 1) f) > floor(i f)
@@ -622,7 +583,6 @@ def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = N
         fraction: of the rows, more than 0 and less than 1.
         users: (rows,) the client of each row, numbers or texts; or None.
         labels: (rows,) the class of each row, or None.
-        seed: of another random choice; not the seed of a run, so that runs of several seeds have the same test rows.
 
     >>> users = np.repeat([0, 1], 10)
     >>> np.bincount(users[held_out_rows(20, 0.2, users=users)]).tolist()
@@ -630,7 +590,7 @@ def held_out_rows(rows: int, fraction: float, users: Any = None, labels: Any = N
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"task.test_fraction must be between 0 and 1, not {fraction}; write 0.2, or name a test file")
-    order, test = Key(seed).fold("test rows").permutation(rows).numpy(), np.zeros(rows, bool)
+    order, test = Key(0).fold("test rows").permutation(rows).numpy(), np.zeros(rows, bool)
     labels, users = ([0] * rows if column is None else column for column in (labels, users))
     groups = [
         np.unique(one if isinstance(one, np.ndarray) else np.array(one, object), return_inverse=True)[1]

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.text import visible
+from thinwire.data.causal_lm import Encoder, Learned, RecordForm, TemplateName, TooLong
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
-from thinwire.data.conversations import Encoder, Learned, RecordForm, TemplateName, TooLong, read_records
+from thinwire.data.columns import Columns, is_number, read_records, read_table
 from thinwire.data.examples import Arrays, Examples, Images
 from thinwire.data.images import SUFFIXES, ImageShape, folders_in, image_files, read_images
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
-from thinwire.data.table import Columns, Features, InputColumn, TargetCode, is_number, read_table
+from thinwire.data.table import Features, InputColumn, TargetCode
 from thinwire.data.task import Task, make_module
 from thinwire.data.text import SEPARATOR, Vocabulary, words
 from thinwire.data.token_rows import TokenRows
@@ -41,7 +42,6 @@ Pair = tuple[Any, Any]  # inputs and targets, one row for each example: tensors,
 Scale = tuple[float, float]  # mean and standard deviation
 
 BLANK = 2  # examples of the machine without data: batch norm needs two
-_APP = "named in task.py"
 _FIRST = SEPARATOR + 1  # id of a word
 
 
@@ -54,6 +54,7 @@ class SiteData(ABC):
     file: str
     classes: tuple[str, ...]
     loss = "cross-entropy"
+    note = ""  # what was done to the records, for readers of results
 
     @property
     @abstractmethod
@@ -85,11 +86,6 @@ class SiteData(ABC):
     def is_site(self, folder: Path) -> bool:
         """Whether a folder is that of a site."""
         return (folder / self.file).is_file()
-
-    @property
-    def note(self) -> str:
-        """What was done to the records, for readers of results."""
-        return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,12 +127,9 @@ class OwnData:
             data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order.
             clients: number of sites.
         """
-        one = f"site that has {self.data.expected}"
-        if data_dir is None:
-            raise DataError(f"no folder of data is named; write --data-dir FOLDER, with one folder for each {one}")
-        folder = Path(data_dir).expanduser()
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; expected one with a folder for each {one}")
+        folder, one = Path(data_dir or "").expanduser(), f"site that has {self.data.expected}"
+        if data_dir is None or not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; write --data-dir FOLDER, with one folder for each {one}")
         found = sorted(path for path in folder.iterdir() if path.is_dir() and self.data.is_site(path))
         if len(found) != clients:
             raise DataError(
@@ -205,7 +198,6 @@ def _check_classes(classes: Sequence[str]) -> None:
 
 def _class_targets(rows: Columns, target: str, classes: tuple[str, ...]) -> Tensor:
     """(rows,) int64: the position of each row's class in the list of the app."""
-    rows.need(target, f"the target {_APP}")
     numeric = all(map(is_number, classes))
     return TargetCode("classification", (target,), classes, numeric, listed="the classes of task.py").encode(rows)
 
@@ -272,7 +264,7 @@ class SiteTable(SiteData):
         return {"inputs": len(self.numbers) + len(self.missing) + texts}
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # type: ignore[override]
         """Where the scales come from."""
         own = [name for name, scale in self.numbers.items() if scale is None]
         more = f", but by the site's own rows: {', '.join(own)}" if own else ""
@@ -282,12 +274,12 @@ class SiteTable(SiteData):
         """The rows of the file."""
         rows, (mean, std) = read_table(folder / self.file), self.target_scale
         for name in (*self.numbers, *self.categories):
-            rows.need(name, f"an input {_APP}")
+            rows.need(name, "an input named in task.py")
         texts = (InputColumn(name, categories=tuple(known)) for name, known in self.categories.items())
+        rows.need(self.target, "the target named in task.py")
         inputs = Features((*(self._number(name, rows) for name in self.numbers), *texts)).encode(rows)
         if self.classes:
             return inputs, _class_targets(rows, self.target, self.classes)
-        rows.need(self.target, f"the target {_APP}")
         code = TargetCode("regression", (self.target,), (self.target,), mean=(mean,), std=(std,))
         return inputs, code.encode(rows)
 
@@ -297,19 +289,18 @@ class SiteTable(SiteData):
         return torch.zeros(rows, self.shapes["inputs"]), targets
 
     def _number(self, name: str, rows: Columns) -> InputColumn:
-        values, scale, empty = rows.numbers(name), self.numbers[name], name in self.missing
-        if values is None:  # an error of `encode`
-            return InputColumn(name)
-        if not empty and np.isnan(values).any():
+        """How a column of numbers is scaled at a site."""
+        values, scale, empty = rows.need_numbers(name, "a number"), self.numbers[name], name in self.missing
+        absent = np.isnan(values)
+        if absent.any() and not empty:
             raise DataError(
-                f"{rows.row(int(np.isnan(values).argmax()))} has no value in the column {name!r}; fill it in, or write "
+                f"{rows.row(int(absent.argmax()))} has no value in the column {name!r}; fill it in, or write "
                 f"missing=({name!r},) in task.py at all sites"
             )
-        if scale is not None:
-            return InputColumn(name, *scale, missing=empty)
-        if np.isnan(values).all():
+        if scale is None and absent.all():
             raise DataError(f"{rows.where}: column {name!r} has no values to compute its scale; name one in task.py")
-        return replace(InputColumn.of(name, rows), missing=empty)
+        column = InputColumn.of(name, rows) if scale is None else InputColumn(name, *scale)
+        return replace(column, missing=empty)
 
 
 @dataclass(frozen=True)
@@ -333,6 +324,7 @@ class SiteImages(SiteData):
     channels: int = 3
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    note = "Images are scaled by constants of the app."
 
     def __post_init__(self) -> None:
         _check_classes(self.classes)
@@ -359,11 +351,6 @@ class SiteImages(SiteData):
     def expected(self) -> str:
         """Folders of classes."""
         return f"folders of images with the names of classes, such as {self.classes[0]}"
-
-    @property
-    def note(self) -> str:
-        """Where the scales come from."""
-        return "Images are scaled by constants of the app."
 
     def is_site(self, folder: Path) -> bool:
         """Whether the folder has a folder of one of the classes."""
@@ -435,7 +422,7 @@ class SiteTexts(SiteData):
         return {"words": self.words, "length": self.length}
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # type: ignore[override]
         """What was done to the texts."""
         return f"The first {self.length} words of a text are used; word ids are a hash of the word."
 
@@ -443,6 +430,7 @@ class SiteTexts(SiteData):
         """The rows of the file."""
         rows = read_table(folder / self.file)
         rows.need(self.text, "the texts named in task.py")
+        rows.need(self.target, "the target named in task.py")
         texts = [text or "" for text in rows.texts(self.text)]
         return self.ids(texts), _class_targets(rows, self.target, self.classes)
 
@@ -485,8 +473,8 @@ class SiteRecords(SiteData):
 
     def encoder(self, form: RecordForm | None = None) -> Encoder:
         """How records become tokens."""
-        options = (self.length, self.template, self.learned, self.too_long)
-        return Encoder(_tokenizer(self.checkpoint), form or RecordForm(), *options)
+        own = _tokenizer(self.checkpoint)
+        return Encoder(own, form or RecordForm(), self.length, self.template, self.learned, self.too_long)
 
     @property
     def outputs(self) -> int:
@@ -499,7 +487,7 @@ class SiteRecords(SiteData):
         return {"length": self.length}
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # type: ignore[override]
         """What was done to the records."""
         return f"Rows of at most {self.length} tokens, conversations written by {self.encoder().written}."
 
@@ -507,7 +495,7 @@ class SiteRecords(SiteData):
         """The records of the file: the tokens of each row, and whether each token is learned."""
         records = read_records(folder / self.file)
         columns = {"prompt": self.prompt, "response": self.response, "messages": self.messages, "text": self.text}
-        ids, learned = zip(*self.encoder(RecordForm.of(records[0], **columns)).encode(records).rows, strict=True)
+        ids, learned = zip(*self.encoder(RecordForm.of(records, **columns)).encode(records)[0], strict=True)
         return ids, learned
 
     def blank(self, rows: int) -> Pair:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from thinwire.core.key import Key, permutations
 from thinwire.core.registry import lookup
 from thinwire.core.text import visible
-from thinwire.data.examples import Arrays, Examples, Inputs, Source, standardized
+from thinwire.data.examples import Arrays, Examples, Inputs, Source, image_values, standardized
 from thinwire.data.losses import Loss, bce, cross_entropy, loss_by_name
 from thinwire.data.partition import Assignment, Partition, offsets_of
 from thinwire.errors import ConfigError
@@ -112,18 +112,7 @@ def make_task(
     """
     key = Key(seed)
     rule = lookup("partition", partition).make() if isinstance(partition, str) else partition
-    assignment, validation = assign_clients(source, rule, clients, key), None
-    names = client_names(source, assignment)
-    if validation_fraction:
-        assignment, validation = _held_out(assignment, validation_fraction, key.fold("hold-out"))
-    train, test = source.train, source.test
-    if scale != "unit":
-        if scale != "standard" or not source.mean:
-            why = "the dataset states no mean and std" if scale == "standard" else f"{scale!r} is not unit or standard"
-            raise ConfigError(f"scale: {why}; write scale='unit'")
-        train, test = (standardized(part, source.mean, source.std) for part in (train, test))
-    chosen = source.metrics if metrics is None else metrics
-    loss = source.loss if loss is None else loss
+    assignment = assign_clients(source, rule, clients, key)
     if not isinstance(model, nn.Module):
         make = lookup("model", model).make if isinstance(model, str) else model
         if not callable(make):
@@ -132,19 +121,57 @@ def make_task(
             )
         with seeded(key.fold("model")):
             model = make_module(make, {**source.model, "classes": source.classes})
+    changes = {name: one for name, one in (("loss", loss), ("metrics", metrics)) if one is not None}
+    source = replace(scaled(source, scale, "the dataset"), **changes)  # type: ignore[arg-type]
+    return task_of(source, model, assignment, validation_fraction, key)
+
+
+def task_of(source: Source, model: nn.Module, clients: Assignment, fraction: float, key: Key) -> Task:
+    """The task of a dataset, a model and the examples of each client.
+
+    Args:
+        source: the dataset.
+        model: the module with its initial weights.
+        clients: the training examples of each client.
+        fraction: of each client's examples that is held out to evaluate its model; 0 for none.
+        key: the root of all randomness, the key of the seed.
+    """
+    names, validation = client_names(source, clients), None
+    if fraction:
+        clients, validation = validation_fraction(clients, fraction, key.fold("hold-out"))
+    loss: Any = source.loss
+    metrics: Any = source.metrics
     return Task(
         model,
-        train,
-        assignment,
-        test,
+        source.train,
+        clients,
+        source.test,
         validation,
         loss_by_name(loss) if isinstance(loss, str) else loss,
         source.note,
-        metrics=chosen if isinstance(chosen, Mapping) else metrics_by_name(chosen),
-        objective=source.objective,
-        class_names=source.class_names,
-        client_names=names,
+        metrics if isinstance(metrics, Mapping) else metrics_by_name(metrics),
+        source.objective,
+        source.class_names,
+        names,
     )
+
+
+def scaled(source: Source, scale: str, label: str) -> Source:
+    """The dataset with its images as they are stored (`unit`), or standardized by its constants (`standard`)."""
+    if scale == "unit":
+        return source
+    if scale != "standard":
+        raise ConfigError(f"scale is 'unit' or 'standard', not {scale!r}")
+    values = image_values(source.train)
+    if values is None or image_values(source.test) is None:
+        raise ConfigError(f"{label} has no images; write task.scale = 'unit'")
+    if not len(source.mean) == len(source.std) == values.shape[1]:
+        raise ConfigError(
+            f"task.scale = 'standard' needs {values.shape[1]} values of mean and std from the dataset, and {label} "
+            f"states {len(source.mean)} and {len(source.std)}; write task.scale = 'unit'"
+        )
+    train, test = (standardized(part, source.mean, source.std) for part in (source.train, source.test))
+    return replace(source, train=train, test=test)
 
 
 def assign_clients(source: Source, partition: Partition, clients: int, key: Key) -> Assignment:
@@ -202,9 +229,6 @@ def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple
     return Assignment(order[~held_out], offsets_of(sizes - counts)), Assignment(order[held_out], offsets_of(counts))
 
 
-_held_out = validation_fraction  # `make_task` has a parameter of that name
-
-
 # -- the examples of clients -----------------------------------------------------------------------------------------
 
 
@@ -218,10 +242,11 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     if not len(clients):
         raise ConfigError("there are no clients; give at least one pair (inputs, targets)")
     pairs = [as_tensors(client, f"client {i}") for i, client in enumerate(clients)]
-    try:
-        pool = Arrays(*_joined(pairs))
-    except (RuntimeError, KeyError, TypeError) as error:
-        raise ConfigError(_different(pairs) or f"the examples of clients differ in shape or type: {error}") from error
+    shapes = [_shapes(*pair) for pair in pairs]
+    for i, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ConfigError(f"client {i} has {shape}, client 0 {shapes[0]}; all examples need one shape")
+    pool = Arrays(*_joined(pairs))
     return pool, Assignment(np.arange(len(pool)), offsets_of(np.array([len(targets) for _, targets in pairs])))
 
 
@@ -278,20 +303,14 @@ def _read(data: Any, what: str) -> tuple[Any, Tensor]:
         data = data.dataset  # of single examples
     pairs, count = list[tuple[Any, Tensor]](), 0
     try:
-        # a generator of its own, because a DataLoader draws from it
-        loader = (
-            data if isinstance(data, DataLoader) else DataLoader(data, _COLLATED_ITEMS, generator=torch.Generator())
-        )
-        for inputs, targets in loader:
+        if not isinstance(data, DataLoader):  # with a generator of its own, because a DataLoader draws from it
+            data = DataLoader(data, _COLLATED_ITEMS, generator=torch.Generator())
+        for inputs, targets in data:
             pairs.append((inputs, targets))
             count += len(targets)
             if count > MAX_EXAMPLES:
                 raise ValueError(f"more than {MAX_EXAMPLES:,} examples; it must have an end")
-        if not pairs:
-            raise ConfigError(f"{what} has no examples; leave empty clients out")
-        return _joined(pairs)
-    except ConfigError:
-        raise
+        return _joined(pairs) if pairs else (torch.empty(0), torch.empty(0))
     except Exception as error:
         raise ConfigError(
             f"{what}: the items must be pairs (inputs, targets) of one shape: {visible(str(error), 300)}"
@@ -306,25 +325,12 @@ def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
-def _shapes(inputs: Any, targets: Tensor) -> dict[str, list[int]]:
-    """The shape of one example, by the name of each part."""
-    named = {f"inputs {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
-    parts = {**(named or {"inputs": inputs}), "targets": targets}
-    return {name: list(one.shape[1:]) for name, one in parts.items()}
-
-
-def _different(pairs: Sequence[tuple[Any, Tensor]]) -> str:
-    """The first client whose examples differ in names or shape from client 0's, in words; empty if there is none."""
-    first = _shapes(*pairs[0])
-    for i, pair in enumerate(pairs):
-        found = _shapes(*pair)
-        if set(found) != set(first):
-            return f"client {i} has {', '.join(found)}, client 0 {', '.join(first)}"
-        for name, shape in found.items():
-            if shape != first[name]:
-                wanted = f"client 0 of shape {first[name]}; all examples need one shape"
-                return f"client {i} has {name} of shape {shape}, {wanted}"
-    return ""
+def _shapes(inputs: Inputs, targets: Tensor) -> str:
+    """The shape of one example, in words."""
+    named = (
+        {f"inputs {name!r}": one for name, one in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
+    )
+    return ", ".join(f"{name} of shape {list(one.shape[1:])}" for name, one in {**named, "targets": targets}.items())
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -342,7 +348,6 @@ def _tensor(values: Any, what: str) -> Tensor:
 # -- description of a partition ----------------------------------------------------------------------------------------
 
 BINS = 10
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +367,6 @@ class PartitionDescription:
         counts: (clients, classes) examples of each class; for labels, examples that have it; for numbers, in each bin.
         class_names: of the columns of `counts`.
         client_names: of the rows.
-        quantiles: (clients, 5) of numbers: lowest, quartiles and highest target of each client; otherwise None.
         unused: training examples of no client.
     """
 
@@ -372,7 +376,6 @@ class PartitionDescription:
     counts: np.ndarray
     class_names: tuple[str, ...]
     client_names: tuple[str, ...]
-    quantiles: np.ndarray | None = None
     unused: int = 0
 
     def __len__(self) -> int:
@@ -401,17 +404,17 @@ class PartitionDescription:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each client, for tables and JSON."""
-        out, distances = [], self.distances.tolist()
-        for i, name in enumerate(self.client_names):
-            row: dict[str, Any] = {"client": name, "examples": int(self.sizes[i])}
-            if self.validation.any():
-                row["validation"] = int(self.validation[i])
-            if self.quantiles is not None:
-                row["quantiles"] = self.quantiles[i].tolist()
-            else:
-                row["classes"] = {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n}
-            out.append({**row, "label_skew": round(distances[i], 6)})
-        return out
+        held_out = self.validation.any()
+        return [
+            {
+                "client": name,
+                "examples": int(self.sizes[i]),
+                **({"validation": int(self.validation[i])} if held_out else {}),
+                "classes": {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n},
+                "label_skew": round(distance, 6),
+            }
+            for i, (name, distance) in enumerate(zip(self.client_names, self.distances.tolist(), strict=True))
+        ]
 
     def summary(self) -> dict[str, Any]:
         """The numbers of the whole partition."""
@@ -446,11 +449,10 @@ def describe_partition(task: Task) -> PartitionDescription:
     targets = (task.train.targets if groups is None else groups).cpu().numpy()
     names = task.client_names or tuple(str(i) for i in range(len(clients)))
     kind: Any = "labels" if task.loss is bce else "numbers" if targets.dtype.kind == "f" else "classes"
-    owner, known, quantiles = np.repeat(np.arange(len(clients)), clients.sizes()), task.class_names, None
+    owner, known = np.repeat(np.arange(len(clients)), clients.sizes()), task.class_names
     rows = targets[clients.order].reshape(len(clients.order), -1)
     if kind == "numbers":
         used = rows[:, 0].astype(np.float64)
-        quantiles = np.stack([np.quantile(one, QUANTILES) for one in np.split(used, clients.offsets[1:-1])])
         edges = np.unique(np.quantile(used, np.linspace(0, 1, BINS + 1)))
         edges = edges if len(edges) > 1 else np.repeat(edges, 2)
         code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, len(edges) - 2)
@@ -464,4 +466,4 @@ def describe_partition(task: Task) -> PartitionDescription:
     counts = np.bincount(owner * width + code, minlength=len(clients) * width).reshape(len(clients), width)
     validation = np.zeros(len(clients), np.int64) if tests is None else tests.sizes()
     unused = len(targets) - len(np.unique(clients.order)) - int(validation.sum())
-    return PartitionDescription(kind, clients.sizes(), validation, counts, known, names, quantiles, max(unused, 0))
+    return PartitionDescription(kind, clients.sizes(), validation, counts, known, names, max(unused, 0))

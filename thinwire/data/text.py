@@ -1,4 +1,4 @@
-"""Texts as rows of word ids, or of token ids of a pretrained model.
+"""Texts with classes as rows of word ids, or of token ids of a pretrained model.
 
     words    0 padding, 1 unknown word, 2 separator of two texts, 3 ... the most frequent words of the training texts
     tokens   those of a checkpoint of transformers
@@ -21,26 +21,24 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thinwire.data.cache import cached
 from thinwire.data.checkpoints import load_tokenizer, read_config
 from thinwire.data.examples import Arrays
-from thinwire.data.files import class_tensor
 from thinwire.errors import DataError
 
 PAD, UNKNOWN, SEPARATOR = 0, 1, 2
 IDS = 20_000  # size of the vocabulary: an embedding of 20,000 rows fits every text task
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-_SPLITS = ("train", "test")
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class LabeledTexts(NamedTuple):
-    """Texts, one or two per example, and the class label of each example."""
+class Split(NamedTuple):
+    """Texts, one or two per example, and the class of each example."""
 
     texts: list[tuple[str, ...]]
-    labels: np.ndarray
+    labels: list[int]
 
 
 class TextDataset(NamedTuple):
@@ -54,7 +52,7 @@ class TextDataset(NamedTuple):
     """
 
     files: tuple[Path, ...]
-    read: Callable[[], list[LabeledTexts]]
+    read: Callable[[], list[Split]]
     classes: int
     note: str = ""
 
@@ -97,46 +95,35 @@ class Vocabulary:
         return out
 
 
-def word_examples(name: str, texts: TextDataset, length: int) -> list[Arrays]:
+def word_examples(name: str, data: TextDataset, length: int) -> list[Arrays]:
     """Training and test examples of word ids; the vocabulary is that of the training texts."""
 
-    def make() -> dict[str, np.ndarray]:
-        splits = texts.read()
-        split_words = [[tuple(map(words, one)) for one in split.texts] for split in splits]
-        vocabulary, out = Vocabulary.of(text for example in split_words[0] for text in example), {}
-        for split, examples, read in zip(_SPLITS, split_words, splits, strict=True):
-            out[f"{split}_rows"] = vocabulary.rows(examples, length).astype(np.uint16)
-            out[f"{split}_labels"] = read.labels
-        return out
+    def make() -> list[tuple[Tensor, Tensor]]:
+        splits = data.read()
+        examples = [[tuple(map(words, one)) for one in split.texts] for split in splits]
+        vocabulary = Vocabulary.of(text for example in examples[0] for text in example)
+        rows = [torch.from_numpy(vocabulary.rows(one, length)).short() for one in examples]
+        return [(ids, torch.tensor(split.labels)) for ids, split in zip(rows, splits, strict=True)]
 
-    arrays = cached(f"{name}-v1", texts.files, make)
-    rows = {split: torch.from_numpy(arrays[f"{split}_rows"].astype(np.int64)) for split in _SPLITS}
-    return [Arrays(rows[split], class_tensor(arrays[f"{split}_labels"], texts.classes, name)) for split in _SPLITS]
+    return [Arrays(rows.long(), labels) for rows, labels in cached(f"{name}-v2", data.files, make)]
 
 
-def token_examples(name: str, texts: TextDataset, checkpoint: Path, length: int) -> list[Arrays]:
+def token_examples(name: str, data: TextDataset, checkpoint: Path, length: int) -> list[Arrays]:
     """Training and test examples: `input_ids`, `attention_mask`, and `token_type_ids` for pairs of texts.
 
     Args:
         name: of the dataset.
-        texts: its texts.
+        data: its texts.
         checkpoint: the folder of the model, with its tokenizer.
         length: maximum number of tokens of an example; longer ones are truncated.
     """
-    files = (*texts.files, *sorted(path for path in checkpoint.glob("*") if path.is_file()))
-    arrays = cached(f"tokens-v3-{name}-{length}", files, lambda: tokenize(texts.read(), checkpoint, length))
-    width = max(int(arrays[f"{split}_attention_mask"].sum(1).max()) for split in _SPLITS)
-    out = []
-    for split in _SPLITS:
-        inputs = {kind: torch.from_numpy(arrays[f"{split}_{kind}"][:, :width]) for kind in _INPUTS}
-        if not inputs["token_type_ids"].any():
-            del inputs["token_type_ids"]
-        out.append(Arrays(inputs, class_tensor(arrays[f"{split}_labels"], texts.classes, name)))
-    return out
+    files = (*data.files, *sorted(path for path in checkpoint.glob("*") if path.is_file()))
+    made = cached(f"tokens-v4-{name}-{length}", files, lambda: tokenize(data.read(), checkpoint, length))
+    return [Arrays(inputs, labels) for inputs, labels in made]
 
 
-def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> dict[str, np.ndarray]:
-    """The tokens of all texts in rows of `length`, padded at the end, and the labels."""
+def tokenize(splits: list[Split], checkpoint: Path, length: int) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """The tokens of all texts, padded at the end to the longest of them, and the labels."""
     config = read_config(checkpoint)
     vocabulary, ends = config.get("vocab_size"), (config.get("pad_token_id"), config.get("eos_token_id"))
     if not isinstance(vocabulary, int):
@@ -146,19 +133,23 @@ def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> dict[
         raise DataError(
             f"{checkpoint}: no tokenizer there, such as tokenizer.json; copy it from the checkpoint's source"
         )
-    tokenizer, out = load_tokenizer(checkpoint, "text-classification"), dict[str, np.ndarray]()
-    for split, (texts, labels) in zip(_SPLITS, splits, strict=True):
-        columns = map(list, zip(*texts, strict=True))
-        found = tokenizer(*columns, truncation=True, max_length=length, return_attention_mask=False)
-        ids = np.full((len(texts), length), next((one for one in ends if isinstance(one, int)), 0), np.int32)
-        mask, types = np.zeros(ids.shape, bool), np.zeros_like(ids)
-        for i, row in enumerate(found["input_ids"]):
-            row = row or [tokenizer.eos_token_id or 0]  # an empty text needs one token to attend to
-            ids[i, : len(row)], mask[i, : len(row)] = row, True
-        for i, row in enumerate(found.get("token_type_ids", ())):
-            types[i, : len(row)] = row
-        if ids[mask].max() >= vocabulary:
+    tokenizer = load_tokenizer(checkpoint, "text-classification")
+    pad = next((one for one in ends if isinstance(one, int)), 0)
+    columns = [map(list, zip(*split.texts, strict=True)) for split in splits]
+    found = [tokenizer(*texts, truncation=True, max_length=length, return_attention_mask=False) for texts in columns]
+    # an empty text needs one token to attend to
+    tokens = [[row or [tokenizer.eos_token_id or 0] for row in one["input_ids"]] for one in found]
+    width, out = max(len(row) for rows in tokens for row in rows), []
+
+    def padded(rows: Iterable[Sequence[int]], fill: int) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int32)
+
+    for rows, one, split in zip(tokens, found, splits, strict=True):
+        mask = padded(([1] * len(row) for row in rows), 0).bool()
+        inputs = {"input_ids": padded(rows, pad), "attention_mask": mask}
+        if int(inputs["input_ids"][mask].max()) >= vocabulary:
             raise DataError(f"{checkpoint}: its tokenizer gives ids beyond the vocab_size in config.json")
-        made = (ids, mask, types, np.asarray(labels, np.int64))
-        out |= {f"{split}_{name}": block for name, block in zip((*_INPUTS, "labels"), made, strict=True)}
+        if "token_type_ids" in one and (types := padded(one["token_type_ids"], 0)).any():
+            inputs["token_type_ids"] = types
+        out.append((inputs, torch.tensor(split.labels)))
     return out

@@ -14,7 +14,9 @@ Padding is behind all tokens and attention is causal, so no token sees it and no
 >>> inputs, targets = rows.gather(torch.tensor([0, 1]))
 >>> inputs["input_ids"][:, :4].tolist(), inputs["label_positions"].tolist(), targets.tolist()
 ([[5, 6, 7, 0], [8, 9, 0, 0]], [[0, 1], [0, 0]], [[6, 7], [9, -100]])
->>> rows.packed(8)[0].gather(torch.tensor([0]))[0]["position_ids"][:, :6].tolist()
+>>> packs = pack([3, 2], 8, ["north", "north"])
+>>> rows = TokenRows.packed([([5, 6, 7], [False, True, True]), ([8, 9], [False, True])], packs)
+>>> rows.gather(torch.tensor([0]))[0]["position_ids"][:, :6].tolist()
 [[0, 1, 2, 0, 1, 0]]
 """
 
@@ -75,6 +77,14 @@ class TokenRows(Examples):
             window=window,
         )
 
+    @classmethod
+    def packed(cls, rows: Sequence[tuple[Any, Any]], packs: Sequence[Sequence[int]], **options: int) -> TokenRows:
+        """Rows that hold several records each, by number (`pack`); no token of one is a label of another."""
+        ids = [np.concatenate([rows[i][0] for i in pack]) for pack in packs]
+        flags = [np.concatenate([np.append(False, rows[i][1][1:]) for i in pack]) for pack in packs]
+        places = np.concatenate([np.arange(len(rows[i][0]), dtype=np.int32) for pack in packs for i in pack])
+        return replace(cls.of(list(zip(ids, flags, strict=True)), **options), places=torch.from_numpy(places))
+
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -110,36 +120,6 @@ class TokenRows(Examples):
         """Two of these rows that together are gathered as wide as any of them: the longest, and that of most labels."""
         return torch.stack([index[counts[index].argmax()] for counts in (self.sizes, self.labels)])
 
-    def packed(self, length: int, users: Sequence[Any] | None = None) -> tuple[TokenRows, list[int]]:
-        """Rows of at most `length` tokens that hold several rows each, of one user and one group.
-
-        Rows are taken longest first, each into the pack with the least room that is enough; packs are in order of
-        their first row.
-
-        Args:
-            length: tokens of a pack.
-            users: the user of each row, or None.
-
-        Returns:
-            The packs, and the first row of each.
-        """
-        groups = [None] * len(self) if self.groups is None else self.groups.tolist()
-        packs = _packs(self.sizes.tolist(), length, list(zip(users or groups, groups, strict=True)))
-        cuts = self.starts[1:-1].numpy()
-        ids, flags = (np.split(values, cuts) for values in (self.ids.numpy(), self.learned.numpy()))
-        rows = [(np.concatenate([ids[i] for i in pack]), np.concatenate([flags[i] for i in pack])) for pack in packs]
-        places = np.concatenate([np.arange(len(ids[i]), dtype=np.int32) for pack in packs for i in pack])
-        first = [pack[0] for pack in packs]
-        made = replace(TokenRows.of(rows, pad=self.pad, window=self.window), places=torch.from_numpy(places))
-        return made if self.groups is None else replace(made, groups=self.groups[first]), first
-
-    @property
-    def learned(self) -> Tensor:
-        """(tokens,) whether each token is a label."""
-        out = torch.zeros(len(self.ids), dtype=torch.bool)
-        out[self.starts[:-1].repeat_interleave(self.labels) + self.labeled + 1] = True
-        return out
-
     def _most(self, counts: Tensor, flat: Tensor) -> int:
         """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
         largest = self._largest if flat.is_cuda else (0, 0)  # before a recording, which cannot compute it
@@ -170,8 +150,17 @@ def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
 
 
-def _packs(sizes: Sequence[int], length: int, keys: Sequence[Any]) -> list[list[int]]:
-    """Rows in packs: best fit in order of falling length, within rows of one key."""
+def pack(sizes: Sequence[int], length: int, keys: Sequence[Any]) -> list[list[int]]:
+    """Records in packs of at most `length` tokens that hold records of one key.
+
+    Records are taken longest first, each into the pack with the least room that is enough; packs are in order of their
+    first record.
+
+    Args:
+        sizes: tokens of each record.
+        length: tokens of a pack.
+        keys: of each record, such as its user.
+    """
     packs = list[list[int]]()
     rooms: dict[Any, list[list[int]]] = {key: [[] for _ in range(length + 1)] for key in set(keys)}
     for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):

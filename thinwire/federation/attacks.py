@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.data.examples import Examples, Relabeled
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -52,9 +52,10 @@ class Attack:
     """Whether attackers train on other labels than their own."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 < self.fraction < 1:
-            raise ConfigError(f"attack.fraction must be above 0 and below 1, not {self.fraction}; write 0.2")
+        ranges = {"fraction": "(0, 1)", "factor": "(0, inf)", "z": "[0, inf)"}
+        check_settings(
+            self, "attack.", **{name: ranges[name] for name in ranges.keys() & self.__dataclass_fields__.keys()}
+        )
 
     def attackers(self, key: Key, clients: int) -> frozenset[int]:
         """The attacking clients, drawn from the key of the run; at least one.
@@ -91,10 +92,6 @@ class SignFlip(Attack):
 
     factor: float = 10.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self.factor)
-
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return the negated updates."""
         return own * -self.factor
@@ -110,10 +107,6 @@ class Scaling(Attack):
     """
 
     factor: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self.factor)
 
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return the enlarged updates."""
@@ -131,10 +124,6 @@ class Noise(Attack):
     """
 
     factor: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self.factor)
 
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return noise."""
@@ -178,10 +167,6 @@ class InnerProduct(Attack):
 
     knows_others = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self.factor)
-
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return the negated mean of the honest updates."""
         return (honest.mean(0) * -self.factor).expand_as(own)
@@ -207,11 +192,6 @@ class ALittle(Attack):
 
     knows_others = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.z < math.inf:
-            raise ConfigError(f"attack.z must be 0 (by the formula) or more, not {self.z}")
-
     def distance(self, clients: int, attackers: int) -> float:
         """Return z for a round with so many clients."""
         honest = clients - attackers
@@ -222,11 +202,6 @@ class ALittle(Attack):
         """Return the mean of the honest updates, moved by z standard deviations."""
         spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
         return (honest.mean(0) - self.distance(len(own) + len(honest), len(own)) * spread).expand_as(own)
-
-
-def _check_factor(factor: float) -> None:
-    if not 0 < factor < math.inf:
-        raise ConfigError(f"attack.factor must be above 0, not {factor}; write for example 10.0")
 
 
 def poisoned(task: Task, attack: Attack, key: Key) -> Examples:

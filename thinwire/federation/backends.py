@@ -1,29 +1,25 @@
-"""The training backends of a simulation: which one is used, how it is chosen, and what follows if it fails."""
+"""The training backends of a simulation: which one is used, and what follows if it fails."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import RunState
 from thinwire.kernels.conv_cpu import by_columns
-from thinwire.protocol.client import Group
-from thinwire.training import autotune
-from thinwire.training.autotune import Configuration, first_line
 from thinwire.training.backends import LoopTrainer, ThreadPoolTrainer, VmapTrainer
 from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_graph import CudaGraphCache
-from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel, Workload
-from thinwire.training.precision import onednn_choices, prefers_onednn
+from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel
+from thinwire.training.precision import ONEDNN_PAYS
 
+SMALL = 300_000  # weights of a model without convolutions that is trained by vmap
+FEW_CORES = 4
 _NEXT: dict[Backend, Backend] = {"graph": "vmap", "chain": "threads", "threads": "vmap", "vmap": "loop"}  # if one fails
-Run = Callable[[Backend, bool, Workload, int], None]  # backend, oneDNN, batches, number of clients
 
 
 class Backends:
@@ -40,11 +36,10 @@ class Backends:
             raise ConfigError(
                 f"backend = {engine.backend!r} runs our own steps, and local.trainer is set; write backend = 'auto'"
             )
-        self.threads = ThreadPoolTrainer()
         self.trainers: dict[Backend, Trainer] = {
             "graph": CudaGraphCache(),
             "chain": ThreadPoolTrainer(),
-            "threads": self.threads,
+            "threads": ThreadPoolTrainer(),
             "vmap": VmapTrainer(),
             "loop": federation.own_trainer or LoopTrainer(),
         }
@@ -61,45 +56,21 @@ class Backends:
             return "loop", "a trainer of one's own trains one client after another"
         if self.engine.backend != "auto":
             return self.engine.backend, "given"
-        return "graph" if self.federation.device.type == "cuda" else "vmap", ""
+        return ("graph" if self.federation.device.type == "cuda" else self._on_cpu()), ""
 
-    def undecided(self, state: RunState) -> bool:
-        """Whether the backend is still to be chosen."""
-        auto = self.engine.backend == "auto" and self.federation.device.type == "cpu"
-        return auto and not (state.round or state.backend_reason)
+    def _on_cpu(self) -> Backend:
+        """What was fastest for such models, with FedAvg and MAPO, on Neoverse-N1 (2 cores) and x86 (1, 2 and 8 cores).
 
-    def choose(self, state: RunState, group: Group, run: Run) -> RunState:
-        """The state with the fastest backend for this group, by measurement or as recorded before."""
-        if not autotune.is_enabled():
-            return state._replace(backend_reason="THINWIRE_PROBE is off")
-        work = self.federation.sampler.workload(state.round, group.clients)
-
-        def measure(one: Configuration, clients: int) -> None:
-            run(one.backend, one.onednn, work.first(clients, autotune.STEPS), clients)
-
-        backends: list[Backend] = ["threads", "vmap"]
-        if may_be_chain(self.federation.model) and self.engine.conv != "grouped":
-            backends.insert(0, "chain")  # first: as fast as threads in the measurement, and faster in long rounds
-        if self.threads.workers > 1:  # on one core, threads are a loop
-            backends.append("loop")
-        key = (*self._key(group, work), *backends)
-        choices = onednn_choices(self.engine.precision)
-        (backend, onednn), reason = autotune.choose(key, backends, choices, len(group.clients), measure)
-        return state._replace(backend=backend, backend_reason=reason, onednn=onednn)
-
-    def _key(self, group: Group, work: Workload) -> tuple:
-        """Everything that the speed depends on, as values that print alike in every process."""
-        method, contract = self.job.method, self.federation.contract
-        parts = (method.space, method.client_opt, method.correction, method.penalty, method.sketch)
-        inputs, _ = work.gather(work.index[:1, 0, :1])
-        shapes = {k: v.shape for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.shape
-        specs = (contract.weights.digest().hex(), contract.coords.digest().hex())
-        return (
-            *(self.federation.model.module, shapes, *specs, *(type(part).__name__ for part in parts)),
-            *(min(len(group.clients), max(autotune.CLIENTS)), work.index.shape[-1]),
-            *(self.engine.conv, self.engine.precision, platform.machine(), os.cpu_count()),
-            *(self.threads.workers, torch.__version__),
-        )
+        A step of a small model without convolutions is overhead: one program for all clients takes 0.2 to 0.6 of the
+        time of one client on each core. With convolutions it takes twice the time; layer by layer takes 0.6 to 0.9 on
+        few cores, but 1.5 on eight, where Python limits it.
+        """
+        model = self.federation.model
+        convolves = any(isinstance(layer, _ConvNd) for layer in model.module.modules())
+        if not convolves and model.parameters() <= SMALL:
+            return "vmap"
+        layered = may_be_chain(model) and self.engine.conv != "grouped" and torch.get_num_threads() <= FEW_CORES
+        return "chain" if layered else "threads"
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training, for the record of the environment."""
@@ -107,7 +78,7 @@ class Backends:
             return "chain"
         if state.backend not in ("loop", "threads"):
             return self.federation.model.products or "torch"
-        onednn = prefers_onednn() if state.onednn is None else state.onednn
+        onednn = torch.backends.mkldnn.enabled and ONEDNN_PAYS
         return "columns" if self.columns and not onednn and not self.federation.model.half else "torch"
 
     def fall_back(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
@@ -140,6 +111,12 @@ class Backends:
         reason = f"{size} clients at a time do not fit into the memory of {device}"
         reason = "; ".join(filter(None, (state.backend_reason, reason)))
         return state._replace(chunk=-(-size // 2), backend_reason=reason)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error message."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 def _out_of_memory(error: BaseException | None) -> bool:

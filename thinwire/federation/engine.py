@@ -1,12 +1,13 @@
-"""Settings of the machine that runs a job: device, training backend, precision."""
+"""The simulation engine: one machine is the server and all clients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 from thinwire.training.precision import Precision
 
@@ -15,8 +16,8 @@ Conv = Literal["auto", "grouped", "fused"]
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """How a machine trains and evaluates.
+class Engine:
+    """Simulates a federation on one CPU or GPU, or through Ray on several: device, training backend, precision.
 
     Args:
         device: `cpu` or `cuda` (also `cuda:1`).
@@ -24,7 +25,7 @@ class EngineSettings:
             as a CUDA graph and then replayed (`graph`: many times faster for small models), one after another (`loop`),
             or one on each core of a CPU, with autograd (`threads`) or, if the model is a chain of layers, without
             (`chain`: `training/chain.py`); `auto` uses on a GPU the first of graph, vmap, loop that supports the model,
-            on a CPU the fastest of threads, chain, vmap, loop in a short measurement before the first round.
+            on a CPU what was fastest for such models (`federation/backends.py`).
         chunk: number of clients trained together; 0 means the whole cohort, or as many as fit into the memory of a GPU:
             a half, a quarter and so on, found by trying. Fewer need less memory.
         precision: of matrix products in training on a GPU: `float32`; `tf32` rounds factors to 10 bits of mantissa
@@ -42,16 +43,10 @@ class EngineSettings:
     chunk: int = 0
     precision: Precision = "float32"
     conv: Conv = "auto"
-    workers: int = 0
+    workers: int = field(default=0, metadata={"rare": True})
 
     def __post_init__(self) -> None:
-        for name, known in (("backend", Mode), ("precision", Precision), ("conv", Conv)):
-            if getattr(self, name) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
-        if self.chunk < 0:
-            raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
-        if self.workers < 0:
-            raise ConfigError(f"workers must be 0 (only this process) or more, not {self.workers}")
+        check_settings(self, chunk="[0, inf)", workers="[0, inf)")
         try:
             kind = torch.device(self.device).type
         except RuntimeError as error:

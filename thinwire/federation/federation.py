@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from thinwire.data.checks import check_task
 from thinwire.data.examples import Examples, Inputs
 from thinwire.errors import ConfigError, Diverged, Unfit
 from thinwire.federation.attacks import poisoned
-from thinwire.federation.engine import EngineSettings
+from thinwire.federation.engine import Engine
 from thinwire.federation.evaluation import averaged, where_defined, with_client_accuracies
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.sampler import Sampler
@@ -40,7 +40,7 @@ from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluati
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
-from thinwire.training.precision import compute_with, prefers_onednn
+from thinwire.training.precision import compute_with
 from thinwire.wire.message import Parts
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -116,13 +116,6 @@ class Clients:
     backend: tuple[Backend, str] = ("loop", "clients are in other processes")
     """The training backend before the first round, and the reason if it is not the default."""
 
-    def choose_backend(self, state: RunState) -> RunState:
-        """The state with the training backend chosen; called once, before the first round.
-
-        A run directory records it before that round, so that a run that is resumed uses the same one.
-        """
-        return state
-
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training, for the record of the environment."""
         return "torch"
@@ -172,7 +165,7 @@ class Federation:
         clients: makes the clients; by default there are none, and no rounds.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job, clients: Callable[[Federation], Clients] = Clients) -> None:
+    def __init__(self, engine: Engine, job: Job, clients: Callable[[Federation], Clients] = Clients) -> None:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its index, if it is a GPU
         functional = Functional.of(job.task.model, job.task.loss, self.device)
@@ -188,7 +181,7 @@ class Federation:
         self.train: Examples = train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self._test_batches: tuple[Tensor, ...] = ()
-        self.key, self._onednn = Key(job.seed), prefers_onednn()
+        self.key = Key(job.seed)
         weights, buffers = self.model.weights(), self.model.buffers()
         method = job.method.over(job.rounds).for_model(functional.module)  # both sides know the number of rounds
         self.contract, self.first = make_contract(method, weights, buffers, self.key.fold("run"))
@@ -200,6 +193,9 @@ class Federation:
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
         self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
         self.arrivals: Mapping[int, Mapping[int, int]] = {}  # of asynchronous rounds: client -> version trained
+        self.averages = job.method.evaluate == "average"  # the averaged model is evaluated and saved
+        # a context in which torch computes with the precision of the engine, and with oneDNN where it is faster
+        self.compute = partial(compute_with, self.device, engine.precision)
         self.clients = clients(self)
 
     @cached_property
@@ -220,19 +216,6 @@ class Federation:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
-    @property
-    def federation(self) -> Federation:
-        """The federation itself."""
-        return self
-
-    def choose_backend(self, state: RunState) -> RunState:
-        """The state with the training backend chosen; called once, before the first round."""
-        return self.clients.choose_backend(state)
-
-    def convolutions(self, state: RunState) -> str:
-        """How convolutions are computed in training."""
-        return self.clients.convolutions(state)
-
     def start(self) -> RunState:
         """The state before the first round."""
         server = initial_server_state(self.contract, self.first)
@@ -247,7 +230,6 @@ class Federation:
         """
         began = time.perf_counter()
         with on_one_core() if self.device.type == "cuda" else nullcontext():
-            state = state if state.round else self.clients.choose_backend(state)
             got = self.clients.open(Round.open(self.contract, state.server), state)
             try:
                 self.clients.collect(got)
@@ -255,22 +237,17 @@ class Federation:
             except Unfit:
                 raise
             except Diverged as error:
-                self._show(got, on_message)
+                self.clients.count(got)
+                if on_message is not None:
+                    _show(got, on_message)
                 raise Diverged(f"round {got.number}: {error}", got.sent) from error
-            self._show(got, on_message)
+            self.clients.count(got)
+            if on_message is not None:
+                _show(got, on_message)
             after, record = self._finished(got, closed)
-            after, record = self._evaluated(after, record)
+            if (due := self.is_evaluated(record.round)) or self.averages:
+                after, record = self._evaluated(after, record, due)
         return after, record._replace(seconds=time.perf_counter() - began)
-
-    def _show(self, got: Collected, on_message: OnMessage | None) -> None:
-        """Count the messages of a round that were produced so far, and show them."""
-        self.clients.count(got)
-        if on_message is None:
-            return
-        for client, message in got.downloads.items():
-            on_message(got.number, "down", client, bytes(message))
-        for client, reply in got.replies.items():
-            on_message(got.number, "up", client, bytes(reply.message))
 
     def _finished(self, got: Collected, closed: Closed) -> tuple[RunState, RoundRecord]:
         """State and record after a round, without evaluation."""
@@ -279,55 +256,56 @@ class Federation:
         new = ((one.client, one.state) for one in used if one.client not in closed.refused)
         left = left_behind(got.cohort, state.cohort, state.clients) if method.opt_owner == "place" else ()
         after = state._replace(
-            round=got.number,
+            round=state.round + 1,
             server=closed.server,
-            clients=ClientStates.of(state.clients).updated((*left, *new)),
+            clients=ClientStates.updated(state.clients, (*left, *new)),
             cohort=got.cohort,
             sync_counts=got.round.counts(state.sync_counts, got.uploads),
             clock=state.clock if got.clock is None else got.clock,
             waiting=got.waiting,
         )
-        epsilon = self.epsilon(got.number, *got.asked) or (None, "")
         record = RoundRecord(
-            got.number,
-            got.loss,
-            None,
-            None,
-            *got.sent,
-            len(used),
-            0.0,
+            round=after.round,
+            loss=got.loss,
+            accuracy=None,
+            test_loss=None,
+            bytes_up=got.bytes_up,
+            bytes_down=got.bytes_down,
+            bytes_catchup=got.bytes_catchup,
+            clients=len(used),
+            seconds=0.0,
             lr=self.contract.at(version).client_opt(version).lr,
             drifted=got.drifted,
             refused=len({**got.refused, **closed.refused}),
             bounded=len({**got.bounded, **closed.bounded}.keys() & got.uploads.keys()),
             absent=got.absent,
-            epsilon=epsilon[0],
             late=len(got.late),
             clock=got.clock,
             staleness=sum(version - one.version for one in used) / len(used) if method.asynchronous.active else None,
         )
+        if method.privacy.active and (spent := self.epsilon(after.round, *got.asked)):
+            record = record._replace(epsilon=spent[0])
         # of the model that clients received, which is that of the round before
-        evaluations = [one.evaluation.accuracy for one in used if one.evaluation]
-        return after, with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
+        if evaluations := [one.evaluation.accuracy for one in used if one.evaluation]:
+            valid = [one for one in evaluations if one is not None and 0 <= one <= 1]
+            record = with_client_accuracies(record, valid)
+        return after, record
 
-    def _evaluated(self, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
-        """The state of a round with its averaged model, and its record with the evaluation, where they are due."""
-        due = self.is_evaluated(record.round)
-        if not (due or self.averages):
-            return state, record
-        with self.compute(state.onednn), self.clients.evaluating():
-            state = self.with_average(state)
+    def _evaluated(self, state: RunState, record: RoundRecord, due: bool) -> tuple[RunState, RoundRecord]:
+        """The state of a round with its averaged model, and its record with the evaluation, if that is due."""
+        public = state.server.public
+        with self.compute(), self.clients.evaluating():
+            if self.averages:
+                newest = {**self.weights(public), **public.buffers}
+                average = averaged(state.average, newest, public.version, self.job.method.ema_decay)
+                state = state._replace(average=average)
+            if due and self.test is not None:
+                begun = self.clients.begun_evaluation(state.server) or self.begin_evaluation(*self.final(state))
+                found = begun()
+                record = record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
             if due:
-                record = self.evaluated(state, record, self.clients.begun_evaluation(state.server))
                 record = self.clients.evaluate(state, record)
         return state, record
-
-    def compute(self, onednn: bool | None = None) -> AbstractContextManager[None]:
-        """A context in which torch computes with the precision of the engine, with oneDNN or without."""
-        wanted = self._onednn if onednn is None else onednn
-        if self.device.type == "cpu" and wanted == bool(torch.backends.mkldnn.enabled):
-            return nullcontext()
-        return compute_with(self.device, self.engine.precision, wanted)
 
     def epsilon(self, rounds: int, asked: int = 0, available: int = 0) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none.
@@ -343,20 +321,6 @@ class Federation:
         return self.job.method.privacy.spent(min(asked or self.job.cohort, population), population, rounds)
 
     # -- the model and its evaluation ----------------------------------------------------------------------------------
-
-    @property
-    def averages(self) -> bool:
-        """Whether the averaged model is evaluated and saved."""
-        return self.job.method.evaluate == "average"
-
-    def with_average(self, state: RunState) -> RunState:
-        """The state after a round with its version in the averaged model; the same state where none is asked for."""
-        if not self.averages:
-            return state
-        public = state.server.public
-        newest = {**self.weights(public), **public.buffers}
-        average = averaged(state.average, newest, public.version, self.job.method.ema_decay)
-        return state._replace(average=average)
 
     def final(self, state: RunState) -> tuple[Tree, Tree]:
         """The weights and buffers to evaluate and to save: those of the newest version, or their average."""
@@ -379,31 +343,13 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def begin_evaluation(self, weights: Tree, buffers: Tree) -> Callable[[], Evaluation] | None:
-        """Begin to evaluate a model on the test set, if there is one; a call of the result waits for it."""
-        if self.test is None:
-            return None
+    def begin_evaluation(self, weights: Tree, buffers: Tree) -> Callable[[], Evaluation]:
+        """Begin to evaluate a model on the test set; a call of the result waits for it."""
+        assert self.test is not None
         if not self._test_batches:  # the same batches every time
             self._test_batches = all_batches(self.model, weights, buffers, self.test)
         metrics, batches = self.job.all_metrics, self._test_batches
         return begin_evaluation(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
-
-    def evaluated(
-        self, state: RunState, record: RoundRecord, begun: Callable[[], Evaluation] | None = None
-    ) -> RoundRecord:
-        """The record of a round with loss, accuracy and metrics on the test set, if there is one.
-
-        Args:
-            state: the state after the round.
-            record: its record.
-            begun: the result of `begin_evaluation` of the same version.
-        """
-        if self.test is None:
-            return record
-        begun = begun or self.begin_evaluation(*self.final(state))
-        assert begun is not None
-        found = begun()
-        return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
     def client_evaluation(
         self, public: PublicState, state: ClientState | None, client: int, average: tuple[Tree, Tree] | None = None
@@ -431,6 +377,14 @@ class Federation:
         return evaluate(self.model, *model, self.train, tests.client(client), metrics)
 
 
+def _show(got: Collected, on_message: OnMessage) -> None:
+    """Show the messages of a round that were produced so far."""
+    for client, message in got.downloads.items():
+        on_message(got.number, "down", client, bytes(message))
+    for client, reply in got.replies.items():
+        on_message(got.number, "up", client, bytes(reply.message))
+
+
 def mean_loss(replies: Mapping[int, Reply]) -> float:
     """The mean training loss of clients, weighted by examples; raises Diverged if it is not finite."""
     loss = examples = 0.0
@@ -441,7 +395,7 @@ def mean_loss(replies: Mapping[int, Reply]) -> float:
     return loss / examples
 
 
-def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
+def _conv(engine: Engine, device: torch.device) -> Products | None:
     """How convolutions of many clients are computed; None for torch's grouped convolution."""
     conv = engine.conv
     if conv == "auto":

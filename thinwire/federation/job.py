@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.data.losses import bce, cross_entropy, is_classification, is_regression
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -94,14 +94,10 @@ class Job:
     speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_settings(self, rounds="[1, inf)", eval_every="[1, inf)")
         clients = len(self.task.clients)
         if not 1 <= self.cohort <= clients:
             raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be 1 or more, not {self.rounds}")
-        if self.eval_every < 1:
-            raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         _ = self.ranked_by  # raises if it is not a metric of this run
@@ -173,7 +169,6 @@ class RunState(NamedTuple):
     backend_reason: str  # why this one, if it is not the default
     sync_counts: SyncCounts
     chunk: int = 0  # number of clients trained together, where the memory of a GPU limits it
-    onednn: bool | None = None  # whether CPU kernels are oneDNN's; None: see `prefers_onednn`
     average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated
     recent: Recent = Recent()  # medians of the latest rounds; empty in a simulation
     clock: float = 0.0  # simulated seconds since the start

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.parallel import PARALLEL_BYTES, start
-from thinwire.core.tree import Tree, add, bring, flatten, tmap, weighted_mean
+from thinwire.core.tree import Tree, add, bring, flatten, tmap, unstack, weighted_mean
 from thinwire.core.vector import Vector
 from thinwire.federation.federation import Collected, Federation
 from thinwire.federation.job import RunState
@@ -37,7 +37,7 @@ from thinwire.protocol.round import Closed, Round
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
+from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 from thinwire.wire.message import Parts
 
 
@@ -86,24 +86,32 @@ class PipelinedClients(SimulatedClients):
         self._now, self._ready = now, now.ready if now else self._mark()
         return super().open(replace(round, server=self._on_host(round.server)), state)
 
-    def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
+    def train(self, task: GroupTask) -> tuple[TrainingInputs, TrainingOutcome]:
         """Local training of a group, unless it was trained before."""
         now = self._now
         if now is not None and (now.task.number, now.task.group.clients) == (task.number, task.group.clients):
             return now.inputs, now.outcome
-        return super().train(task, work)
+        return super().train(task)
 
-    def work_ahead(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
-        """Train the next cohort speculatively, or plan its batches, while this one's uploads are made.
+    def meanwhile(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
+        """Train the next cohort speculatively, or plan its batches, and encode long downloads on another core."""
+        number = task.number + 1
+        if task.group.clients == task.cohort and number < self.job.rounds:
+            contract, code = self.contract.at(task.group.public.version), update.code
+            ahead = self.on and number > 1 and task.backend == "graph"  # the first round tries the backend
+            if ahead and isinstance(code, Vector) and is_predictable(contract, got.round):
+                self._train_ahead(task, contract, inputs.work.samples, code)
+            else:
+                self.federation.sampler.plan(number)
+        if self._pool is None:
+            self.downloads(got)
+        elif not got.downloads:
+            self._encoding = self._pool.submit(self._encode, got)
 
-        The next version is evaluated then, too, if that is due.
-        """
+    def _train_ahead(self, task: GroupTask, contract: Contract, samples: tuple[int, ...], code: Vector) -> None:
+        """Train the next cohort from the predicted version, which is evaluated then, too, if that is due."""
         federation, number, group = self.federation, task.number + 1, task.group
-        contract = self.contract.at(group.public.version)
-        ahead = self.on and number > 1 and task.backend == "graph"  # the first round tries the backend
-        if not ahead or not isinstance(update.code, Vector) or not is_predictable(contract, got.round):
-            return super().work_ahead(task, got, inputs, update)
-        step, coords = predict(contract, group, inputs.work.samples, update.code)
+        step, coords = predict(contract, group, samples, code)
         if step.device.type == "cuda":
             step = torch.empty(step.shape, dtype=step.dtype, pin_memory=True).copy_(step, non_blocking=True)
         ready, public = self._mark(), group.public._replace(version=group.public.version + 1, coords=coords)
@@ -113,7 +121,7 @@ class PipelinedClients(SimulatedClients):
         try:
             trained = super().train(following)
             self._next = Trained(following, *trained, ready, step, None)
-            if federation.is_evaluated(number) and not federation.averages:
+            if federation.test is not None and federation.is_evaluated(number) and not federation.averages:
                 with self._beside(ready):
                     begun = federation.begin_evaluation(federation.weights(public), dict(public.buffers))
                 self._next = self._next._replace(evaluation=begun)
@@ -121,14 +129,6 @@ class PipelinedClients(SimulatedClients):
                 federation.sampler.plan(number + 1)
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.stop()
-        return None
-
-    def begin_downloads(self, got: Collected) -> None:
-        """Encode long downloads on another core."""
-        if self._pool is None:
-            super().begin_downloads(got)
-        elif not got.downloads:
-            self._encoding = self._pool.submit(self._encode, got)
 
     def downloads(self, got: Collected) -> dict[int, Parts]:
         """The downloads of the cohort."""
@@ -216,7 +216,7 @@ def _host_copy(public: PublicState, coords: Tree) -> PublicState:
     """A public state on the host; its coordinates are one vector where these are."""
     copy = PublicState(public.version, *bring(public[1:], "cpu"))
     if isinstance(coords, Vector) and not isinstance(copy.coords, Vector):
-        copy = copy._replace(coords=Vector(flatten(copy.coords), coords.names, coords.like))
+        copy = copy._replace(coords=Vector(flatten(copy.coords), coords.spec))
     return copy
 
 
@@ -252,12 +252,12 @@ def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: V
         samples: number of examples of each.
         codes: their updates.
     """
-    public, names, shapes = group.public, contract.coords.names, contract.coords.like
+    public, spec = group.public, contract.coords
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
     known = {count: received_weight(contract, count) for count in set(samples)}
     weights = [known[samples[i]] for i in order]
-    mean = Vector(flatten(weighted_mean([codes.row(i) for i in order], weights)), names, shapes)
+    mean = Vector(flatten(weighted_mean([unstack(codes, i) for i in order], weights)), spec)
     # blocks in one vector: a few kernels, not some for each block
-    now = Vector(flatten(public.coords), names, shapes)
+    now = Vector(flatten(public.coords), spec)
     change, _ = contract.server_opt(public.version).server_step(mean, {}, now)
     return flatten(change), add(now, change)

@@ -20,7 +20,7 @@ import torch
 
 from thinwire.core.tree import bring
 from thinwire.errors import ConfigError
-from thinwire.federation.engine import EngineSettings
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Collected, Federation
 from thinwire.federation.job import Job
 from thinwire.federation.simulated import GroupTask, SimulatedClients
@@ -92,7 +92,7 @@ class RayClients(SimulatedClients):
 class Worker:
     """A worker process: the same federation, which trains the groups that it is given."""
 
-    def __init__(self, engine: EngineSettings, job: Job) -> None:
+    def __init__(self, engine: Engine, job: Job) -> None:
         self.federation = Federation(engine, job)
         self.clients = SimulatedClients(self.federation)
 
@@ -103,7 +103,7 @@ class Worker:
     def train(self, task: Packed, public: Packed) -> Packed:
         """Train a group (a `GroupTask` without public state) from a public state; returns its replies."""
         given, start = unpack(task), _on(unpack(public), self.federation.device)
-        with self.federation.compute(given.onednn):
+        with self.federation.compute():
             replies = self.clients.answer(given._replace(group=given.group._replace(public=start)))
         return pack([one._replace(message=memoryview(one.message)) for one in replies])  # views are not copied
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,34 +21,6 @@ MOST_ROUNDS = 8  # rounds whose batches are planned at a time
 FEW = 1 << 16  # examples of these rounds
 
 Planned: TypeAlias = dict[int, tuple[tuple[int, ...], Batches]]  # cohorts and batches by round
-
-
-class LayerKeys(Sequence[Key]):
-    """The keys of random layers, one for each client of a round, derived when one is used: most models use none.
-
-    Args:
-        key: the root of the run's randomness.
-        number: rounds done before this one.
-        clients: the numbers of the clients.
-
-    >>> LayerKeys(Key(0), 3, (7, 8))[1:][0] == Key(0).fold("batches", 3, 8).fold("layers")
-    True
-    """
-
-    def __init__(self, key: Key, number: int, clients: tuple[int, ...]) -> None:
-        self._key, self._number, self._clients = key, number, clients
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    @overload
-    def __getitem__(self, which: int) -> Key: ...
-    @overload
-    def __getitem__(self, which: slice) -> LayerKeys: ...
-    def __getitem__(self, which: int | slice) -> Key | LayerKeys:
-        if isinstance(which, slice):
-            return LayerKeys(self._key, self._number, self._clients[which])
-        return self._key.fold("batches", self._number, self._clients[which]).fold("layers")
 
 
 class Sampler:
@@ -158,7 +130,7 @@ class Sampler:
             torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
             batches.rows,
             tuple(map(len, own)),
-            LayerKeys(self.key, number, clients),
+            tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),  # of random layers
             self.train.gather,
             self.local.accumulate,
             own,
@@ -171,18 +143,14 @@ class Sampler:
         sizes = [[len(mine) for mine in own] for own in owns]
         made = plan_rounds(list(zip(sizes, keys, strict=True)), self.local)
         for batches, own, its in zip(made, owns, keys, strict=True):
-            self._place(batches, own, its)
+            index = batches.index  # positions within each client's own examples become indices of the training examples
+            for i, mine in enumerate(own):
+                index[i] = mine[index[i]]
+            if self.train.sizes is not None and self.train.window > 1:
+                for i, key in enumerate(its):
+                    index[i] = by_size(index[i], batches.rows[i], self._sizes, self.train.window, key.fold("lengths"))
+            if self.train.variants > 1:  # augmented images: each example in one of its variants
+                for i, key in enumerate(its):
+                    variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
+                    index[i] += len(self.train) * variants.reshape(index[i].shape)
         return made
-
-    def _place(self, batches: Batches, own: Sequence[np.ndarray], keys: Sequence[Key]) -> None:
-        """Turn positions within each client's own examples into indices of the training examples, in place."""
-        index = batches.index
-        for i, mine in enumerate(own):
-            index[i] = mine[index[i]]
-        if self.train.sizes is not None and self.train.window > 1:
-            for i, key in enumerate(keys):
-                index[i] = by_size(index[i], batches.rows[i], self._sizes, self.train.window, key.fold("lengths"))
-        if self.train.variants > 1:  # augmented images: each example in one of its variants
-            for i, key in enumerate(keys):
-                variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
-                index[i] += len(self.train) * variants.reshape(index[i].shape)

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from thinwire.core.reference import own_kind, task_label
-from thinwire.core.text import unfit_for_a_name, visible
+from thinwire.core.text import check_settings, unfit_for_a_name, visible
 from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import Attack
-from thinwire.federation.local_engine import LocalEngine
+from thinwire.federation.engine import Engine
 from thinwire.federation.speed import Speed
 from thinwire.protocol.method import Method
 from thinwire.training.batches import Local
@@ -67,11 +67,7 @@ class TaskSettings:
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
-            if given not in get_args(known):
-                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
-        if self.clients < 0:
-            raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
+        check_settings(self, "task.", clients="[0, inf)", participating_clients="[0, inf)")
         if not 0 <= self.participating_clients <= (self.clients or self.participating_clients):
             raise ConfigError(
                 f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
@@ -117,12 +113,7 @@ class Evaluation:
     patience: int = field(default=0, metadata={"rare": True})
 
     def __post_init__(self) -> None:
-        if self.patience < 0:
-            raise ConfigError(f"eval.patience must be a number of evaluations, or 0 for never, not {self.patience}")
-        if not 0 < self.target_accuracy <= 1:
-            raise ConfigError(
-                f"eval.target_accuracy must be an accuracy above 0 and at most 1, not {self.target_accuracy}; write 0.8"
-            )
+        check_settings(self, "eval.", every="[1, inf)", patience="[0, inf)", target_accuracy="(0, 1]")
 
 
 @dataclass(frozen=True)
@@ -138,17 +129,14 @@ class Checkpointing:
     """
 
     every: int = 10
-    on_divergence: OnDivergence = "stop"
+    on_divergence: OnDivergence = field(default="stop", metadata={"rare": True})
     best: bool = field(default=False, metadata={"rare": True})
     keep: int = field(default=KEEP, metadata={"rare": True})
 
     def __post_init__(self) -> None:
-        if self.on_divergence not in get_args(OnDivergence):
-            raise ConfigError(f"on_divergence must be stop or retry, not {self.on_divergence!r}")
-        if self.every < 1:
-            raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
-        if self.keep < 2:
-            raise ConfigError(f"checkpoint.keep must be 2 or more, not {self.keep}: a run goes back to the one before")
+        check_settings(
+            self, "checkpoint.", every="[1, inf)", keep="[2, inf)"
+        )  # a run goes back to the checkpoint before
 
 
 @dataclass(frozen=True)
@@ -179,7 +167,7 @@ class Settings:
     method: Method = field(default_factory=Method)
     cohort: Cohort = field(default_factory=Cohort)
     local: Local = field(default_factory=Local)
-    engine: LocalEngine = field(default_factory=LocalEngine)
+    engine: Engine = field(default_factory=Engine)
     eval: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
@@ -191,11 +179,10 @@ class Settings:
     speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
-        if self.accounting not in get_args(Accounting):
-            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
+        check_settings(self, rounds="[1, inf)")
+        if self.rounds > MOST_ROUNDS:
+            raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
         if why := unfit_for_a_name(self.name, LONGEST_NAME):
             raise ConfigError(f"name {visible(repr(self.name), 80)} cannot be used: {why}; write a name such as my-run")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
-        if self.rounds > MOST_ROUNDS:
-            raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from thinwire.core.parallel import each
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError
 from thinwire.federation.attacks import replaced
 from thinwire.federation.backends import Backends
 from thinwire.federation.evaluation import with_client_evaluations
@@ -45,9 +45,9 @@ class GroupTask(NamedTuple):
 
     number: int  # rounds done before
     backend: Backend
-    onednn: bool | None
     group: Group
     cohort: tuple[int, ...]
+    work: Workload | None = None  # other batches than those of the round
 
 
 class SimulatedClients(Clients):
@@ -69,27 +69,6 @@ class SimulatedClients(Clients):
         if job.speed != Speed() or job.method.asynchronous.active:
             sizes = [len(everyone.client(i)) for i in range(len(everyone))]
             self.speeds = ClientSpeeds(job.speed, job.local, sizes, federation.key)
-
-    def choose_backend(self, state: RunState) -> RunState:
-        """The state with the fastest backend, if it is still open: before the first round, on a CPU."""
-        if not self.backends.undecided(state):
-            return state
-        round = Round.open(self.contract, state.server)
-        cohort = self.cohort(round, state)
-        states = self._states(round, state, cohort)
-        group = next(
-            self._groups(Collected(round, state, cohort, {i: one.version for i, one in states.items()}), states)
-        )
-
-        def run(backend: Backend, onednn: bool, work: Workload, clients: int) -> None:
-            few = group._replace(clients=group.clients[:clients], states=group.states[:clients])
-            with self.federation.compute(onednn):
-                self.answer(GroupTask(state.round, backend, onednn, few, cohort), work)
-
-        try:
-            return self.backends.choose(state, group, run)
-        except Diverged as error:
-            raise Diverged(f"round {state.round + 1}: {error}") from error
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training."""
@@ -117,12 +96,19 @@ class SimulatedClients(Clients):
 
     def train_cohort(self, got: Collected, cohort: tuple[int, ...]) -> None:
         """Train some clients; if a backend fails, the next one, or smaller groups, are tried."""
-        states = self._states(got.round, got.state, cohort)
+        server, contract = got.round.server, self.contract.at(got.round.version)
+        known = got.state.clients
+        states = {i: known.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
+        if any(one.unsent for one in states.values()):
+            synced = {version: server.ledger.synced_since(version) for version in {s.version for s in states.values()}}
+            states = {i: drop_stale(one, synced[one.version]) for i, one in states.items()}
+        if contract.method.opt_owner == "place":
+            states = hand_over(states, cohort, got.state.cohort, known)
         got.cohort, got.versions = cohort, {i: one.version for i, one in states.items()}
         while True:
-            groups, how = list(self._groups(got, states)), (got.state.round, got.state.backend, got.state.onednn)
+            groups, how = list(self._groups(got, states)), (got.state.round, got.state.backend)
             try:
-                with self.federation.compute(got.state.onednn):
+                with self.federation.compute():
                     for replies in self.answers([GroupTask(*how, group, cohort) for group in groups], got):
                         got.replies |= {one.client: one for one in replies}
                 return
@@ -145,27 +131,12 @@ class SimulatedClients(Clients):
             for i, reply in got.replies.items()
         }
 
-    def _states(self, round: Round, state: RunState, cohort: tuple[int, ...]) -> dict[int, ClientState]:
-        """The states with which the clients of a cohort begin the round."""
-        server, contract = round.server, self.contract.at(round.version)
-        known = {i: state.clients.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
-        if any(one.unsent for one in known.values()):
-            synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
-            known = {i: drop_stale(one, synced[one.version]) for i, one in known.items()}
-        if contract.method.opt_owner == "place":
-            known = hand_over(known, cohort, state.cohort, state.clients)
-        return known
-
     def downloads(self, got: Collected) -> dict[int, Parts]:
         """The downloads of the cohort, encoded when they are first needed."""
         if not got.downloads:
-            got.downloads = got.round.download_parts(got.versions)
-            got.bytes_down, got.bytes_catchup = got.round.split(got.downloads)
+            got.downloads = got.round.downloads.parts(got.versions)
+            got.bytes_down, got.bytes_catchup = got.round.downloads.split(got.downloads)
         return got.downloads
-
-    def begin_downloads(self, got: Collected) -> None:
-        """Encode the downloads while a GPU trains."""
-        self.downloads(got)
 
     def _groups(self, got: Collected, states: Mapping[int, ClientState]) -> Iterator[Group]:
         """The cohort in groups of clients that start from the same public state and fit into memory together.
@@ -190,35 +161,24 @@ class SimulatedClients(Clients):
     # -- local training ------------------------------------------------------------------------------------------------
 
     def answers(self, tasks: list[GroupTask], got: Collected) -> Iterator[list[Reply]]:
-        """The replies of all groups. While a GPU trains, the host encodes downloads and plans the next batches."""
-        for task in tasks:
+        """The replies of all groups."""
+        return (self.answer(task, got) for task in tasks)
 
-            def meanwhile(inputs: TrainingInputs, update: Update, task: GroupTask = task) -> None:
-                if len(tasks) == 1 and task.number + 1 < self.job.rounds:
-                    self.work_ahead(task, got, inputs, update)
-                self.begin_downloads(got)
-
-            yield self.answer(task, meanwhile=meanwhile)
-
-    def answer(
-        self,
-        task: GroupTask,
-        work: Workload | None = None,
-        meanwhile: Callable[[TrainingInputs, Update], None] = lambda inputs, update: None,
-    ) -> list[Reply]:
+    def answer(self, task: GroupTask, got: Collected | None = None) -> list[Reply]:
         """Train a group and make its uploads.
 
         Args:
             task: the group.
-            work: its batches; by default those of the round.
-            meanwhile: is called while the updates are computed and copied from a GPU.
+            got: the round, for which the host has other work while a GPU trains; None in another process.
         """
         group, version = task.group, task.group.public.version
-        inputs, outcome = self.train(task, work)
+        inputs, outcome = self.train(task)
         update = updates(self.contract, group, inputs, outcome)
-        arrive = to_host(update)
-        meanwhile(inputs, update)
-        update = arrive()
+        arrive = to_host(update) if update.loss.is_cuda else None
+        if got is not None:
+            self.meanwhile(task, got, inputs, update)
+        if arrive is not None:
+            update = arrive()
         if self.job.attack:
             key = self.federation.key.fold("attack", task.number, group.clients[0])
             update = replaced(self.job.attack, self.attackers, group, update, key)
@@ -230,16 +190,15 @@ class SimulatedClients(Clients):
             for i, (client, (message, state)) in enumerate(zip(group.clients, made, strict=True))
         ]
 
-    def train(self, task: GroupTask, work: Workload | None = None) -> tuple[TrainingInputs, TrainingOutcome]:
-        """Local training of a group, by default on its batches of the round."""
-        work = work or self.federation.sampler.workload(task.number, task.group.clients)
+    def train(self, task: GroupTask) -> tuple[TrainingInputs, TrainingOutcome]:
+        """Local training of a group on its batches of the round."""
+        work = task.work or self.federation.sampler.workload(task.number, task.group.clients)
         inputs = training_inputs(self.contract, self.backends.models[task.backend], task.group, work)
         return inputs, self.backends.trainers[task.backend].train(inputs)
 
-    def work_ahead(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
-        """Prepare the next round while a GPU trains."""
-        if self.federation.device.type == "cuda":
-            self.federation.sampler.plan(task.number + 1)
+    def meanwhile(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
+        """What the host does while a GPU trains: encode the downloads."""
+        self.downloads(got)
 
     def stop(self) -> None:
         """Discard what was computed in advance: memory is short, or another backend is tried."""

@@ -16,9 +16,7 @@ class SiteRecord(NamedTuple):
         client: its number.
         status: `accepted`; `bounded`: accepted and scaled down; `refused`: not used; `absent`: no response in time;
             `late`: the round was closed before it responded.
-        norm: of its update, as received; None if it could not be decoded.
-        cosine: between its update and the mean of the round, in which no update is longer than the median; None if the
-            update was not used.
+        norm: of its update, as received; None if it was not compared with those of others.
         loss: its training loss, as reported; None if it is not a finite number.
         seconds: from the request to the response; None without a response.
         bytes_up: bytes that it sent in this round.
@@ -32,7 +30,6 @@ class SiteRecord(NamedTuple):
     client: int
     status: Status
     norm: float | None = None
-    cosine: float | None = None
     loss: float | None = None
     seconds: float | None = None
     bytes_up: int = 0

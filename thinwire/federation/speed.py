@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.core.key import Key
-from thinwire.core.text import check_numbers
-from thinwire.errors import ConfigError
+from thinwire.core.text import check_settings
 from thinwire.training.batches import Local
 
 
@@ -49,21 +48,15 @@ class Speed:
     latency: float = 0.0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not 0 <= self.slow_fraction <= 1:
-            raise ConfigError(
-                f"speed.slow_fraction must be from 0 to 1, not {self.slow_fraction}; write 0.1 for a tenth"
-            )
-        if not 1 <= self.slow_factor < math.inf:
-            raise ConfigError(f"speed.slow_factor must be 1 or more, not {self.slow_factor}; write for example 10.0")
-        for name in ("step_seconds", "spread", "jitter", "up_mbps", "down_mbps", "latency"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"speed.{name} must be 0 or more, not {value}")
-        if max(self.spread, self.jitter) > 5:
-            raise ConfigError(
-                f"speed.spread and speed.jitter must be at most 5, not {self.spread} and {self.jitter}; "
-                "0.5 is a usual spread"
-            )
+        check_settings(
+            self,
+            "speed.",
+            slow_fraction="[0, 1]",
+            slow_factor="[1, inf)",
+            spread="[0, 5]",
+            jitter="[0, 5]",
+            **dict.fromkeys(("step_seconds", "up_mbps", "down_mbps", "latency"), "[0, inf)"),
+        )
 
 
 class ClientSpeeds:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.parallel import PARALLEL_BYTES, to_host as copy_to_host
-from thinwire.core.tree import bring_async
+from thinwire.core.tree import bring
 from thinwire.core.vector import Vector
 from thinwire.protocol.client import Update
 
@@ -30,18 +30,20 @@ def to_host(update: Update) -> Callable[[], Update]:
     In between, a GPU can be given further work, which does not delay the transfer. Long codes get free memory around
     each row, where a message is written without a copy of its values (`wire.message`).
     """
-    code, wide, done = update.code, None, None
+    code, wide, events = update.code, None, list[torch.cuda.Event]()
     if isinstance(code, Vector) and code.data.is_cuda and code.data[0].nbytes >= PARALLEL_BYTES:
         margin, size = MARGIN_BYTES // code.data.element_size(), code.data.shape[1]
         wide, done = copy_to_host(code.data.clone(), aside=True, margin=margin)  # a clone: a recording may write to it
-        code = code.with_data(wide[:, margin : margin + size])
+        events.append(done)
+        code = Vector(wide[:, margin : margin + size], code.spec)
     trees = (code, update.schedule_report, update.unsent, update.moved, update.buffers, update.shared)
-    arrive = bring_async([*trees, {"loss": update.loss, "total": update.total}, *update.opt.values()], "cpu")
+    sums = {"loss": update.loss, "total": update.total}
+    on_host = bring([*trees, sums, *update.opt.values()], "cpu", events)
 
     def wait() -> Update:
-        code, report, unsent, moved, buffers, shared, sums, *slots = arrive()
-        if done is not None:
-            done.synchronize()
+        for event in events:
+            event.synchronize()
+        code, report, unsent, moved, buffers, shared, sums, *slots = on_host
         opt = dict(zip(update.opt, slots, strict=True))
         trees = (code, report, unsent, moved, buffers, shared, opt)
         return Update(*trees, sums["loss"], sums["total"], update.steps, update.samples, wide)

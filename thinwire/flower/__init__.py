@@ -1,12 +1,11 @@
 """Deployment over Flower: the same protocol between real processes.
 
 client.py            one client: a download in, an upload out; what it stores
-server.py            the server: rounds over any transport; checks, decides
-collect.py           the cohort and the uploads of a round: requests, waits, closes
+collect.py           the cohort and the uploads of a round: requests, waits
 secure_round.py      a round of secure aggregation: the phases on the server
-guard.py             which reports and updates are far from those of the others
-site_evaluation.py   evaluation at the sites, for a server without test data
+server.py            the server: rounds over any transport; checks, decides; evaluation at the sites
 transport.py         the contract of a transport, deadlines, how long the server waits
+records.py           records as bytes: what is stored and sent
 grid_transport.py    Flower as a transport
 sites.py             the roster, what a node says of itself, and which nodes are used
 apps.py              the ServerApp and the ClientApp of an experiment

@@ -142,9 +142,8 @@ app = client_app(job)
 
 def write_app(experiment: Settings, folder: Path) -> list[Path]:
     """Write the app into a new or empty folder; returns its files."""
-    _check_new(folder)
     experiment = deployable(experiment)
-    return _write_files(experiment, experiment.task.label, to_table(experiment), {"task.py": _TASK}, folder)
+    return _write_files(experiment.name, experiment.task.label, to_table(experiment), {"task.py": _TASK}, folder)
 
 
 def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Settings]) -> list[Path]:
@@ -157,42 +156,44 @@ def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], S
     """
     if kind not in KINDS:
         raise UnknownName("kind of data", kind, list(KINDS))
-    _check_new(folder)
     text = files("thinwire.flower.templates").joinpath(f"{kind}.py").read_text("utf-8")
     with tempfile.TemporaryDirectory(prefix="thinwire-app-") as draft:  # the experiment is checked before it is written
         (Path(draft) / "task.py").write_text(text)
         experiment = deployable(experiment_on(f"{draft}/{TASK}"))
         table = to_table(replace(experiment, cohort=Cohort(site_jobs(experiment)(None).cohort)))
     table["task"]["kind"] = TASK
-    return _write_files(experiment, kind, table, {"task.py": text, "jobs.py": _JOBS}, folder)
+    return _write_files(experiment.name, kind, table, {"task.py": text, "jobs.py": _JOBS}, folder)
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty; name another folder")
-
-
-def _write_files(experiment: Settings, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
+def _write_files(name: str, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
     """Write the files of an app; returns them.
 
     Args:
-        experiment: the experiment.
+        name: the name of its experiment.
         label: the name of its task for readers.
-        table: the contents of its file.
+        table: the contents of the file of the experiment.
         code: the Python files of the package, but the two apps.
         folder: a new or empty folder.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{label}".lower()).strip("-")
-    title = f"{experiment.name} on {label}"
-    quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
-    fields = {"name": name, "quoted": quoted, "package": PACKAGE, "jobs": "jobs" if "jobs.py" in code else "task"}
-    code = code | {"server_app.py": _SERVER.format(**fields), "client_app.py": _CLIENT.format(**fields)}
-    code |= {"__init__.py": f"{title + ', as a Flower app.'!r}\n", **_own_trainer(table), EXPERIMENT_FILE: dumps(table)}
-    texts = {
-        "pyproject.toml": _PYPROJECT.format(**fields),
-        **{f"{PACKAGE}/{file}": text for file, text in code.items()},
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty; name another folder")
+    title = f"{name} on {label}"
+    fields = {
+        "name": re.sub(r"[^a-z0-9]+", "-", f"{name}-{label}".lower()).strip("-"),
+        "quoted": dumps({"x": title}).removeprefix("x = ").strip(),  # a name may contain quotes
+        "package": PACKAGE,
+        "jobs": "jobs" if "jobs.py" in code else "task",
     }
-    return write_all(folder, {file: text.encode() for file, text in texts.items()})
+    texts = {
+        "__init__.py": f"{title + ', as a Flower app.'!r}\n",
+        "server_app.py": _SERVER.format(**fields),
+        "client_app.py": _CLIENT.format(**fields),
+        **code,
+        **_own_trainer(table),
+        EXPERIMENT_FILE: dumps(table),
+    }
+    inside = {f"{PACKAGE}/{file}": text.encode() for file, text in texts.items()}
+    return write_all(folder, {"pyproject.toml": _PYPROJECT.format(**fields).encode(), **inside})
 
 
 def _own_trainer(table: Table) -> dict[str, str]:

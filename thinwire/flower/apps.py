@@ -9,51 +9,45 @@ test set. Model, method and seed must be the same on all machines; this is check
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import secrets
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from thinwire.core.reference import OWN
 from thinwire.core.text import human_seconds, version, visible
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import OnMessage
 from thinwire.federation.job import Job, RoundRecord
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Checkpointing, Settings
 from thinwire.flower import need_flower
-from thinwire.flower.client import Client, ClientStore, client_file, private
+from thinwire.flower.client import Client, client_file, private
 from thinwire.flower.node import limit_replies
 from thinwire.flower.processes import FAILED, HOPELESS
 from thinwire.flower.server import FlowerServer
-from thinwire.flower.sites import RosterFile, Software, clients_of_node as clients_of_node, introduce, site_keys
+from thinwire.flower.sites import Report, RosterFile, Software, clients_of_node, introduce, site_keys
 from thinwire.flower.transport import KEYS, RoundPolicy
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.round import Request, Response
+from thinwire.protocol.round import Response
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import CohortLog
 from thinwire.runs.config import from_table
+from thinwire.runs.deployment_records import CohortLog, append_sites
 from thinwire.runs.execute import default_folder, execute, settled
-from thinwire.runs.files import append, read_json, write_atomically
+from thinwire.runs.files import append, read_json, write_json
 from thinwire.runs.progress import RunningTotals
 from thinwire.runs.records import rounds_in
-from thinwire.runs.site_records import append_sites
 from thinwire.runs.task_files import anchored
 from thinwire.runs.toml import read_toml
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire resume --from` goes back to one of them
 GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90
-SUFFIXES = (".py", ".toml")  # Flower sends these to nodes, and among others pyproject.toml, which it rewrites
 SPARE = 1_000_000  # bytes of a reply besides its upload
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 
@@ -64,21 +58,14 @@ def deployable(experiment: Settings) -> Settings:
     With a checkpoint per round, a restarted server repeats at most the round whose uploads its clients sent last.
     Clients derive their learning rates from the method that they were started with, so the server cannot halve them.
     """
-    task = experiment.task
+    task, saving = experiment.task, experiment.checkpoint
     for refused, line in (
         (
-            experiment.checkpoint.on_divergence == "retry",
-            "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'",
+            saving.on_divergence == "retry",
+            "on_divergence = 'retry': clients of a deployment cannot go back; write 'stop'",
         ),
-        (
-            experiment.attack is not None,
-            "an attack is for simulations: clients of a deployment are real; leave [attack] out",
-        ),
-        (
-            experiment.method.opt_owner == "place",
-            "opt_owner = 'place' is for simulations: no message carries an optimizer state from client to client; "
-            "write opt_owner = 'client'",
-        ),
+        (experiment.attack is not None, "an attack is for simulations; leave [attack] out"),
+        (experiment.method.opt_owner == "place", "opt_owner = 'place' is for simulations; write opt_owner = 'client'"),
         (
             task.kind.startswith(OWN),
             f"the task {task.label!r} is an object of this process, which nodes do not have; write it into a file and "
@@ -88,8 +75,9 @@ def deployable(experiment: Settings) -> Settings:
         if refused:
             raise ConfigError(line)
     engine = replace(experiment.engine, backend="loop", chunk=1)
-    checkpoint = Checkpointing(1, best=experiment.checkpoint.best, keep=max(experiment.checkpoint.keep, ROLLING))
-    return replace(experiment, engine=engine, checkpoint=checkpoint)
+    return replace(
+        experiment, engine=engine, checkpoint=Checkpointing(1, best=saving.best, keep=max(saving.keep, ROLLING))
+    )
 
 
 def read_experiment(path: Path) -> Settings:
@@ -106,36 +94,6 @@ def job_of(experiment: Settings, node_config: Mapping[str, Any] | None) -> Job:
 @lru_cache(1)  # Flower's simulation runs many nodes in one process
 def _job_from(experiment: Settings, folder: Path | None) -> Job:
     return settled(experiment, folder)[1] if experiment.fingerprint else build_job(experiment, folder)
-
-
-def software_of(job: Any, contract: Contract) -> Software:
-    """The software of this machine.
-
-    Args:
-        job: the function of the app that returns the job; the app is the outermost package that it is in.
-        contract: what the server and this machine agree on.
-    """
-    module = sys.modules.get(str(getattr(job, "__module__", "")).partition(".")[0])
-    folder = next(iter(getattr(module, "__path__", [])), None)
-    return Software(contract.schema.digest, version(), app_hash(folder and Path(folder)))
-
-
-@lru_cache(4)
-def app_hash(folder: Path | None) -> str:
-    """The SHA-256 of names and contents of the `.py` and `.toml` files below the folder of an app's package.
-
-    Args:
-        folder: the folder, for example `my-app/federated`; the hash of None is "". Tests are left out, as Flower does.
-    """
-    if folder is None:
-        return ""
-    total = hashlib.sha256()
-    for name, file in sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*")):
-        is_test = file.name.startswith("test_") or file.stem.endswith("_test")
-        if file.suffix in SUFFIXES and file.name != "pyproject.toml" and not is_test and file.is_file():
-            data = file.read_bytes()
-            total.update(f"{len(name.encode())} {name} {len(data)} ".encode() + data)
-    return total.hexdigest()
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------
@@ -155,7 +113,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from thinwire.flower.grid_transport import pack, response_fields, unpack
+    from thinwire.flower.grid_transport import Answer, Question, Task, pack, unpack
 
     app = ClientApp(mods=list(mods))
 
@@ -165,11 +123,9 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     @lru_cache(1)
     def client_for(config: tuple[tuple[str, Any], ...]) -> Client:
-        return Client(LocalEngine(str(dict(config).get("device", "cpu"))), job_for(config))
-
-    @lru_cache(1)
-    def check_data(client: Client) -> None:
+        client = Client(Engine(str(dict(config).get("device", "cpu"))), job_for(config))
         client.federation.try_model()
+        return client
 
     def open_node(config: Mapping[str, Any]) -> Client:
         client = client_for(tuple(sorted(config.items())))
@@ -179,49 +135,42 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     def load(config: dict[str, Any]) -> None:
         """Load data and model for messages of processes that are forked afterwards; a GPU cannot be used before."""
-        job_for(given := tuple(sorted(config.items())))
-        if config.get("device", "cpu") == "cpu":
-            check_data(client_for(given))
+        prepare: Callable[..., Any] = client_for if config.get("device", "cpu") == "cpu" else job_for
+        prepare(tuple(sorted(config.items())))
 
     def query(message: Message, context: Context) -> Message:
+        report, config = Report(), dict(context.node_config)
         try:
-            (run, refusal, nonce), _ = unpack(message.content, run=str, refusal=str, nonce=bytes)
+            run, nonce, refusal = unpack(Question, message.content)
             if refusal:
                 print(f"thinwire: the server does not use this node: {visible(refusal, 300)}", flush=True)
-                return Message(pack({}), reply_to=message)
-            client = open_node(context.node_config)
-            count, software = len(client.job.task.clients), software_of(job, client.contract)
-            fields = introduce(dict(context.node_config), run, nonce, context.node_id, count, software)
+            else:
+                client = open_node(config)
+                software = Software(client.contract.schema.digest, version())
+                report = introduce(config, run, nonce, context.node_id, len(client.job.task.clients), software)
         except ThinwireError as error:
-            fields = {"error": f"{type(error).__name__}: {error}"}
+            report = Report(error=f"{type(error).__name__}: {error}")
             print(f"thinwire: this node cannot take part: {visible(str(error))}", flush=True)
-        return Message(pack(fields), reply_to=message)
+        return Message(pack(report), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        (run, number, accepted, phase), data = unpack(message.content, run=str, client=int, accepted=int, phase=str)
-        config = context.node_config
+        task: Task = unpack(Task, message.content)
+        config, number = context.node_config, task.client
         try:
             client = open_node(config)
-            if not config.get("site"):  # the clients of a site are on the roster of the server
-                local = clients_of_node(config, len(client.job.task.clients))
-                if number not in local:
-                    raise WireError(f"client {number} is not on this node, which has {local}")
-            elif not 0 <= number < len(client.job.task.clients):
-                raise WireError(f"client {number} does not exist, there are {len(client.job.task.clients)}")
-            check_data(client)
+            everyone = range(len(client.job.task.clients))  # the clients of a site are on the roster of the server
+            local = everyone if config.get("site") else clients_of_node(config, len(everyone))
+            if number not in local:
+                raise WireError(f"client {number} is not on this node, which has {list(local)[:20]}")
             if client.secure is not None and not config.get("state-dir"):
                 raise WireError("secure aggregation needs a folder that stores which versions were answered: state-dir")
-            with client_file(context, run, number) as (kept, save):
-                try:
-                    stored = ClientStore.load(kept, client.first) if kept else None
-                except CheckpointError:  # then the client requests the whole state
-                    stored = None
-                response, state = client.respond(number, Request(data, accepted, phase), stored)
-                if state is not stored:
-                    save(state.dump(client.first))
+            with client_file(context, task.run, number) as (before, save):
+                response, stored = client.respond(number, task.request, before)
+                if stored is not before:
+                    save(stored)
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
-        return Message(pack(response_fields(number, response), response.data), reply_to=message)
+        return Message(pack(Answer(number, response)), reply_to=message)
 
     app.query()(query)
     app.train()(train)
@@ -244,7 +193,7 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
     `grace`, `over-select` and `wait`; `roster` (see `Roster`); `rollback=false` to continue where the next state is not
     fit.
 
-    After SIGTERM the open round is closed and saved before the server ends (`Shutdown`).
+    After SIGTERM the open round is closed and saved before the server ends (`RoundLines`).
     """
     need_flower()
     from flwr.app import Context
@@ -265,32 +214,21 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
             limit_replies(grid, max(stage.longest_up for stage in contract.stages) + SPARE, policy.seconds, log)
             roster = str(config.get("roster", ""))
             sites = RosterFile(Path(roster), log) if roster else None
-            software = software_of(job, contract)
+            software = Software(contract.schema.digest, version())
             return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)
 
         def prepare() -> FlowerServer:
             sites, back = partial(append_sites, path), bool(config.get("rollback", True))
             server = FlowerServer(experiment.engine, job(None), connect, policy, log, CohortLog(path), sites, back)
-            server.federation.try_model()
+            server.try_model()
             return server
 
-        lines, shutdown = RoundLines(experiment, log), Shutdown()
-
-        def on_round(record: RoundRecord) -> None:
-            if lines.after(record):
-                shutdown.after_round()
-
         try:
-            with private(), shutdown:
-                watchers = {"on_round": on_round, "on_message": on_message, "on_continue": lines.start_after}
+            with private(), RoundLines(experiment, log) as lines:
+                watchers = {"on_round": lines.after, "on_message": on_message, "on_continue": lines.start_after}
                 execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
-        except KeyboardInterrupt:
-            if not shutdown.requested:
-                raise
-            done = f"{lines.last} of {experiment.rounds}"
-            line = f"stopped by SIGTERM after round {done}; the same command continues the run"
-            log(line)
-            raise Stopped(line) from None
+        except Stopped:
+            raise
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             if isinstance(error, ConfigError):
@@ -315,36 +253,64 @@ def run_name(path: Path, settings: Mapping[str, Any]) -> str:
     The name is written to the run directory, with the settings of the deployment.
     """
     known = read_deployment(path)
-    name = known["run"] if known and rounds_in(path / "checkpoints") else secrets.token_hex(8)
-    write_atomically(path / "deployment.json", (json.dumps({"run": name, **settings}, indent=1) + "\n").encode())
-    return str(name)
+    name = str(known["run"]) if known and rounds_in(path / "checkpoints") else secrets.token_hex(8)
+    write_json(path / "deployment.json", {"run": name, **settings})
+    return name
 
 
 def read_deployment(path: Path) -> dict[str, Any] | None:
     """Name and settings of the deployment of a run directory; None if it was not deployed."""
     file = path / "deployment.json"
-    if not file.is_file():
-        return None
-    try:
-        known = read_json(file)
-        return {key: known[key] for key in ("run", "nodes", *KEYS) if key in known or key == "run"}
-    except KeyError as error:
-        raise CheckpointError(f"{file} cannot be read (it lacks {error})") from error
+    known = read_json(file) if file.is_file() else None
+    if known is not None and "run" not in known:
+        raise CheckpointError(f"{file} cannot be read (it lacks 'run')")
+    return known
+
+
+class Stopped(ThinwireError):
+    """The server was told to stop, and did so in order; the same command continues the run."""
 
 
 class RoundLines:
-    """Writes a line after each round; rounds of an earlier process are counted, but not written again.
+    """Writes a line after each round, and closes a run in order after SIGTERM, which raises `Stopped`.
 
     Args:
         experiment: the experiment.
         log: receives the lines.
+        grace: seconds for the open round after SIGTERM.
+
+    SIGTERM inside the `with` block ends the run after the open round; when `grace` is over, within it. That round is
+    not lost: the checkpoint of the round before it is on disk, and clients repeat their uploads when the run is
+    resumed. Outside of the main thread, which alone receives signals, nothing happens.
     """
 
-    def __init__(self, experiment: Settings, log: Callable[[str], None]) -> None:
-        self.rounds, self.log = experiment.rounds, log
+    def __init__(self, experiment: Settings, log: Callable[[str], None], grace: float = GRACE) -> None:
+        self.rounds, self.log, self.grace = experiment.rounds, log, grace
         self.totals = RunningTotals(experiment.accounting)
-        self.earlier = 0  # rounds of earlier processes that were not shown yet
-        self.last = 0  # the newest round
+        self.earlier = self.last = 0  # rounds of earlier processes, which are counted, not written; the newest round
+        self.stopping = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> RoundLines:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in ((signal.SIGTERM, self._on_term), (signal.SIGALRM, signal.default_int_handler)):
+                self._handlers[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if self._handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self.stopping and kind is KeyboardInterrupt:
+            line = f"stopped by SIGTERM after round {self.last} of {self.rounds}; the same command continues the run"
+            self.log(line)
+            raise Stopped(line) from None
+
+    def _on_term(self, *_: object) -> None:
+        if not self.stopping:
+            self.stopping = True
+            signal.setitimer(signal.ITIMER_REAL, self.grace)
 
     def start_after(self, done: int) -> None:
         """Note how many rounds are done already."""
@@ -352,64 +318,16 @@ class RoundLines:
         what = f"resumed after round {done} of {self.rounds}" if done else f"started, {self.rounds} rounds"
         self.log(f"{what}; waiting for clients")
 
-    def after(self, record: RoundRecord) -> bool:
-        """Write the line of a round, unless an earlier process trained it; returns whether it was written."""
+    def after(self, record: RoundRecord) -> None:
+        """Write the line of a round, unless an earlier process trained it."""
         text = self.totals.text(record)
         if self.earlier:
             self.earlier -= 1
-            return False
-        self.last, counts = record.round, record._asdict()
+            return
+        self.last, counts, start = record.round, record._asdict(), f"round {record.round}/{self.rounds}  "
         others = [f"{counts[name]} {name}" for name in ("refused", "bounded", "absent", "late") if counts[name]]
-        clients = ", ".join((f"{record.clients} clients", *others))
-        self.log(f"round {record.round}/{self.rounds}  {text}  {clients}  {human_seconds(record.seconds)}")
+        self.log(f"{start}{text}  {', '.join((f'{record.clients} clients', *others))}  {human_seconds(record.seconds)}")
         if record.alarm:
-            self.log(f"round {record.round}/{self.rounds}  {record.alarm}")
-        return True
-
-
-class Stopped(ThinwireError):
-    """The server was told to stop, and did so in order; the same command continues the run."""
-
-
-class Shutdown:
-    """SIGTERM inside a `with` block ends a server in order: the open round is closed and saved.
-
-    Args:
-        grace: seconds for the open round.
-
-    `after_round` ends the run after the round in which the signal arrived; when `grace` is over, the open round ends
-    with the same `KeyboardInterrupt`. It is not lost: the checkpoint of the round before it is on disk, and clients
-    repeat their uploads when the run is resumed. Outside of the main thread, which alone receives signals, nothing
-    happens.
-
-    >>> with Shutdown() as shutdown:
-    ...     signal.raise_signal(signal.SIGTERM)
-    ...     shutdown.requested
-    True
-    """
-
-    def __init__(self, grace: float = GRACE) -> None:
-        self.grace, self.requested = grace, False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Shutdown:
-        if threading.current_thread() is threading.main_thread():
-            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_term)
-            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def after_round(self) -> None:
-        """Raise KeyboardInterrupt if SIGTERM has arrived; the caller has written the round."""
-        if self.requested:
+            self.log(f"{start}{record.alarm}")
+        if self.stopping:
             raise KeyboardInterrupt
-
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
-        if not self.requested:
-            self.requested = True
-            signal.setitimer(signal.ITIMER_REAL, self.grace)

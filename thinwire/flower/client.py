@@ -16,28 +16,26 @@ valid; the other is dropped. Each upload counts exactly once on both sides, or o
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-
-from thinwire.core.tree import Tree, same
-from thinwire.errors import CheckpointError, Drifted, ThinwireError, WireError
-from thinwire.federation.engine import EngineSettings
+from thinwire.core.tree import same, to_device
+from thinwire.errors import CheckpointError, Diverged, Drifted, ThinwireError, WireError
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
 from thinwire.federation.transfer import to_host
-from thinwire.flower.transport import ClientResponse, Deadline
+from thinwire.flower.records import dump, read
+from thinwire.flower.sites import changing
+from thinwire.flower.transport import Deadline
 from thinwire.protocol.client import (
     Group,
     drop_stale,
@@ -49,11 +47,11 @@ from thinwire.protocol.client import (
 from thinwire.protocol.receive import Received, receive, request_full_state
 from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.state import ClientState, PublicState
-from thinwire.runs.checkpoint import pack
-from thinwire.runs.files import INVALID, unpack, write_atomically
-from thinwire.secure.client import MakeCohort, SecureClient
+from thinwire.runs.files import write_atomically
+from thinwire.secure.client import MakeCohort, SecureClient, SecureStore
 from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer
+from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
 
 KEEP_RUNS = 10  # past runs whose states a node keeps
@@ -78,10 +76,10 @@ class ClientStore(NamedTuple):
 
     positions: tuple[Position, ...]
     response: Response | None = None
-    secure: bytes = b""
+    secure: SecureStore = SecureStore()
 
     def dump(self, first: PublicState) -> bytes:
-        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
+        """As bytes: a SHA-256, then the record. A base equal to that of version 0 is left out.
 
         Args:
             first: the public state of version 0.
@@ -90,9 +88,7 @@ class ClientStore(NamedTuple):
             at._replace(public=at.public._replace(base={})) if same(at.public.base, first.base) else at
             for at in self.positions
         )
-        tensors: Tree = {}
-        meta = {"thinwire": json.dumps(pack(self._replace(positions=positions), tensors))}
-        data = save({name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}, meta)
+        data = dump(self._replace(positions=positions))
         return hashlib.sha256(data).digest() + data
 
     @classmethod
@@ -103,19 +99,16 @@ class ClientStore(NamedTuple):
             data: the result of `dump`.
             first: the public state of version 0.
         """
-        body = data[32:]
-        if hashlib.sha256(body).digest() != data[:32]:
+        if hashlib.sha256(data[32:]).digest() != data[:32]:
             raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
         try:
-            header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
-            store: ClientStore = unpack(cls, json.loads(header["__metadata__"]["thinwire"]), load(body))
-        except (*INVALID, SafetensorError) as error:
-            raise CheckpointError(f"what this client stored cannot be read ({type(error).__name__})") from error
+            store: ClientStore = read(cls, data[32:])
+        except WireError as error:
+            raise CheckpointError(f"what this client stored cannot be read: {error}") from error
         positions = []
         for public, state in store.positions:
-            trees = ({name: one.to(first.device) for name, one in tree.items()} for tree in public[1:])
-            known = PublicState(public.version, *trees)
-            positions.append(Position(known._replace(base=known.base or first.base), state))
+            moved = PublicState(public.version, *(to_device(tree, first.device) for tree in public[1:]))
+            positions.append(Position(moved._replace(base=moved.base or first.base), state))
         return store._replace(positions=tuple(positions))
 
 
@@ -127,7 +120,7 @@ class Client:
         job: what is trained, on which examples. Only those of the requested client are read.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job) -> None:
+    def __init__(self, engine: Engine, job: Job) -> None:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
         self.contract, self.job, self.first = self.federation.contract, job, self.federation.first
         self.model = replace(self.federation.model, products=None)
@@ -141,23 +134,28 @@ class Client:
         """The store of a client that has not taken part."""
         return ClientStore((Position(self.first, initial_client_state(self.contract, self.first, client)),))
 
-    def respond(self, client: int, request: Request, store: ClientStore | None = None) -> tuple[Response, ClientStore]:
+    def respond(self, client: int, request: Request, before: bytes | None = None) -> tuple[Response, bytes]:
         """The response of a client, and what it stores.
 
         Args:
             client: its number.
             request: the server's request, not trusted.
-            store: what it stored; None if it has not taken part, or lost it.
+            before: what it stored; None if it has not taken part. If it is damaged, it is as if it were lost.
         """
-        store = store or self.fresh(client)
+        store = None
+        with suppress(CheckpointError):
+            store = ClientStore.load(before, self.first) if before else None
+        store = after = store or self.fresh(client)
         try:
             if self.secure is not None:
-                return self.secure.respond(client, request, store, self._respond)
-            if request.phase not in ("", EVALUATE):
+                response, after = self.secure.respond(client, request, store, self._respond)
+            elif request.phase in ("", EVALUATE):
+                response, after = self._respond(client, request, store)
+            else:
                 raise WireError(f"a request of phase {request.phase[:20]!r}, but this method has no secure aggregation")
-            return self._respond(client, request, store)
         except ThinwireError as error:  # nothing was changed
-            return Response(b"", error=f"{type(error).__name__}: {error}"), store
+            response = Response(b"", error=f"{type(error).__name__}: {error}")
+        return response, before if before and after is store else after.dump(self.first)
 
     def _respond(
         self, client: int, request: Request, store: ClientStore, cohort: MakeCohort | None = None
@@ -173,8 +171,7 @@ class Client:
             received = self._receive(client, request, position, message)
             state = drop_stale(position.state, received.synced)
             with self.federation.compute():
-                found = self.federation.client_evaluation(received.public, state, client)
-            return Response(b"", evaluation=found), store
+                return Response(b"", evaluation=self._evaluate(received.public, state, client)), store
         drifted = False
         if is_known or (message.kind == wire.STATE and not accepted):
             try:
@@ -209,14 +206,23 @@ class Client:
         # where no machine has a test set, the server asks for evaluations apart, each of the newest version
         evaluated = federation.test is not None and public.version and federation.is_evaluated(public.version)
         with federation.compute():
-            evaluation = federation.client_evaluation(public, state, client) if evaluated else None
+            evaluation = self._evaluate(public, state, client) if evaluated else None
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = self.trainer.train(inputs)
             update = to_host(updates(self.contract, group, inputs, outcome))()
             loss, samples = float(update.loss[0]), work.samples[0]
+            if not math.isfinite(loss):
+                raise Diverged(f"its training loss is {loss} over {samples} examples; try a smaller learning rate")
             masks = cohort(loss, samples) if cohort else None
             ((message, after),) = make_uploads(self.contract, group, update, masks)
         return Response(bytes(message), loss, samples, evaluation=evaluation), after
+
+    def _evaluate(self, public: PublicState, state: ClientState, client: int) -> Evaluation | None:
+        """The evaluation of a client's model, as far as its numbers are finite."""
+        found = self.federation.client_evaluation(public, state, client)
+        if found is None or not math.isfinite(found.loss):
+            return None
+        return found._replace(metrics={name: x for name, x in found.metrics.items() if math.isfinite(x)})
 
 
 def _is_same(one: PublicState, other: PublicState) -> bool:
@@ -229,7 +235,7 @@ class InMemory:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.stored: dict[int, bytes] = {}
-        self.waiting: dict[int, Request] = {}  # requests of exchanges that were ended before their last response
+        self.waiting: dict[int, Request] = {}  # requests without a response
 
     def clients(self) -> Set[int]:
         """All clients of the task."""
@@ -239,29 +245,22 @@ class InMemory:
         """Its number: clients in memory have no names."""
         return f"client {client}"
 
-    def sites(self) -> Mapping[int, str]:
+    def known(self) -> Set[int]:
         """None: there is no roster in memory."""
-        return {}
+        return frozenset()
 
-    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
-        """Let one client after the other respond."""
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
+        """Keep requests until their responses are received."""
         self.waiting |= requests
-        for number, request in requests.items():
-            del self.waiting[number]
-            yield ClientResponse(number, self.respond(number, request))
 
-    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
-        """Let the clients respond whose exchange was ended before."""
-        while self.waiting:
-            number = next(iter(self.waiting))
-            yield ClientResponse(number, self.respond(number, self.waiting.pop(number)))
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
+        """Let one client after the other respond."""
+        while due := [client for client in self.waiting if client in clients]:
+            yield due[0], self.respond(due[0], self.waiting.pop(due[0]))
 
     def respond(self, number: int, request: Request) -> Response:
         """The response of one client."""
-        before = self.stored.get(number)
-        store = ClientStore.load(before, self.client.first) if before else None
-        response, store = self.client.respond(number, request, store)
-        self.stored[number] = store.dump(self.client.first)
+        response, self.stored[number] = self.client.respond(number, request, self.stored.get(number))
         return response
 
 
@@ -298,9 +297,10 @@ def client_file(context: Any, run: str, number: int) -> Iterator[tuple[bytes | N
     with private():
         if not states.is_dir():
             states.mkdir(parents=True, exist_ok=True)
-            clean_states(states)
-        with _locked(states / f"{name}.lock"):
-            file = states / f"{name}.kept"
+            with suppress(OSError):  # another process removes them, too
+                clean_states(states)
+        file = states / f"{name}.kept"
+        with changing(file):  # a repeated request waits for the first
             yield file.read_bytes() if file.is_file() else None, partial(write_atomically, file)
 
 
@@ -309,43 +309,13 @@ def clean_states(current: Path, runs: int = KEEP_RUNS) -> list[Path]:
 
     Args:
         current: the folder of the run that begins, which is never removed.
-        runs: number of past runs whose states are kept, the newest ones.
+        runs: number of past runs whose states are kept, those that trained last.
 
     A client of a removed run that is resumed nevertheless requests the full state. Folders whose names are not those
-    of runs, and those of runs that are just training, are not touched.
+    of runs are not touched.
     """
-    past = [one for one in current.parent.iterdir() if one.is_dir() and _RUN.fullmatch(one.name) and one != current]
-    return [one for one in sorted(past, key=_changed, reverse=True)[runs:] if _remove(one)]
-
-
-def _changed(states: Path) -> float:
-    """When a folder or a file in it changed last; a folder that another process has just removed counts as new."""
-    try:
-        return max(file.stat().st_mtime for file in (states, *states.iterdir()))
-    except OSError:
-        return math.inf
-
-
-def _remove(states: Path) -> bool:
-    """Remove the folder of a run, unless one of its clients is training."""
-    with ExitStack() as locks:
-        try:
-            for lock in states.glob("client-*.lock"):
-                locks.enter_context(_locked(lock, wait=False))
-        except BlockingIOError:
-            return False
+    past = [one for one in current.parent.iterdir() if _RUN.fullmatch(one.name) and one != current and one.is_dir()]
+    old = sorted(past, key=lambda states: states.stat().st_mtime)[: max(0, len(past) - runs)]
+    for states in old:
         shutil.rmtree(states, ignore_errors=True)
-    return True
-
-
-@contextmanager
-def _locked(file: Path, wait: bool = True) -> Iterator[None]:
-    """Lock a file; a repeated request waits for the first."""
-    with file.open("w") as lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass
-        yield
+    return old

@@ -1,105 +1,87 @@
-"""Flower as a transport: our messages as opaque bytes in Flower's records.
+"""Flower as a transport: our records (`records.py`) as opaque bytes in Flower's.
 
-    to a client    run, client, accepted, phase, data
-    from it        client, loss, examples, data, and of an evaluation eval-examples, eval-loss, eval-accuracy,
-                   metric-names, metric-values; or client, error
-    to a node      run, and with a roster a nonce; or a refusal
-    from it        what `sites.py` says; or error
+    to a client    Task
+    from it        Answer
+    to a node      Question
+    from it        Report (`sites.py`)
 
-`data` is the message. Up to 4 MB it is in the record itself, which Flower sends as one object; above, in an array of
-bytes, which Flower sends in chunks. Everything received is checked.
+Up to 4 MB the bytes are in the record itself, which Flower sends as one object; above, in an array of bytes, which
+Flower sends in chunks. Everything received is checked.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
+from thinwire.flower.records import dump, read
 from thinwire.flower.sites import Admission, Report, Roster, Software
-from thinwire.flower.transport import TOO_LONG, ClientResponse, Deadline
+from thinwire.flower.transport import TOO_LONG, Deadline
 from thinwire.protocol.round import Request, Response
-from thinwire.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
 INLINE = 4 * 1000 * 1000
-HELLO_SECONDS = 120.0
+HELLO_SECONDS = 120.0  # for a node to say what it is
 JOIN_SECONDS = 2.0
 AGAIN_SECONDS = 10.0
-MOST_METRICS = 100  # of an evaluation
-_FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
+_FIELD, _KIND = "thinwire", "thinwire.message/2"
 
 
-def pack(fields: Mapping[str, Any], data: bytes = b"") -> RecordDict:
-    """Fields and a message as Flower's records; empty values are omitted."""
+class Task(NamedTuple):
+    """A request to a client of a run."""
+
+    run: str
+    client: int
+    asked: int  # how many versions were made until that of its last accepted upload; 0 if there is none
+    phase: str
+    data: bytes
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return Request(self.data, self.asked - 1, self.phase)
+
+
+class Answer(NamedTuple):
+    """The response of a client."""
+
+    client: int
+    response: Response
+
+
+class Question(NamedTuple):
+    """A question to a node: what it is; or why it is not used."""
+
+    run: str
+    nonce: bytes = b""
+    refusal: str = ""
+
+
+def pack(record: Any) -> RecordDict:
+    """A record as Flower's records."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    given = {key: value for key, value in fields.items() if value not in ("", b"", [])}
-    records = RecordDict({_FIELDS: ConfigRecord({**given, **({"data": data} if 0 < len(data) <= INLINE else {})})})
-    if len(data) > INLINE:
-        records[_LONG] = ArrayRecord({"data": Array("uint8", (len(data),), _KIND, data)})
-    return records
+    data = dump(record)
+    if len(data) <= INLINE:
+        return RecordDict({_FIELD: ConfigRecord({"data": data})})
+    return RecordDict({_FIELD: ArrayRecord({"data": Array("uint8", (len(data),), _KIND, data)})})
 
 
-def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
-    """The fields of these names and types, and the message.
+def unpack(kind: Any, records: RecordDict) -> Any:
+    """The record of this kind in Flower's records, which are not trusted."""
+    from flwr.app import Array
 
-    Args:
-        records: the records, not trusted.
-        types: the expected fields, with _ for -; a missing text, byte string or list is empty.
-    """
-    from flwr.app import ArrayRecord, ConfigRecord
-
-    fields = records.get(_FIELDS)
-    if not isinstance(fields, ConfigRecord):
-        raise WireError("not a message of thinwire: the record 'thinwire' is missing")
-    values: list[Any] = []
-    for name, kind in {**types, "data": bytes}.items():
-        value = fields.get(name.replace("_", "-"), None if kind in (int, float) else kind())
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise WireError(f"field {name!r} is {type(value).__name__}, expected {kind.__name__}")
-        values.append(value)
-    data: bytes = values.pop()
-    if isinstance(long := records.get(_LONG), ArrayRecord):
-        array = long.get("data")
-        data = array.data if array is not None and array.stype == _KIND else b""
-    return values, data
-
-
-def response_fields(client: int, response: Response) -> dict[str, Any]:
-    """The fields of a response but its message, for `pack`; an accuracy of -1 stands for none."""
-    fields = {"client": client, "loss": response.loss, "examples": response.examples, "error": response.error}
-    if (found := response.evaluation) is None:
-        return fields
-    accuracy = -1.0 if found.accuracy is None else found.accuracy
-    numbers = {"eval-examples": found.examples, "eval-loss": found.loss, "eval-accuracy": accuracy}
-    return {**fields, **numbers, "metric-names": list(found.metrics), "metric-values": list(found.metrics.values())}
-
-
-def read_response(client: int, content: RecordDict) -> Response:
-    """The response of a client; values are checked by the server."""
-    (who, error), data = unpack(content, client=int, error=str)
-    if who != client:
-        raise WireError(f"client {who} responded in its place")
-    if error:
-        return Response(b"", error=error[:1000])
-    (loss, examples), _ = unpack(content, loss=float, examples=int)
-    if "eval-examples" not in content[_FIELDS]:
-        return Response(data, loss, examples)
-    kinds = {"eval_examples": int, "eval_loss": float, "eval_accuracy": float}
-    (count, eval_loss, accuracy, names, values), _ = unpack(content, **kinds, metric_names=list, metric_values=list)
-    metrics = dict(zip(names, values, strict=False))
-    if not len(names) == len(values) == len(metrics) <= MOST_METRICS or not all(
-        isinstance(name, str) and isinstance(x, float) for name, x in metrics.items()
-    ):
-        raise WireError(f"its metrics are not {MOST_METRICS} or fewer names, and as many numbers")
-    evaluation = Evaluation(eval_loss, None if accuracy == -1.0 else accuracy, metrics, count)
-    return Response(data, loss, examples, evaluation=evaluation)
+    data = (records.get(_FIELD) or {}).get("data")
+    data = data.data if isinstance(data, Array) else data
+    if not isinstance(data, bytes):
+        raise WireError(f"not a message of thinwire: the record {_FIELD!r} is missing")
+    return read(kind, data)
 
 
 class GridTransport:
@@ -126,19 +108,21 @@ class GridTransport:
         sites: Callable[[], Roster] | None = None,
     ) -> None:
         self.grid, self.poll, self.log = grid, poll, log
-        self._make_run, self._run = run, ""
+        self._name_run = run
         self.admission = Admission(software, clients, sites, log)
-        self.name, self.sites = self.admission.name, self.admission.sites
-        self.asked: dict[str, tuple[int, bytes, float]] = {}  # by message: node, nonce, until when it may respond
-        self.late: dict[str, tuple[int, Deadline]] = {}  # requests without a response: the client, and when they expire
-        self.arrived: list[tuple[int, Message]] = []  # replies that were pulled, and not read yet
+        self.name, self.known = self.admission.name, self.admission.known
+        self.asked: dict[str, int] = {}  # by message: the node that is asked what it is
+        self.sent: dict[str, tuple[int, str, Deadline]] = {}  # by message: client, its name, how long it may respond
+        self.newest: dict[int, str] = {}  # by client: the message that is not answered yet
+        self.arrived: list[tuple[int, str, Message]] = []  # replies that were pulled and not read yet
         self.one_at_a_time = False
 
-    @property
+    @cached_property
     def run(self) -> str:
         """The name of this run."""
-        self._run = self._run or self._make_run()
-        return self._run
+        return self._name_run()
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
 
     def clients(self) -> Set[int]:
         """The clients of all connected nodes that are used.
@@ -148,127 +132,107 @@ class GridTransport:
         """
         here = set(self.grid.get_node_ids())
         new = self.admission.to_ask(here)
-        self.asked = {name: asked for name, asked in self.asked.items() if asked[0] in here}
-        fresh = sorted(set(new) - {node for node, *_ in self.asked.values()})
-        for node in fresh:
-            nonce = b"" if self.admission.roster is None else secrets.token_bytes(32)
-            if name := self._push(node, pack({"run": self.run, "nonce": nonce}), "query", HELLO_SECONDS):
-                self.asked[name] = node, nonce, time.monotonic() + HELLO_SECONDS
-        if self.asked:
-            self._read_hellos(JOIN_SECONDS if fresh else 0.0)
-        return self.admission.clients()
-
-    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterator[ClientResponse]:
-        """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
-        self.admission.reread()
-        node_of = {client: node for node, clients in self.admission.serves.items() for client in clients}
-        sent = {
-            i: pack({"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data)
-            for i, request in requests.items()
-            if i in node_of
-        }
-        names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
-        yield from self._responses(self._exchange(sent, deadline, node_of), names)
-
-    def remaining(self, deadline: Deadline) -> Iterator[ClientResponse]:
-        """Yield the responses to earlier requests as they arrive, until all are there or the time is over."""
-        yield from self._responses(self._exchange({}, deadline, {}, also_late=True), {})
-
-    def _responses(self, replies: Iterator[tuple[int, Message]], names: Mapping[int, str]) -> Iterator[ClientResponse]:
-        """The responses in replies; those that are not from the node of their client are ignored."""
-        for client, reply in replies:
-            if reply.has_error():  # of Flower or of the app, not of the client
-                reason = str(reply.error.reason)
-                if TOO_LONG in reason:
-                    yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
-                else:
-                    self.log(f"{self.name(client)} did not respond: {visible(reason, 300)}")
-                continue
-            self.admission.reread()  # it may have changed since the request
-            node = reply.metadata.src_node_id
-            if client not in self.admission.serves.get(node, ()):
-                name = names.get(client, f"client {client}")
-                self.log(f"{name}: ignored a response of node {node}, which is no longer used")
-                continue
-            try:
-                yield ClientResponse(client, read_response(client, reply.content))
-            except WireError as error:
-                yield ClientResponse(client, Response(b"", error=str(error)))
-
-    def _read_hellos(self, seconds: float) -> None:
-        """Admit or refuse the nodes that respond within that time."""
-        end = time.monotonic() + seconds
+        for node in new:
+            silent = f"node {node} did not report its clients in {HELLO_SECONDS:.0f} seconds"
+            self.admission.postpone(node, HELLO_SECONDS, silent if node in self.asked.values() else "")
+        self.asked = {name: node for name, node in self.asked.items() if node in here.difference(new)}
+        question = Question(self.run, self.admission.nonce) if new else None
+        for node in new:
+            if name := self._push(node, question, "query", HELLO_SECONDS):
+                self.asked[name] = node
+        end = Deadline(JOIN_SECONDS if new else 0.0)
         while self.asked:
             for reply in self._pull(list(self.asked)):
-                if asked := self.asked.pop(reply.metadata.reply_to_message_id, None):
-                    self._read_hello(*asked[:2], reply)
-            for name, (node, _, until) in list(self.asked.items()):
-                if until < time.monotonic():
-                    del self.asked[name]
-                    why = f"did not report its clients in {HELLO_SECONDS:.0f} seconds"
-                    self.admission.postpone(node, 5 * HELLO_SECONDS, why)
-            if time.monotonic() >= end:
-                return
-            if self.asked:
-                time.sleep(self.poll)
+                if (node_asked := self.asked.pop(reply.metadata.reply_to_message_id, None)) is not None:
+                    self._admit(node_asked, reply)
+            if not self.asked or not end.left():
+                break
+            time.sleep(self.poll)
+        return self.admission.clients()
 
-    def _read_hello(self, node: int, nonce: bytes, reply: Message) -> None:
+    def _admit(self, node: int, reply: Message) -> None:
         """Admit or refuse a node, which is told why."""
         try:
-            (failed, refused) = unpack(reply.content, error=str, refusal=str)[0] if reply.has_content() else ("", "")
-            if failed or reply.has_error():  # it may be temporary; a node prints its own error
-                why = visible(failed or str(reply.error.reason), 300)
-                self.admission.postpone(node, AGAIN_SECONDS, f"could not report its clients: {why}")
+            if reply.has_error():
+                report = Report(error=str(reply.error.reason))
+            else:
+                report = unpack(Report, reply.content)
+            if report.error:  # it may be temporary; a node prints its own error
+                why = f"node {node} could not report its clients: {visible(report.error, 300)}"
+                self.admission.postpone(node, AGAIN_SECONDS, why)
                 return
-            if refused:  # by the node, which prints it: it runs only an app of its own
-                self.admission.refuse(node, refused)
+            if report.refusal:  # by the node, which prints it: it runs only an app of its own
+                self.admission.refuse(node, report.refusal)
                 return
-            of_software = {"schema": bytes, "version": str, "app": str}
-            fields, _ = unpack(reply.content, **of_software, clients=list, site=str, signature=bytes)
-            report = Report(Software(*fields[:3]), frozenset(fields[3]), *fields[4:])
-            refusal = self.admission.admit(node, report, self.run, nonce)
+            refusal = self.admission.admit(node, report, self.run)
         except WireError as error:
             refusal = self.admission.refuse(node, str(error))
         if refusal:
-            self._push(node, pack({"run": self.run, "refusal": refusal}), "query", 60.0)
+            self._push(node, Question(self.run, refusal=refusal), "query", 60.0)
 
-    def _push(self, node: int, content: RecordDict, kind: str, seconds: float) -> str:
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
+        """Send all requests to clients whose nodes are used."""
+        self.admission.reread()
+        for i, (data, accepted, phase) in requests.items():
+            self.newest.pop(i, None)
+            if (node := self.admission.node_of(i)) is not None:
+                task = Task(self.run, i, accepted + 1, phase, data)
+                if name := self._push(node, task, "train", seconds):
+                    # until the message expires, the client may respond
+                    self.sent[name] = i, self.name(i), Deadline(seconds + 60)
+                    self.newest[i] = name
+
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
+        """Yield the responses as they arrive, also late ones to earlier requests."""
+        while True:
+            while self.arrived:  # the caller may close the round between two of them
+                client, who, reply = self.arrived.pop(0)
+                if response := self._response(client, who, reply):
+                    yield client, response
+            self.sent = {name: sent for name, sent in self.sent.items() if sent[2].left()}
+            if not deadline.left() or self.sent.keys().isdisjoint(self.newest.get(i) for i in clients):
+                return
+            began = time.monotonic()
+            for reply in self._pull(list(self.sent)):
+                name = reply.metadata.reply_to_message_id
+                sent = self.sent.pop(name, None)
+                if sent and self.newest.get(sent[0]) == name:  # else the client was asked again, and responds again
+                    del self.newest[sent[0]]
+                    self.arrived.append((*sent[:2], reply))
+            if not self.arrived:  # a slow poll, on a busy machine, is not repeated at once
+                wait = min(max(self.poll, 5 * (time.monotonic() - began)), 5 * self.poll)
+                time.sleep(min(wait, deadline.left()))
+
+    def _response(self, client: int, who: str, reply: Message) -> Response | None:
+        """The response in a reply; None if it is not from the node of its client, or if Flower failed."""
+        if reply.has_error():  # of Flower or of the app, not of the client
+            reason = str(reply.error.reason)
+            if TOO_LONG in reason:
+                return Response(b"", error=reason[reason.index(TOO_LONG) :])
+            self.log(f"{who} did not respond: {visible(reason, 300)}")
+            return None
+        self.admission.reread()  # it may have changed since the request
+        if (node := reply.metadata.src_node_id) != self.admission.node_of(client):
+            self.log(f"{who}: ignored a response of node {node}, which is no longer used")
+            return None
+        try:
+            answer: Answer = unpack(Answer, reply.content)
+            if answer.client != client:
+                raise WireError(f"client {answer.client} responded in its place")
+            return answer.response
+        except WireError as error:
+            return Response(b"", error=str(error))
+
+    # -- Flower's messages -----------------------------------------------------------------------------------------
+
+    def _push(self, node: int, record: Any, kind: str, seconds: float) -> str:
         """Push a message to a node; its id, or "" if Flower does not take it."""
         from flwr.app import Message
 
-        message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
+        message = Message(pack(record), dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
         return next(iter(self.grid.push_messages([message])), None) or ""
-
-    def _exchange(
-        self,
-        contents: Mapping[int, RecordDict],
-        deadline: Deadline,
-        node_of: Mapping[int, int],
-        also_late: bool = False,
-    ) -> Iterator[tuple[int, Message]]:
-        """Push one message to each client, and pull the replies until all have arrived or the time is over."""
-        seconds, waiting = deadline.left(), dict[str, int]()
-        # until its message expires, a client may still respond
-        self.late = {one: (client, end) for one, (client, end) in self.late.items() if end.left()}
-        for client, content in contents.items():
-            if name := self._push(node_of[client], content, "train", seconds):
-                waiting[name] = client
-        expires = Deadline(seconds + 60)
-        try:
-            while (waiting or (also_late and (self.late or self.arrived))) and deadline.left():
-                began = time.monotonic()
-                for reply in self._pull([*waiting, *self.late]):
-                    if (of := reply.metadata.reply_to_message_id) in waiting:
-                        self.arrived.append((waiting.pop(of), reply))
-                    elif of in self.late and (client := self.late.pop(of)[0]) not in contents:  # else it responds again
-                        self.arrived.append((client, reply))
-                while self.arrived:
-                    yield self.arrived.pop(0)
-                if waiting or (also_late and self.late):  # a slow poll, on a busy machine, is not repeated at once
-                    wait = min(max(self.poll, 5 * (time.monotonic() - began)), 5 * self.poll)
-                    time.sleep(min(wait, deadline.left()))
-        finally:  # the caller may close the round before the end
-            self.late |= {one: (client, expires) for one, client in waiting.items()}
 
     def _pull(self, ids: list[str]) -> Iterator[Message]:
         """The replies that have arrived; one at a time after a list of them was too long, to find whose that is."""

@@ -23,7 +23,8 @@ from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
 from thinwire.flower.node import REGISTER
 from thinwire.flower.processes import FAILED, DeploymentFailed, Processes, free_ports, make_certificate, make_key
-from thinwire.runs.execute import OnRound, refuse_diverged, refuse_other_task, settled
+from thinwire.runs.execute import RunPlan, refuse_diverged
+from thinwire.runs.loop import OnRound
 from thinwire.runs.run_directory import RunFolder, Summary
 
 CONNECTION = "thinwire"
@@ -60,36 +61,27 @@ def deploy(
         pinned: let `thinwire site start` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """
-    experiment = deployable(experiment)
+    experiment, path = deployable(experiment), path.resolve()
     need_flower()
-    clients = experiment.task.participating_clients or experiment.task.clients
-    if experiment.task.is_own:
-        experiment, job = settled(experiment, data_dir)
-        clients = len(job.task.clients)
-        refuse_other_task(path, experiment.fingerprint)
-    if not 1 <= nodes <= clients:
+    plan = RunPlan.of(experiment, path, data_dir)
+    clients = plan.settings.task.participating_clients or plan.settings.task.clients
+    if not 1 <= nodes <= (clients or nodes):  # the number of clients of one's own task is in its data
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")
-    path = path.resolve()
-    folder = RunFolder(path, experiment)
-    if folder.exists:
-        if done := folder.summary():
-            refuse_diverged(done)
-            return done
-        if not resume:
-            raise ConfigError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    home = Path(tempfile.mkdtemp(prefix="thinwire-deploy-"))
-    with Processes(home, data_dir) as processes:
-        write_app(experiment, home / "app")
+    if done := plan.finished(resume):
+        return done
+    folder, settings = RunFolder(path, plan.settings), settings or {}
+    with Processes(Path(tempfile.mkdtemp(prefix="thinwire-deploy-")), data_dir) as processes:
+        app = processes.home / "app"
+        write_app(plan.settings, app)
         if edit_app:
-            edit_app(home / "app")
+            edit_app(app)
         superlink = start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
         supernodes = start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
-        settings = settings or {}
         wait = settings.get("seconds", 600.0)  # all nodes are started here, so the first round waits for all of them
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, "wait": wait, **settings}
         config = " ".join(f"{key}={value}" for key, value in options.items())
-        server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
+        server = processes.start("server", ["flwr", "run", str(app), CONNECTION, "--stream", "-c", config])
         if on_start:
             on_start([superlink.process, *supernodes])
         seen, over = 0, False
@@ -127,23 +119,20 @@ def start_superlink(processes: Processes, nodes: int, database: Path | None = No
         nodes: number of keys.
         database: file in which it stores keys and runs, so that it can be started again; in memory by default.
     """
-    home = processes.home
+    home, pem = processes.home, processes.home / "server.pem"
     port, *node_ports = free_ports(nodes + 1)
     make_certificate(home)
     keys = [make_key(home / f"node-{i}") for i in range(nodes)]
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\nroot-certificates = "{home / "server.pem"}"\n'
+        f'address = "127.0.0.1:{port}"\nroot-certificates = "{pem}"\n'
     )
-    process = processes.start(
-        "superlink",
-        [
-            *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"),
-            *("--ssl-certfile", str(home / "server.pem"), "--ssl-keyfile", str(home / "server.key")),
-            *("--ssl-ca-certfile", str(home / "server.pem"), "--disable-runtime-dependency-installation"),
-            *(("--database", str(database)) if database else ()),
-        ],
+    options = (
+        f"--host 127.0.0.1 --port {port} --enable-supernode-auth --disable-runtime-dependency-installation".split()
     )
+    options += ["--ssl-certfile", str(pem), "--ssl-keyfile", str(home / "server.key"), "--ssl-ca-certfile", str(pem)]
+    options += ["--database", str(database)] if database else []
+    process = processes.start("superlink", ["flower-superlink", *options])
     processes.wait_for_port(process, port)
     processes.call([sys.executable, "-c", REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
     return SuperLink(process, port, keys, node_ports)
@@ -162,18 +151,16 @@ def start_nodes(
         low_latency: run `thinwire site start` instead of `flower-supernode`.
         pinned: with `--app`.
     """
-    home = processes.home
-    started = []
+    home, started = processes.home, []
+    own = [sys.executable, "-m", "thinwire", "site", "start", *(["--app", str(home / "app")] if pinned else [])]
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        own = [sys.executable, "-m", "thinwire", "site", "start", *(["--app", str(home / "app")] if pinned else [])]
-        command = own if low_latency else ["flower-supernode"]
+        command = [*(own if low_latency else ["flower-supernode"]), "--node-config", config]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "server.pem"), "--auth-supernode-private-key", str(key)]
-        command += ["--node-config", config]
+        # nodes share the cores; threads that wait for one another use them up
+        threads = str(max(1, (os.cpu_count() or 1) // len(superlink.keys)))
         # Flower unpacks the app into its home without a lock, so nodes must not share one
-        env = {"FLWR_HOME": str(home / f"node-{i}.home")}
-        if "OMP_NUM_THREADS" not in os.environ:  # nodes share the cores; threads that wait for one another use them up
-            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(superlink.keys)))
+        env = {"FLWR_HOME": str(home / f"node-{i}.home"), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
         started.append(processes.start(f"node-{i}", command, env))
     return started

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import io
 import json
 import math
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -45,14 +43,15 @@ from typing import Any, NoReturn
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError, WireError
 from thinwire.flower import need_flower
-from thinwire.flower.sites import KEY_VARIABLE
+from thinwire.flower.processes import FLOWER_ENV, with_path
+from thinwire.flower.sites import KEY_VARIABLE, Report
 from thinwire.flower.transport import TOO_LONG
 from thinwire.runs.toml import loads, read_toml
 
 KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
 PROJECT = "pyproject.toml"
 LONGEST_PROJECT = 1_000_000
-Files = dict[str, tuple[int, str]]  # by name: size and SHA-256
+LONGEST_BUNDLE = 1 << 30
 LONGEST_LIST = 32_000_000  # bytes of the list of replies and their objects; an error of an app is in it
 
 # `flwr supernode register KEY CONNECTION` for many keys, in one process: python -c REGISTER CONNECTION KEY...
@@ -140,13 +139,11 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
         app: the folder of the only app that it runs; by default it runs what the server sends.
     """
     need_flower()
-    if any(option.startswith("--isolation") for option in options):
-        raise ConfigError("`thinwire site start` sets --isolation; leave it out, or use flower-supernode")
-    if not hasattr(os, "fork"):
+    if any(option.startswith("--isolation") for option in options) or not hasattr(os, "fork"):
         raise ConfigError(
-            "`thinwire site start` needs an operating system with fork; use flower-supernode with the same options"
+            "`thinwire site start` sets --isolation, and needs an operating system with fork; use flower-supernode"
         )
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
+    os.environ |= {**FLOWER_ENV, **os.environ}
     words = [word for option in options for word in option.split("=", 1)]  # --option value, or --option=value
     if (option := "--auth-supernode-private-key") in words[:-1]:
         os.environ[KEY_VARIABLE] = str(Path(words[words.index(option) + 1]).expanduser().resolve())
@@ -154,10 +151,8 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
         if app is not None:
             raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
         print(f"thinwire site start: {why}; running flower-supernode instead, which is slower", file=sys.stderr)
-        beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        if (program := shutil.which("flower-supernode", path=beside)) is None:
-            raise ConfigError(f"the program flower-supernode was not found beside {sys.executable} or in PATH")
-        os.execv(program, [program, *options])
+        command = with_path(["flower-supernode", *options])
+        os.execv(command[0], command)
     import flwr.clientapp
     import flwr.supernode.runtime.run_clientapp  # noqa: F401 - forked processes have it
     import torch._dynamo  # noqa: F401 - torch.func imports it when it is first used: a second or more
@@ -229,11 +224,12 @@ def _exit_with(parent: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
 
+@dataclass(frozen=True)
 class _Executor:
     """An executor for Flower's SuperExec that forks for each message to a ClientApp."""
 
-    def __init__(self, pinned: PinnedApp | None, is_done: Bell) -> None:
-        self.pinned, self.is_done = pinned, is_done
+    pinned: PinnedApp | None
+    is_done: Bell
 
     def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
         from flwr.supercore.constant import TaskType
@@ -303,67 +299,61 @@ class PinnedApp:
     """The one app that a node runs: loaded before the first message, and compared with what the server sends.
 
     Under Flower the server sends the app to the nodes, so any program of the server runs on them. A pinned app is a
-    folder on the node that its owner has read. Of the app that the server sends only the hashes of its files are
-    compared with it; nothing of it is written or run.
+    folder on the node that its owner has read. The files of the app that the server sends are only compared with those
+    of the folder; nothing of it is written or run.
 
     Args:
         folder: the app folder.
         app: its ClientApp.
-        files: size and SHA-256 of each file that Flower sends of the folder.
+        files: the contents of each file that Flower sends of the folder.
     """
 
     folder: Path
     app: Any
-    files: Files
+    files: Mapping[str, bytes]
 
     def difference(self, bundle: bytes) -> str:
         """How the app that the server sent differs from this one, in a few words; empty if it does not."""
         try:
-            sent = files_of(bundle, self.files)
+            sent = files_of(bundle, LONGEST_PROJECT + sum(map(len, self.files.values())))
         except Exception as error:  # a damaged ZIP file raises many types; all of them mean that it is another app
             return f"it cannot be read ({visible(str(error), 100)})"
         names = sorted(name for name in {*sent, *self.files} if sent.get(name) != self.files.get(name))
-        more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
-        return f"it has another {visible(', '.join(names[:3]), 240)}{more}" if names else ""
+        return f"it has another {visible(', '.join(names), 240)}" if names else ""
 
     def choose(self, bundle: bytes) -> Callable[..., Any]:
-        """What handles a message: this app, or, if the server sent another one, a refusal."""
-        difference = self.difference(bundle)
-        return (lambda message, context: self._refuse(message, difference)) if difference else self.app
+        """What handles a message: this app, or, if the server sent another one, a refusal, which is also printed."""
+        if not (difference := self.difference(bundle)):
+            return self.app  # type: ignore[no-any-return]
 
-    def _refuse(self, message: Any, difference: str) -> Any:
-        """Reply that this node runs another app; the node prints the same line."""
-        from flwr.app import Error, Message
+        def refuse(message: Any, context: Any) -> Any:
+            from flwr.app import Error, Message
 
-        from thinwire.flower.grid_transport import pack
+            from thinwire.flower.grid_transport import pack
 
-        print(f"refused: the server sent another app than {self.folder}: {difference}", flush=True)
-        reason = f"this node runs only its own app (thinwire site start --app): of the app of this run, {difference}"
-        if message.metadata.message_type == "query":
-            return Message(pack({"refusal": reason}), reply_to=message)
-        return Message(Error(code=0, reason=reason), reply_to=message)
+            print(f"refused: the server sent another app than {self.folder}: {difference}", flush=True)
+            why = f"this node runs only its own app (thinwire site start --app): of the app of this run, {difference}"
+            is_query = message.metadata.message_type == "query"
+            return Message(pack(Report(refusal=why)) if is_query else Error(code=0, reason=why), reply_to=message)
+
+        return refuse
 
 
-def files_of(bundle: bytes, known: Files | None = None) -> Files:
-    """Size and SHA-256 of each file of a bundle.
-
-    Flower rewrites `pyproject.toml`, so of this file the values are hashed, not the text.
+def files_of(bundle: bytes, most: int = LONGEST_BUNDLE) -> dict[str, bytes]:
+    """The contents of each file of a bundle. Flower rewrites `pyproject.toml`; of this file these are its values.
 
     Args:
         bundle: a Flower app bundle, not trusted.
-        known: the expected files; a longer file is not read, so that reading takes no more memory than these.
+        most: how many bytes its files may have together.
     """
-    found: Files = {}
     with zipfile.ZipFile(io.BytesIO(bundle)) as files:
-        for entry in files.infolist():
-            name, size = entry.filename, entry.file_size
-            if entry.is_dir() or name.startswith(".info/"):
-                continue
-            longest = LONGEST_PROJECT if name == PROJECT else size if known is None else known.get(name, (0, ""))[0]
-            data = files.read(entry) if size <= longest else b""
-            if name == PROJECT and data:
-                size, data = 0, json.dumps(loads(data.decode(), PROJECT), sort_keys=True, default=str).encode()
-            found[name] = size, hashlib.sha256(data).hexdigest()
+        entries = [one for one in files.infolist() if not one.is_dir() and not one.filename.startswith(".info/")]
+        if (size := sum(one.file_size for one in entries)) > most:
+            raise ValueError(f"its files have {size:,} bytes, expected at most {most:,}")
+        found = {one.filename: files.read(one) for one in entries}
+    if PROJECT in found:
+        values = loads(found[PROJECT].decode(), PROJECT)
+        found[PROJECT] = json.dumps(values, sort_keys=True, default=str).encode()
     return found
 
 
@@ -418,6 +408,12 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
 def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], None] = lambda line: None) -> bool:
     """Refuse replies that are too long before they are loaded; returns whether that is possible.
 
+    A reply waits in the SuperLink as objects: a record of fields, and the chunks of a long message. The server is sent
+    a list of the objects of each reply, and pulls them one by one over HTTP. Here the header `Content-Length` of each
+    is read before its body is; if the objects of one reply together are longer than any upload, the rest is not pulled,
+    the SuperLink is told to delete the reply, and the server treats it as refused. A reply that was announced, but
+    whose objects do not arrive, is given up after `seconds`; Flower alone would wait for two hours.
+
     What a node can store in the SuperLink is limited by a proxy before it, such as `client_max_body_size` of nginx.
 
     Args:
@@ -429,72 +425,53 @@ def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], 
     if type(grid).__name__ == "InMemoryGrid":  # of Flower's simulation: replies are objects of this process
         return False
     try:
-        hooks = grid._runtime_client._client.event_hooks
-        limit = ReplyLimit(grid._runtime_client, grid.node, longest, seconds)
-        grid._runtime_client._client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), limit.check]}
-    except (ImportError, AttributeError):
-        log("this version of Flower loads replies before their length can be checked; see docs/safe-rounds.md")
-        return False
-    return True
-
-
-class ReplyLimit:
-    """Adds up the lengths of the objects of each reply.
-
-    A reply waits in the SuperLink as objects: a record of fields, and the chunks of a long message. The server is sent
-    a list of the objects of each reply, and pulls them one by one over HTTP. Here the header `Content-Length` of each
-    is read before its body is; if the objects of one reply together are longer than any upload, the rest is not pulled,
-    the SuperLink is told to delete the reply, and the server treats it as refused. A reply that was announced, but
-    whose objects do not arrive, is given up after `seconds`; Flower alone would wait for two hours.
-
-    Args:
-        runtime: Flower's client of the SuperLink.
-        node: the server, as Flower names it.
-        longest: the largest number of bytes of a reply.
-        seconds: how long to wait for the objects of a reply.
-    """
-
-    def __init__(self, runtime: Any, node: Any, longest: int, seconds: float) -> None:
         from flwr.proto import message_pb2, runtime_pb2
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-        self.runtime, self.node, self.longest, self.seconds = runtime, node, longest, seconds
-        self.proto, self.lists, self.error = message_pb2, runtime_pb2.PullAppMessagesResponse, ObjectPullError
-        self.reply_of: dict[str, str] = {}  # by object
-        self.pulled: dict[str, int] = {}  # bytes by reply
-        self.since: dict[str, float] = {}  # when the first object of a reply was pulled
-        self.refused: set[str] = set()
+        runtime, server = grid._runtime_client, grid.node
+        hooks = runtime._client.event_hooks
+    except (ImportError, AttributeError):
+        log("this version of Flower loads replies before their length can be checked; see docs/safe-rounds.md")
+        return False
+    reply_of: dict[str, str] = {}  # by object
+    pulled: dict[str, int] = {}  # bytes by reply
+    since: dict[str, float] = {}  # when the first object of a reply was pulled
+    refused: set[str] = set()
 
-    def check(self, response: Any) -> None:
+    def check(response: Any) -> None:
         """Read the headers of a response of the SuperLink; an event hook of httpx."""
         path, length = response.request.url.path, response.headers.get("content-length", "")
         size = int(length) if length.isdecimal() else 1 << 62
         if path.endswith("/pull-messages"):
             if size > LONGEST_LIST:
                 raise WireError(f"the list of replies has {size:,} bytes, expected at most {LONGEST_LIST:,}")
-            self.reply_of, self.pulled, self.since = {}, {}, {}  # replies of the list before were pulled, or refused
-            for tree in self.lists.FromString(response.read()).message_object_trees:
-                self.reply_of |= dict.fromkeys(_objects(tree), tree.object_id)
+            for known in (reply_of, pulled, since):  # replies of the list before were pulled, or refused
+                known.clear()  # type: ignore[attr-defined]
+            for tree in runtime_pb2.PullAppMessagesResponse.FromString(response.read()).message_object_trees:
+                reply_of.update(dict.fromkeys(_objects(tree), tree.object_id))
         elif path.endswith("/pull-object"):
-            self._check_object(response, size)
+            check_object(response, size)
 
-    def _check_object(self, response: Any, size: int) -> None:
-        asked, now = self.proto.PullObjectRequest.FromString(response.request.content), time.monotonic()
-        reply = self.reply_of.get(asked.object_id, asked.object_id)
-        self.pulled[reply] = self.pulled.get(reply, 0) + size
-        waited = now - self.since.setdefault(reply, now)
-        if self.pulled[reply] > self.longest:
-            why = f"{TOO_LONG} {self.longest:,} bytes"
-        elif waited > self.seconds and not self.proto.PullObjectResponse.FromString(response.read()).object_available:
+    def check_object(response: Any, size: int) -> None:
+        asked, now = message_pb2.PullObjectRequest.FromString(response.request.content), time.monotonic()
+        reply = reply_of.get(asked.object_id, asked.object_id)
+        pulled[reply] = pulled.get(reply, 0) + size
+        waited = now - since.setdefault(reply, now)
+        if pulled[reply] > longest:
+            why = f"{TOO_LONG} {longest:,} bytes"
+        elif waited > seconds and not message_pb2.PullObjectResponse.FromString(response.read()).object_available:
             why = f"its reply had not arrived {waited:.0f} seconds after it was announced"
         else:
             return
-        if reply not in self.refused:
-            self.refused.add(reply)
-            request = {"node": self.node, "run_id": asked.run_id, "message_object_id": reply}
+        if reply not in refused:
+            refused.add(reply)
+            request = {"node": server, "run_id": asked.run_id, "message_object_id": reply}
             with contextlib.suppress(Exception):  # else the reply stays in the SuperLink until the run ends
-                self.runtime.ConfirmMessageReceived(self.proto.ConfirmMessageReceivedRequest(**request))
-        raise self.error(asked.object_id, why)
+                runtime.ConfirmMessageReceived(message_pb2.ConfirmMessageReceivedRequest(**request))
+        raise ObjectPullError(asked.object_id, why)
+
+    runtime._client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), check]}
+    return True
 
 
 def _objects(tree: Any) -> list[str]:

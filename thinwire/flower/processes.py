@@ -73,14 +73,11 @@ class Processes:
     def _alive(self) -> set[int]:
         """Ids of our processes that still run, and of all that they started: these have our FLWR_HOME."""
         alive = {process.pid for process in self.running if process.poll() is None}
-        if not Path("/proc/self/environ").is_file():
-            ps = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False)
-            return alive | {int(line.split()[0]) for line in ps.stdout.splitlines() if str(self.home) in line}
         mark = f"FLWR_HOME={self.home}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
+        for file in Path("/proc").glob("[0-9]*/environ"):  # elsewhere, Flower's processes end with those above
             with contextlib.suppress(OSError):  # it has just ended, or is of another user; a zombie has none
-                if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
-                    alive.add(int(entry.name))
+                if any(variable.startswith(mark) for variable in file.read_bytes().split(b"\0")):
+                    alive.add(int(file.parent.name))
         return alive
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -101,10 +98,8 @@ class Processes:
 
     def call(self, command: Sequence[str]) -> None:
         """Run a short command and wait for it."""
-        done = subprocess.run(with_path(command), capture_output=True, env=self.env, cwd=self.home, check=False)
-        if done.returncode:
-            text = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-            raise DeploymentFailed(f"the nodes could not be registered: {' '.join(text)[-300:]}")
+        if self.start("call", command).wait():
+            raise DeploymentFailed(f"{Path(command[0]).name} failed: {self.log_tail('call')}")
 
     def wait_for_port(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Wait until the SuperLink listens on a port."""

@@ -11,43 +11,61 @@ What can go wrong, and what then happens:
       another version or method, or not finite
     a client is malicious                      bounded by the medians of cohort and latest rounds, or refused
                                                (`norm_bound.py`); outvoted, if the method has a robust aggregator
-    the next state is not fit                  the run goes back without the clients that were far off (`guard.py`)
+    the next state is not fit                  the run goes back without the clients that were far off (below)
     a response arrives twice                   the first counts
     a client is too late for its round         in asynchronous rounds its upload counts in a later one
     a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
     a response was lost                        the client returns to its state before it (`client.py`)
     the server is killed                       it resumes at its checkpoint; clients repeat their last upload
     two servers                                the lock of the run directory stops the second
+
+Which reports and updates are far from those of the others:
+
+    bounds     uploads, losses and numbers of examples are compared with the medians of the latest rounds, too
+               (`protocol/bounds.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
+    far off    the norm of a client's update is above 3 times the median of its round or of the latest rounds
+    not fit    the median loss that the next cohort reports is above 3 times the median of the latest rounds, and above
+               3 times that of each of the last three
+
+A state that is not fit, after a round with clients far off, is given up: the run goes back to the state before that
+round and leaves these clients out (`runs/retry.py`). Without such clients the run continues.
+
+Evaluation at the sites, for a server without test data: after a round, clients evaluate its model on their examples.
+
+Every client that is there is asked, not the cohort alone; after a quorum, the server waits `grace` seconds. A request
+is the download that takes the client to the new version; the client evaluates that model on its validation examples,
+keeps nothing, and sends numbers. The downloads count as catch-up.
+
+    a number that is not finite, an accuracy outside 0 to 1, a metric that the job does not have    refused
+    examples                                    at most 1,000 times the median client's count in means
+    losses                                      at most `method.norm_bound` times the median client's in means
+    a metric that is not finite                 left out: it is not defined for this client
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.federation.engine import EngineSettings
-from thinwire.federation.federation import Clients, Collected, Federation
+from thinwire.federation.engine import Engine
+from thinwire.federation.evaluation import with_client_evaluations
+from thinwire.federation.federation import Collected, Federation
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.site_record import SiteRecord, Status
-from thinwire.flower.collect import Collector, FlowerCollected, Turn
-from thinwire.flower.guard import far_off, reported, similarity, training_loss
+from thinwire.flower.collect import Collector, FlowerCollected, check_error, requests_to
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
-from thinwire.flower.site_evaluation import evaluated_at_sites
-from thinwire.flower.transport import Log, RoundPolicy, Transport
-from thinwire.protocol.bounds import reference
-from thinwire.protocol.contract import Contract
-from thinwire.protocol.round import Closed, Round
-from thinwire.runs.cohort_file import CohortLog
+from thinwire.flower.transport import Deadline
+from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, reference
+from thinwire.protocol.round import EVALUATE, Closed, Reply, Response, Round
+from thinwire.protocol.upload import MAX_EXAMPLES
 from thinwire.secure.keys import need_cryptography
 from thinwire.secure.masks import sum_masked
+from thinwire.training.evaluation import Evaluation
 
-OnSites = Callable[[Sequence[SiteRecord]], None]
 MAX_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
 
 
@@ -57,117 +75,92 @@ class FlowerServer(Federation):
     Args:
         engine: the device of the server.
         job: what is trained; of the clients' examples only their number is used.
-        connect: returns, for a contract and a number of clients, the transport to them.
-        policy: how long to wait, and for how many.
-        log: receives a line for everything that was refused.
-        record: the cohorts of the run; by default they are kept in memory.
-        on_sites: receives the records of all clients of a round.
-        goes_back: whether a state that is not fit ends the round with `Unfit`, so that the run goes back.
-        clock: the clock that limits waits.
+        options: those of `FlowerClients`.
+        named: those of `FlowerClients`, by name.
     """
 
-    def __init__(
-        self,
-        engine: EngineSettings,
-        job: Job,
-        connect: Callable[[Contract, int], Transport],
-        policy: RoundPolicy | None = None,
-        log: Log = lambda line: None,
-        record: CohortLog | None = None,
-        on_sites: OnSites = lambda records: None,
-        goes_back: bool = False,
-        clock: Any = time,
-    ) -> None:
+    def __init__(self, engine: Engine, job: Job, *options: Any, **named: Any) -> None:
         if job.method.secure_aggregation:
             need_cryptography()
-
-        def clients(federation: Federation) -> FlowerClients:
-            transport = connect(federation.contract, len(job.task.clients))
-            rules = policy or RoundPolicy()
-            collector = Collector(federation.contract, transport, rules, record or CohortLog(), log, clock)
-            return FlowerClients(federation, collector, on_sites, goes_back)
-
-        super().__init__(engine, job, clients)
+        super().__init__(engine, job, lambda federation: FlowerClients(federation, *options, **named))
 
 
-class FlowerClients(Clients):
-    """Clients in other processes, reached over a transport.
-
-    Args:
-        federation: the federation that they take part in.
-        collector: draws cohorts and collects their uploads.
-        on_sites: receives the records of all clients of a round.
-        goes_back: whether a state that is not fit ends the round with `Unfit`.
-    """
-
-    def __init__(self, federation: Federation, collector: Collector, on_sites: OnSites, goes_back: bool) -> None:
-        super().__init__(federation)
-        self.collector, self.transport, self.policy = collector, collector.transport, collector.policy
-        self.log, self.on_sites, self.goes_back = collector.log, on_sites, goes_back
-        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
-        self.attempt = 0  # how often the run went back
+class FlowerClients(Collector):
+    """Clients in other processes, reached over a transport: opens and closes rounds."""
 
     def open(self, round: Round, state: RunState) -> FlowerCollected:
-        """A round before anything was received."""
-        return FlowerCollected(round, state)
+        """A round before anything was received, without clients that are left out, as long as there are others."""
+        sampler, out = self.federation.sampler, {i for i, until in self.left_out.items() if state.round < until}
+        order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
+        self.forget(round.version, out)
+        size = min(sampler.size, len(order))
+        return FlowerCollected(round, state, order=order, size=size, needed=self.policy.needed(size))
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of a cohort that is drawn from the clients that are there."""
         assert isinstance(got, FlowerCollected)
-        if self.job.method.secure_aggregation:
-            return self._collect_secure(got)
-        turn = self._turn(got.round, got.state)
-        got.size = turn.size
-        return self.collector.collect(got, turn)
+        if not self.job.method.secure_aggregation:
+            return self.collect_uploads(got)
+        spent: list[VersionSpent] = []
+        while True:
+            self.draw(got)
+            try:
+                return SecureRound(self, got).collect()
+            except VersionSpent as error:
+                spent.append(error)
+                if sum(one.trained for one in spent) > self.policy.tries or len(spent) > MAX_SKIPPED:
+                    line = f"{len(spent)} versions were spent ({error}); `thinwire resume` continues"
+                    raise WireError(f"round {got.number}: {line}") from error
+                skipped = f"version {got.round.version} is skipped, since no client answers a version twice"
+                self.say(got, f"{error}; {skipped}")
+                state = got.state._replace(server=skip_version(self.contract, got.state.server, got.round.plan))
+                again = self.open(Round.open(self.contract, state.server), state)
+                again.bytes_catchup = sum(got.sent)  # what was sent for nothing
+                vars(got).update(vars(again))
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts."""
         self.left_out, self.attempt = dict(until), attempt
 
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
-        """The record with evaluations at the sites, where there is no test set."""
-        return evaluated_at_sites(self.federation, self.collector, state, record)
+        """The record with the evaluations of the clients that are there, if the round is evaluated at sites.
 
-    def _turn(self, round: Round, state: RunState) -> Turn:
-        """How the cohort of the next round is taken; within a window of the schedule it is kept.
-
-        Clients that are left out are not taken, as long as there are others.
+        It is where there is no test set, and clients hold examples out. Not with secure aggregation: the server must
+        learn no number of a single client.
         """
-        sampler, out = self.federation.sampler, {i for i, until in self.left_out.items() if state.round < until}
-        order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
-        kept = () if round.plan.resample else tuple(i for i in state.cohort if i in order)
-        size, asynchronous = min(sampler.size, len(order)), self.job.method.asynchronous
-        concurrent = asynchronous.clients(size, len(order)) if asynchronous.active else 0
-        training = self.collector.still_training(round.version, out)
-        return Turn(state.round + 1, order, kept, size, concurrent, training)
+        task, method, start = self.job.task, self.job.method, f"round {record.round}: "
+        at_sites = task.test is None and task.client_tests is not None and not method.secure_aggregation
+        if not at_sites or not self.federation.is_evaluated(record.round):
+            return record
+        here = self.idle() & set(self.federation.eligible)
+        got = FlowerCollected(Round.open(self.federation.contract, state.server), state)
+        requests = requests_to(sorted(here), got.round, state.clients, EVALUATE)
+        found: dict[int, Evaluation] = {}
 
-    def _collect_secure(self, got: FlowerCollected) -> None:
-        """Uploads whose masks cancel in their sum; state and round change if versions had to be skipped."""
-        skipped: list[bool] = []  # for each version, whether clients trained it
-        wasted = 0
-        while True:
-            turn = self._turn(got.round, got.state)
-            got.cohort, got.size = self.collector.draw(turn), turn.size
-            try:
-                SecureRound(self.collector, self.job, got).collect()
-                got.bytes_catchup += wasted
-                return
-            except VersionSpent as spent:
-                skipped.append(spent.trained)
-                wasted += sum(got.sent)
-                start, version = f"round {turn.number}: ", got.round.version
-                if sum(skipped) > self.policy.tries or len(skipped) > MAX_SKIPPED:
-                    raise WireError(
-                        f"{start}{len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
-                    ) from spent
-                self.log(f"{start}{spent}; version {version} is skipped, since no client answers a version twice")
-                state = got.state._replace(server=skip_version(self.contract, got.state.server, got.round.plan))
-                vars(got).update(vars(self.open(Round.open(self.contract, state.server), state)))  # begin again
+        def read(client: int, response: Response) -> Evaluation | None:
+            if client not in requests and self.asynchronous.active:
+                self.inbox.append((client, response))  # of a client that trains: it counts in the next round
+            return None if client not in requests or client in found else checked(response, self.job.all_metrics)
+
+        def refuse(client: int, why: str) -> None:
+            self.log(f"{start}no evaluation of {self.names([client])}: {why}")
+
+        deadline = Deadline(self.policy.seconds, self.clock)
+        for client, one in self.ask(got, requests, read, deadline, refuse=refuse):
+            found[client] = one
+            if len(found) >= self.policy.needed(len(requests)) and self.policy.grace >= 0:
+                deadline.at_most(self.policy.grace)
+        if not found:
+            self.log(f"{start}no client evaluated the model")
+        named = {self.names([client]): _as_numbers(found[client]) for client in sorted(found)}
+        catchup = record.bytes_catchup + sum(len(one.data) for one in requests.values())
+        record = record._replace(sites_eval=named, bytes_catchup=catchup)
+        return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
 
     def close(self, got: Collected) -> Closed:
         """The next version; clients that are refused then are removed from what was received."""
         assert isinstance(got, FlowerCollected)
-        state, recent = got.state, got.state.recent
+        state, recent, method = got.state, got.state.recent, self.job.method
         losses = [abs(one.loss) for one in got.counted.values()]
         if recent.loss_is_unfit(loss := reference(losses) if losses else 0.0):
             self._go_back(got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
@@ -177,69 +170,52 @@ class FlowerClients(Clients):
             registered = len(self.job.task.clients)
             closed = got.round.close(got.uploads, registered, noise, recent.sizes(lr), sum_masked)
         except Unfit as error:
-            self.collector.refuse(got, error.far)
+            for client, why in error.far.items():
+                self.refuse(got, client, why)
             self._write_sites(got)
             raise Unfit(f"round {got.number}: {error}", error.far, got.sent, state.round) from error
         except Diverged as error:
             self._go_back(got, str(error))
             raise
-        self.collector.refuse(got, closed.refused)
-        asynchronous = self.job.method.asynchronous.active
-        used, counted = sorted(got.uploads), got.counted
-        based = [got.replies[i].version for i in used] if asynchronous else None
-        self.collector.record.closed(got.number, used, sorted(got.late), based)
-        got.loss, odd = training_loss(counted, self.job.method.norm_bound, recent)
+        for client, why in closed.refused.items():
+            self.refuse(got, client, why)
+        counted = got.counted
+        based = [counted[i].version for i in sorted(counted)] if method.asynchronous.active else None
+        self.record.closed(got.number, sorted(counted), sorted(got.late), based)
+        got.asked = self.record.extremes()
+        got.loss, odd, medians = training_loss(counted, method.norm_bound, recent)
         got.bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in got.bounded.items():
-            self.log(f"round {got.number}: bounded {self.transport.name(i)}: {why}")
+            self.say(got, f"bounded {self.names([i])}: {why}")
         self._write_sites(got, closed.norms)
         places = max(len(got.cohort), got.size) - len(got.late)
-        got.absent = places - len(counted) - len(got.refused.keys() - counted.keys())
-        got.asked = self.collector.record.extremes()
-        named = zip(("loss", "examples"), reported(counted), strict=True)
-        medians = {**closed.medians, **{name: reference(values, recent.of(name)) for name, values in named}}
+        got.absent = places - len(counted.keys() | got.refused.keys())
         norms = {client: size for client, size in closed.norms.items() if client in counted}
         far = far_off(norms, recent.sizes(lr).get("code", 0.0))
-        got.state = state._replace(recent=recent.after(medians, lr, far))
+        got.state = state._replace(recent=recent.after({**closed.medians, **medians}, lr, far))
         return closed
 
     def _go_back(self, got: FlowerCollected, why: str) -> None:
         """Raise `Unfit` if clients were far off in the round that made this state."""
         done, far = got.state.round, got.state.recent.far
-        names = " and ".join(map(self.transport.name, far))
-        if not self.goes_back or not names or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
+        if not self.goes_back or not far or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
             return
-        line = f"round {got.number}: {why}, and {names} was far off in round {done}"
-        self.log(f"{line}; the run goes back to round {done - 1} without")
-        raise Unfit(line, dict.fromkeys(far, f"far off in round {done}"), got.sent, done - 1)
+        line = f"{why}, and {self.names(far)} was far off in round {done}"
+        self.say(got, f"{line}; the run goes back to round {done - 1} without")
+        raise Unfit(f"round {got.number}: {line}", dict.fromkeys(far, f"far off in round {done}"), got.sent, done - 1)
 
     def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
-        hidden = self.job.method.secure_aggregation  # the server has no update of a single client
-        updates, start = {} if hidden else {i: one.code for i, one in got.uploads.items()}, Tree()
-        if updates and self.job.method.upload == "weights":
-            start = to_device(restrict(got.round.server.public.coords, next(iter(updates.values())).keys()), "cpu")
-        lengths, cosines = similarity(updates, start)
-        lengths |= norms
+        columns = {"norm": norms, "loss": {i: one.loss for i, one in got.counted.items()}}
         records = []
         for i in got.cohort:
             status, why = _status(i, got)
-            records.append(
-                SiteRecord(
-                    round=got.number,
-                    site=self.transport.name(i),
-                    client=i,
-                    status=status,
-                    norm=_finite(lengths.get(i)),
-                    cosine=_finite(cosines.get(i)),
-                    loss=_finite(got.replies[i].loss if i in got.uploads else None),
-                    seconds=round(got.seconds[i], 3) if i in got.seconds else None,
-                    bytes_up=got.up.get(i, 0),
-                    bytes_down=got.down.get(i, 0),
-                    why=visible(why, 300),
-                    attempt=self.attempt,
-                )
-            )
+            known = {name: one[i] for name, one in columns.items() if i in one}
+            finite: dict[str, Any] = {name: x for name, x in known.items() if math.isfinite(x)}
+            seconds = round(got.seconds[i], 3) if i in got.seconds else None
+            sent, name = (got.up.get(i, 0), got.down.get(i, 0)), self.transport.name(i)
+            facts = SiteRecord(got.number, name, i, status, None, None, seconds, *sent, why, self.attempt)
+            records.append(facts._replace(**finite))
         self.on_sites(records)
 
 
@@ -247,11 +223,90 @@ def _status(client: int, got: FlowerCollected) -> tuple[Status, str]:
     if client in got.uploads:
         return ("bounded", got.bounded[client]) if client in got.bounded else ("accepted", "")
     if client in got.refused:
-        return "refused", got.refused[client]
+        return "refused", visible(got.refused[client], 300)
     if client in got.late:
         return "late", "the round was closed before it responded"
     return "absent", "no response in time"
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
+    """The clients whose update is far longer than the median of the round, or than that of the latest rounds.
+
+    >>> far_off({0: 1.0, 1: 1.2, 2: 9.0}, recent=0.0), far_off({0: 8.0}, recent=1.0)
+    ((2,), (0,))
+    """
+    if not norms:
+        return ()
+    middle = reference(list(norms.values()))
+    most = FAR * (min(middle, recent) if recent and middle else recent or middle)
+    return tuple(client for client, size in sorted(norms.items()) if size > most > 0)
+
+
+def training_loss(
+    replies: Mapping[int, Reply], limit: float, recent: Recent
+) -> tuple[float, dict[int, str], dict[str, float]]:
+    """The mean loss over all examples, with both bounded as uploads are; the clients that were bounded, with reasons;
+    and the medians of both.
+
+    Args:
+        replies: the replies that were used.
+        limit: the largest loss, in units of the median; 0 for no bound.
+        recent: the latest rounds.
+    """
+    losses, examples = [abs(one.loss) for one in replies.values()], [float(one.examples) for one in replies.values()]
+    medians = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
+    by_loss = factors(losses, limit * medians["loss"])
+    by_count = factors(examples, WEIGHT_LIMIT * medians["examples"])
+    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
+    total = sum(one.loss * by * share for one, by, share in zip(replies.values(), by_loss, shares, strict=True))
+    why = {
+        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
+        for (client, one), *by in zip(replies.items(), by_loss, by_count, strict=True)
+        if min(by) < 1
+    }
+    return total / sum(shares), why, medians
+
+
+def checked(response: Response, metrics: Collection[str]) -> Evaluation:
+    """The evaluation in a response; raises if one of its numbers is not valid.
+
+    Args:
+        response: the response, not trusted.
+        metrics: the names of the metrics of the job.
+
+    >>> checked(Response(b"", evaluation=Evaluation(0.5, 1.5, {}, 10)), ())
+    Traceback (most recent call last):
+    thinwire.errors.WireError: its evaluation is not valid: loss 0.5, accuracy 1.5, 10 examples, metrics []
+    """
+    check_error(response)
+    if (found := response.evaluation) is None:
+        raise WireError("it has no validation examples")
+    loss, accuracy, values, examples = found
+    sound = math.isfinite(loss) and (accuracy is None or 0 <= accuracy <= 1) and 0 < examples <= MAX_EXAMPLES
+    if not sound or not values.keys() <= set(metrics):
+        what = f"loss {loss}, accuracy {accuracy}, {examples} examples, metrics {sorted(values)}"
+        raise WireError(f"its evaluation is not valid: {visible(what, 200)}")
+    return found._replace(metrics={name: x for name, x in values.items() if math.isfinite(x)})
+
+
+def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) -> RoundRecord:
+    """The record with means and quantiles over clients; examples and losses far above the median are bounded.
+
+    Args:
+        record: the record of the round.
+        found: the evaluation of each client.
+        limit: the largest loss in units of the median; 0 for no bound.
+    """
+    if not found:
+        return record
+    losses, counts = [abs(one.loss) for one in found], [float(one.examples) for one in found]
+    by_loss = factors(losses, limit * reference(losses))
+    weights = [n * by for n, by in zip(counts, factors(counts, WEIGHT_LIMIT * reference(counts)), strict=True)]
+    bounded = [one._replace(loss=one.loss * by) for one, by in zip(found, by_loss, strict=True)]
+    return with_client_evaluations(record, bounded, weights)
+
+
+def _as_numbers(found: Evaluation) -> dict[str, float]:
+    """An evaluation as the values of `RoundRecord.sites_eval`."""
+    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
+    return {"examples": found.examples, "loss": found.loss, **accuracy, **found.metrics}

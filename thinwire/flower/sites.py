@@ -1,12 +1,12 @@
 """Sites and nodes: the roster, what a node says of itself before it is used, and which nodes have which clients.
 
     server to node    run, and with a roster a nonce
-    node to server    schema, version, app; and its clients, or with a roster its site and a signature
+    node to server    schema and version; and its clients, or with a roster its site and a signature
     server to node    refusal, if it is not used
 
 Without a roster a node says which clients it has, and the first that names a client has it. With a roster a node proves
 which site it is, and the roster says which clients the site has. A node of a site signs its `Report` with the key of
-the site. The nonce is new for each node and each question, and Flower's node id is that of the node which the server
+the site. The nonce is new in each process of the server, and Flower's node id is that of the node which the server
 asked, so the proof of another node, run or time is worth nothing.
 
 The roster is a file. Of the sites that are not revoked, names and clients are unique; keys are unique among all, so a
@@ -25,26 +25,27 @@ refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.errors import ConfigError, UnknownName, WireError
-from thinwire.runs.files import write_atomically
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.runs.files import INVALID, unpack, write_atomically
 from thinwire.runs.toml import dumps, read_toml
 from thinwire.secure.keys import SiteKeys, fingerprint, is_signed, public_key, sign
 
 FILE = "roster.toml"
 KEY_VARIABLE = "THINWIRE_SITE_KEY"  # `thinwire site start` sets it to the key of --auth-supernode-private-key
 MOST_CLIENTS = 1_000_000  # a number above is a mistake
-_FIELDS = {"name": str, "key": str, "clients": list, "revoked": bool}
 Log = Callable[[str], None]
 
 
@@ -54,12 +55,10 @@ class Software(NamedTuple):
     Args:
         schema: the hash of method, model, initial weights and seed.
         version: the version of thinwire.
-        app: the hash of the files of the app; "" where they are not known.
     """
 
     schema: bytes
     version: str
-    app: str = ""
 
     def difference(self, node: Software) -> str:
         """Why a node with this software cannot be used by a server with ours; "" if it can.
@@ -70,9 +69,6 @@ class Software(NamedTuple):
         if node.version != self.version:
             theirs = visible(node.version, 40) or "of an unknown version"
             return f"it runs thinwire {theirs}, the server {self.version}; install the same version on both"
-        if self.app and node.app != self.app:
-            theirs = visible(node.app[:16], 40) or "unknown"
-            return f"it runs another app (files {theirs}, ours {self.app[:16]}); start it with the app of the server"
         if node.schema != self.schema:
             return (
                 f"it runs another method, model or seed (schema {node.schema[:16].hex()}, ours {self.schema.hex()}); "
@@ -84,10 +80,12 @@ class Software(NamedTuple):
 class Report(NamedTuple):
     """What a node reports of itself, not trusted."""
 
-    software: Software
-    clients: frozenset[int] = frozenset()  # without a roster
+    software: Software = Software(b"", "")
+    clients: tuple[int, ...] = ()  # without a roster
     site: str = ""  # with a roster
     signature: bytes = b""
+    error: str = ""  # why it cannot take part now
+    refusal: str = ""  # why it does not run the app of the server
 
     def statement(self, run: str, nonce: bytes, node: int) -> bytes:
         """What a node of a site signs; different reports, runs, nonces and nodes of Flower have different bytes."""
@@ -111,13 +109,14 @@ class Site:
     clients: tuple[int, ...]
     revoked: bool = False
 
-    def client_name(self, client: int) -> str:
-        """What logs and records call one of its clients.
-
-        >>> Site("north", "", (3,)).client_name(3), Site("south", "", (4, 5)).client_name(5)
-        ('site north', 'site south, client 5')
-        """
-        return f"site {self.name}" + (f", client {client}" if len(self.clients) > 1 else "")
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            shown = visible(repr(self.name), 80)
+            raise ConfigError(f"name is {shown}, expected 1 to 64 letters, digits, - and _, such as north")
+        if not self.clients or repeated(self.clients) or max(self.clients) >= MOST_CLIENTS:
+            shown = visible(str(list(self.clients)), 60)
+            raise ConfigError(f"clients is {shown}, expected different numbers from 0, such as [0]")
+        object.__setattr__(self, "key", public_key(self.key, "key"))  # without its comment
 
 
 @dataclass(frozen=True)
@@ -131,54 +130,48 @@ class Roster:
     sites: tuple[Site, ...] = ()
 
     def __post_init__(self) -> None:
-        active = self.active()
         for what, values in (
-            ("the name", [site.name for site in active]),
-            ("client", [client for site in active for client in site.clients]),
+            ("name", [site.name for site in self.active]),
+            ("client", [client for site in self.active for client in site.clients]),
+            ("key", [fingerprint(site.key) for site in self.sites]),
         ):
-            if twice := _repeated(values):
-                raise ConfigError(f"two sites of the roster have {what} {twice[0]!r}; change or revoke one of them")
-        if twice := _repeated([site.key for site in self.sites]):
-            names = " and ".join(repr(site.name) for site in self.sites if site.key == twice[0])
-            raise ConfigError(f"sites {names} of the roster have the same key ({fingerprint(twice[0])})")
+            if twice := repeated(values):
+                raise ConfigError(f"two sites of the roster have the same {what}, {twice[0]}; change or revoke one")
 
     @classmethod
     def read(cls, path: Path) -> Roster:
         """The roster in a file."""
         table = read_toml(path)
-        entries = table.get("sites", [])
-        if table.keys() - {"sites"} or not isinstance(entries, list):
-            raise ConfigError(f"{path}: expected nothing but tables [[sites]], not {visible(str(list(table)), 100)}")
         try:
-            return cls(tuple(_site(entry, f"site {number}") for number, entry in enumerate(entries, 1)))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            return unpack(cls, {"sites": [], **table})  # type: ignore[no-any-return]
+        except (*INVALID, ConfigError) as error:
+            why = visible(f"{type(error).__name__}: {error}", 300)
+            expected = "expected tables [[sites]] with name, key, clients = [0] and revoked = false"
+            raise ConfigError(f"{path} cannot be read ({why}); {expected}") from error
 
     def write(self, path: Path) -> None:
         """Write the roster to a file; one that exists keeps its permissions and its owner."""
-        tables = [
-            dumps({"name": site.name, "key": site.key, "clients": list(site.clients), "revoked": site.revoked})
-            for site in self.sites
-        ]
         before = path.stat() if path.exists() else None
-        write_atomically(path, "\n".join(f"[[sites]]\n{table}" for table in tables).encode())
+        tables = (f"[[sites]]\n{dumps({**asdict(site), 'clients': list(site.clients)})}" for site in self.sites)
+        write_atomically(path, "\n".join(tables).encode())
         path.chmod(before.st_mode & 0o777 if before else 0o644)  # the server may run as another user
         if before and os.name == "posix":
             with suppress(PermissionError):
                 os.chown(path, before.st_uid, before.st_gid)
 
+    @property
     def active(self) -> tuple[Site, ...]:
         """The sites that are not revoked."""
         return tuple(site for site in self.sites if not site.revoked)
 
     def site(self, name: str) -> Site | None:
         """The site of a name: the one that is not revoked, if there is one; None if there is none."""
-        found = [site for site in self.sites if site.name == name]
-        return min(found, key=lambda site: site.revoked, default=None)
+        return min((site for site in self.sites if site.name == name), key=lambda site: site.revoked, default=None)
 
-    def keys(self) -> dict[int, str]:
-        """The public key of the site of each client."""
-        return {client: site.key for site in self.active() for client in site.clients}
+    @property
+    def by_client(self) -> dict[int, Site]:
+        """The site of each client."""
+        return {client: site for site in self.active for client in site.clients}
 
     def add(self, name: str, key: str, clients: int | None = None) -> Roster:
         """A roster with one more site, which gets the lowest numbers that are free.
@@ -188,76 +181,30 @@ class Roster:
             key: its public key in OpenSSH form.
             clients: how many clients it has; by default 1, or as many as it had.
         """
-        key = public_key(key, "the key")
-        known = self.site(name)
+        key, known = public_key(key, "the key"), self.site(name)
         if known and not known.revoked:
             raise ConfigError(f"site {name!r} is on the roster; to change its key write: thinwire site revoke {name}")
-        for other in self.sites:
-            if other.key == key:
-                state = "was revoked" if other.revoked else "is on the roster"
-                line = f"this key is that of site {other.name!r}, which {state}; write: thinwire site key FILE"
-                raise ConfigError(line)
-        taken = self.keys().keys()
-        count = clients if clients is not None else len(known.clients) if known else 1
+        if same := [other.name for other in self.sites if other.key == key]:
+            raise ConfigError(f"this key is or was that of site {same[0]!r}; write: thinwire site key FILE")
+        old, taken = known.clients if known else (), self.by_client
+        count = clients if clients is not None else len(old) or 1
         if not 1 <= count <= MOST_CLIENTS:
             raise ConfigError(f"a site has 1 to {MOST_CLIENTS:,} clients, not {count}")
-        old = [client for client in known.clients if client not in taken] if known else []
-        free = (i for i in range(len(taken) + count + len(old)) if i not in taken and i not in old)
-        numbers = [*old, *free][:count]
-        entry = {"name": name, "key": key, "clients": sorted(numbers)}
-        return Roster((*self.sites, _site(entry, "this site")))
+        free = (i for i in dict.fromkeys((*old, *range(len(taken) + count + len(old)))) if i not in taken)
+        numbers = sorted(i for _, i in zip(range(count), free, strict=False))
+        return Roster((*self.sites, Site(name, key, tuple(numbers))))
 
     def revoke(self, name: str) -> Roster:
         """A roster in which a site is revoked; its clients are free."""
         known = self.site(name)
         if known is None:
-            raise UnknownName("site", visible(name, 64), [site.name for site in self.active()])
+            raise UnknownName("site", visible(name, 64), [site.name for site in self.active])
         if known.revoked:
             raise ConfigError(f"site {name!r} was revoked before")
         return Roster(tuple(replace(site, revoked=True) if site is known else site for site in self.sites))
 
-    def proven(self, report: Report, statement: bytes) -> Site:
-        """The site that a node has proven to be; a WireError if it has not.
 
-        Args:
-            report: what the node sent.
-            statement: what it must have signed.
-        """
-        if not report.site:
-            raise WireError("it names no site, and the server has a roster; write --node-config 'site=\"NAME\"'")
-        shown = repr(visible(report.site, 64))
-        site = self.site(report.site)
-        if site is None:
-            raise WireError(f"site {shown} is not on the roster; on the server write: thinwire site add NAME KEY.pub")
-        if not is_signed(site.key, statement, report.signature):
-            raise WireError(f"its key is not that of site {shown} on the roster")
-        if site.revoked:
-            raise WireError(f"site {shown} was revoked")
-        return site
-
-
-def _site(entry: Any, what: str) -> Site:
-    """A site from its table in the file."""
-    if not isinstance(entry, dict) or entry.keys() - _FIELDS.keys():
-        raise ConfigError(f"{what} must be a table with {', '.join(_FIELDS)}, not {visible(str(entry), 100)}")
-    given = {"revoked": False, **entry}
-    for field, kind in _FIELDS.items():
-        if not isinstance(given.get(field), kind):
-            shown = visible(repr(given.get(field, "nothing")), 60)
-            raise ConfigError(f"{what}: {field} is {shown}, expected a {kind.__name__}")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", given["name"]):
-        shown = visible(repr(given["name"]), 80)
-        raise ConfigError(f"{what}: name is {shown}, expected 1 to 64 letters, digits, - and _, such as north")
-    clients = given["clients"]
-    right = all(type(client) is int and 0 <= client < MOST_CLIENTS for client in clients)
-    if not clients or not right or _repeated(clients):
-        shown = visible(str(clients), 60)
-        raise ConfigError(f"{what}: clients is {shown}, expected different numbers from 0, such as [0]")
-    key = public_key(given["key"], f"{what}: key")
-    return Site(given["name"], key, tuple(clients), given["revoked"])
-
-
-def _repeated(values: list[Any]) -> list[Any]:
+def repeated(values: Sequence[Any]) -> list[Any]:
     """The values that occur more than once."""
     return [value for value, times in Counter(values).items() if times > 1]
 
@@ -274,63 +221,55 @@ class RosterFile:
         if not path.is_absolute():
             raise ConfigError(f"roster is {str(path)!r}, expected the whole path, such as /etc/thinwire/{FILE}")
         self.path, self.log = path, log
-        self._state = self._stat()
-        self._roster = Roster.read(path)
+        self._state, self._roster = self._stat(), Roster.read(path)
 
     def __call__(self) -> Roster:
-        """The roster as it is now; the same object while it does not change."""
+        """The roster as it is now; the same object while its file does not change."""
         if (now := self._stat()) != self._state:
             self._state = now
             try:
-                new = Roster.read(self.path)
-                self._roster = self._roster if new == self._roster else new
+                self._roster = Roster.read(self.path)
             except ConfigError as error:
                 self.log(f"the roster was changed but cannot be used, so the old one stays: {error}")
         return self._roster
 
     def _stat(self) -> tuple[int, ...]:
-        try:
+        with suppress(OSError):
             found = self.path.stat()
             return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns  # the last: permissions
-        except OSError:
-            return ()
+        return ()
 
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a roster at the same time."""
-    try:
-        import fcntl
-    except ImportError:  # this system has no such lock
+    """Keep other processes from changing a file at the same time, by a lock beside it, which stays."""
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        with suppress(ImportError):  # this system has no such lock
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def clients_of_node(node_config: Mapping[str, Any], clients: int) -> list[int]:
+def clients_of_node(node_config: Mapping[str, Any], clients: int) -> tuple[int, ...]:
     """The clients of a node: those whose index modulo `num-partitions` is its `partition-id`.
 
     >>> clients_of_node({"partition-id": 1, "num-partitions": 4}, 10)
-    [1, 5, 9]
+    (1, 5, 9)
     """
     part, parts = node_config.get("partition-id"), node_config.get("num-partitions")
     if not (isinstance(part, int) and isinstance(parts, int) and 0 <= part < parts):
         raise ConfigError(f"--node-config needs partition-id=0 num-partitions={clients} (from 0), not {node_config!r}")
-    return list(range(part, clients, parts))
+    return tuple(range(part, clients, parts))
 
 
 def introduce(
     node_config: Mapping[str, Any], run: str, nonce: bytes, node: int, clients: int, software: Software
-) -> dict[str, Any]:
-    """The fields of the response to the server's question: software, and clients or the proof of a site.
+) -> Report:
+    """The response to the server's question: software, and clients or the proof of a site.
 
     Args:
         node_config: the `--node-config`; with a roster `site`, and `site-key` unless `thinwire site start` got
@@ -341,19 +280,18 @@ def introduce(
         clients: number of clients of the experiment.
         software: that of this node.
     """
-    fields = software._asdict()
     site = str(node_config.get("site", ""))
-    if not nonce:
-        if site and "partition-id" not in node_config:
-            raise ConfigError(
-                f"--node-config names site {site!r}, but the server has no roster; start the run with "
-                "-c 'roster=\"/path/roster.toml\"', or name partition-id and num-partitions"
-            )
-        return {**fields, "clients": clients_of_node(node_config, clients)}
-    if not site:  # the server refuses it with the reason
-        return fields
-    statement = Report(software, site=site).statement(run, nonce, node)
-    return {**fields, "site": site, "signature": sign(_key_file(node_config, site), statement)}
+    if nonce:
+        report = Report(software, site=site)
+        if not site:  # the server refuses it with the reason
+            return report
+        return report._replace(signature=sign(_key_file(node_config), report.statement(run, nonce, node)))
+    if site and "partition-id" not in node_config:
+        raise ConfigError(
+            f"--node-config names site {site!r}, but the server has no roster; start the run with "
+            "-c 'roster=\"/path/roster.toml\"', or name partition-id and num-partitions"
+        )
+    return Report(software, clients_of_node(node_config, clients))
 
 
 def site_keys(node_config: Mapping[str, Any]) -> SiteKeys | None:
@@ -362,27 +300,42 @@ def site_keys(node_config: Mapping[str, Any]) -> SiteKeys | None:
     Args:
         node_config: the `--node-config`: `site`, and `roster`, this site's own copy, which the server cannot change.
     """
-    file = str(node_config.get("roster", ""))
-    if not file:
+    if not (file := str(node_config.get("roster", ""))):
         return None
-    site = str(node_config.get("site", ""))
-    if not site:
+    if not node_config.get("site"):
         raise ConfigError('--node-config has a roster, but does not name the site; write site="north"')
-    return SiteKeys(_key_file(node_config, site), Roster.read(Path(file)).keys())
+    by_client = Roster.read(Path(file)).by_client
+    return SiteKeys(_key_file(node_config), {client: site.key for client, site in by_client.items()})
 
 
-def _key_file(node_config: Mapping[str, Any], site: str) -> Path:
+def _key_file(node_config: Mapping[str, Any]) -> Path:
     """The private key of this node's site."""
-    file = str(node_config.get("site-key") or os.environ.get(KEY_VARIABLE, ""))
-    if not file:
+    if not (file := str(node_config.get("site-key") or os.environ.get(KEY_VARIABLE, ""))):
         raise ConfigError(
-            f"site {site!r} has no key here; give `thinwire site start` --auth-supernode-private-key FILE, or name it "
-            'in --node-config: site-key="/path"'
+            f"site {node_config['site']!r} has no key here; give `thinwire site start` --auth-supernode-private-key "
+            'FILE, or name it in --node-config: site-key="/path"'
         )
     return Path(file)
 
 
 # -- on the server -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """What the server knows of a connected node.
+
+    Args:
+        clients: its clients; empty while it is not used.
+        site: its site, if there is a roster.
+        ask_at: when it may be asked what it is, on the clock; infinite until something changes.
+        line: the last line about it: each is logged once.
+    """
+
+    clients: frozenset[int] = frozenset()
+    site: Site | None = None
+    ask_at: float = 0.0
+    line: str = ""
 
 
 class Admission:
@@ -397,43 +350,43 @@ class Admission:
 
     def __init__(self, software: Software, count: int, sites: Callable[[], Roster] | None, log: Log) -> None:
         self.software, self.count, self.log, self._read = software, count, log, sites
-        self.serves: dict[int, frozenset[int]] = {}  # clients by node
-        self.site_of: dict[int, Site] = {}  # by node
-        self.refused: set[int] = set()  # nodes that are not asked again until something changes
-        self.put_off: dict[int, float] = {}  # nodes, and until when they are not asked again
-        self.roster = sites() if sites else None
-        self._said: dict[int, str] = {}  # the last line about a node: each is logged once
-        for site in self._active():
-            if why := self._beyond(site):
-                raise ConfigError(why)
+        self.nodes: dict[int, Node] = {}  # all that are connected
+        self.roster = sites() if sites else Roster()
+        self.nonce = secrets.token_bytes(32) if sites else b""  # in all questions of this process
+        for why in filter(None, map(self._beyond, self.roster.active)):
+            raise ConfigError(why)
 
     def clients(self) -> frozenset[int]:
         """The clients of all nodes that are used."""
-        return frozenset().union(*self.serves.values())
+        return frozenset().union(*(node.clients for node in self.nodes.values()))
 
-    def sites(self) -> dict[int, str]:
-        """The name of the site of each client; empty without a roster."""
-        return {client: site.name for site in self._active() for client in site.clients}
+    def node_of(self, client: int) -> int | None:
+        """The node of a client."""
+        return next((name for name, node in self.nodes.items() if client in node.clients), None)
+
+    def known(self) -> Set[int]:
+        """The clients of sites on the roster; empty without one."""
+        return self.roster.by_client.keys()
 
     def name(self, client: int) -> str:
         """What logs and records call a client."""
-        found = (site.client_name(client) for site in self._active() if client in site.clients)
-        return next(found, f"client {client}")
+        site = self.roster.by_client.get(client)
+        if site is None:
+            return f"client {client}"
+        return f"site {site.name}" + (f", client {client}" if len(site.clients) > 1 else "")
 
     def reread(self) -> None:
         """Read the roster, and stop using the nodes of sites that were revoked or changed."""
         if self._read is None or (now := self._read()) is self.roster:
             return
-        before, self.roster = {site.name: site for site in self._active()}, now
-        after = {site.name: site for site in self._active()}
-        for name in sorted(before.keys() - after.keys()):
-            self.log(f"roster: site {name} was revoked or removed")
-        for name in sorted(after.keys() - before.keys()):
-            self.log(f"roster: site {name} was added")
-        for node, site in list(self.site_of.items()):
-            if after.get(site.name) != site:
-                self._drop(node)
-        self.refused.clear()
+        before, after = ({site.name: site for site in roster.active} for roster in (self.roster, now))
+        self.roster = now
+        for name in sorted(before.keys() ^ after.keys()):
+            self.log(f"roster: site {name} was {'added' if name in after else 'revoked or removed'}")
+        for node in self.nodes.values():
+            if node.site and after.get(node.site.name) != node.site:
+                node.clients, node.site, node.ask_at = frozenset(), None, 0.0
+        self._ask_refused_again()
 
     def to_ask(self, here: Set[int]) -> list[int]:
         """Forget the nodes that left; returns those that must be asked what they are.
@@ -442,62 +395,69 @@ class Admission:
             here: the nodes that are connected.
         """
         self.reread()
-        gone = self.serves.keys() - here
-        for node in gone:
-            if node in self.site_of:
-                self.log(f"site {self.site_of[node].name} left (node {node})")
-            self._drop(node)
-        self.refused = set() if gone else self.refused & here  # what one has lost, another may have
+        gone = {name: self.nodes.pop(name) for name in sorted(self.nodes.keys() - here)}
+        for name, node in gone.items():
+            if node.site:
+                self.log(f"site {node.site.name} left (node {name})")
+        if any(node.clients for node in gone.values()):
+            self._ask_refused_again()  # what one has lost, another may have
+        self.nodes |= {name: Node() for name in here - self.nodes.keys()}
         now = time.monotonic()
-        self.put_off = {node: until for node, until in self.put_off.items() if until > now}
-        return sorted(here - self.serves.keys() - self.refused - self.put_off.keys())
+        return sorted(name for name, node in self.nodes.items() if not node.clients and node.ask_at <= now)
 
-    def admit(self, node: int, report: Report, run: str, nonce: bytes) -> str:
+    def admit(self, name: int, report: Report, run: str) -> str:
         """Use a node, or refuse it; returns why it was refused, or "".
 
         Args:
-            node: Flower's node id.
+            name: Flower's node id.
             report: what it sent, not trusted.
             run: the name of this run.
-            nonce: what it was asked with.
         """
-        who, clients, site = f"node {node}", report.clients, None
-        if self.roster is not None:
-            try:
-                site = self.roster.proven(report, report.statement(run, nonce, node))
-            except WireError as error:
-                return self.refuse(node, str(error))
-            who, clients = f"site {site.name} (node {node})", frozenset(site.clients)
+        who, clients, site = f"node {name}", frozenset(report.clients), None
+        if self.nonce:
+            site = self.roster.site(report.site)
+            shown = repr(visible(report.site, 64))
+            if not report.site:
+                why = "it names no site, and the server has a roster; write --node-config 'site=\"NAME\"'"
+            elif site is None:
+                why = f"site {shown} is not on the roster; on the server write: thinwire site add NAME KEY.pub"
+            elif not is_signed(site.key, report.statement(run, self.nonce, name), report.signature):
+                why = f"its key is not that of site {shown} on the roster"
+            else:
+                who, clients = f"site {site.name} (node {name})", frozenset(site.clients)
+                why = f"site {shown} was revoked" if site.revoked else ""
+            if why:
+                return self.refuse(name, why)
         if why := self.software.difference(report.software) or self._taken(site, clients):
-            return self.refuse(node, why, who)
-        self.serves[node] = clients
+            return self.refuse(name, why, who)
+        self.nodes[name] = Node(clients, site)
         if site:
-            self.site_of[node] = site
-            shown = ", ".join(str(client) for client in site.clients[:20]) + " ..." * (len(clients) > 20)
-            self.log(f"site {site.name} joined (node {node}): client{'s' * (len(clients) > 1)} {shown}")
-        self._said.pop(node, None)
+            shown = visible(", ".join(map(str, site.clients)), 80)
+            self.log(f"site {site.name} joined (node {name}): client{'s' * (len(clients) > 1)} {shown}")
         return ""
 
-    def refuse(self, node: int, why: str, who: str = "") -> str:
+    def refuse(self, name: int, why: str, who: str = "") -> str:
         """Do not use a node until something changes; returns why, on one line."""
         why = visible(why, 300)
-        self.refused.add(node)
-        self._say(node, f"{who or f'node {node}'} is not used: {why}")
+        self.postpone(name, math.inf, f"{who or f'node {name}'} is not used: {why}")
         return why
 
-    def postpone(self, node: int, seconds: float, why: str) -> None:
-        """Ask a node again after some time."""
-        self.put_off[node] = time.monotonic() + seconds
-        self._say(node, f"node {node} {why}")
+    def postpone(self, name: int, seconds: float, line: str = "") -> None:
+        """Ask a node again after some time, for the reason of this line."""
+        node = self.nodes.setdefault(name, Node())
+        node.ask_at = time.monotonic() + seconds
+        if line not in ("", node.line):
+            node.line = line
+            self.log(line)
 
     def _taken(self, site: Site | None, clients: frozenset[int]) -> str:
         """Why a node cannot have these clients; "" if it can."""
         if site:
-            other = [node for node, known in self.site_of.items() if known.name == site.name]
-            if other:
-                return f"site {site.name} is already connected as node {other[0]}; stop one of the two"
+            other = (name for name, node in self.nodes.items() if node.site and node.site.name == site.name)
+            if (first := next(other, None)) is not None:
+                return f"site {site.name} is already connected as node {first}; stop one of the two"
             return self._beyond(site)
-        if not clients <= frozenset(range(self.count)):
+        if not clients or not clients <= frozenset(range(self.count)):
             return f"it reports clients {sorted(clients)[:5]}, there are {self.count}"
         if taken := clients & self.clients():
             return f"it reports client {min(taken)}, which another node has"
@@ -508,14 +468,6 @@ class Admission:
             return ""
         return f"site {site.name} has client {last} on the roster, the experiment has clients 0 to {self.count - 1}"
 
-    def _active(self) -> tuple[Site, ...]:
-        return self.roster.active() if self.roster else ()
-
-    def _drop(self, node: int) -> None:
-        self.serves.pop(node, None)
-        self.site_of.pop(node, None)
-
-    def _say(self, node: int, line: str) -> None:
-        if self._said.get(node) != line:
-            self._said[node] = line
-            self.log(line)
+    def _ask_refused_again(self) -> None:
+        for node in self.nodes.values():
+            node.ask_at = 0.0 if node.ask_at == math.inf else node.ask_at

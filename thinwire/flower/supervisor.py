@@ -26,7 +26,7 @@ from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.flower.processes import FAILED, FLOWER_ENV, HOPELESS, DeploymentFailed, with_path
 from thinwire.runs.files import PROCESS, read_json, writer
-from thinwire.runs.records import read_totals
+from thinwire.runs.records import read_records, read_totals
 
 STOPPING = 50.0  # seconds that a server has to end its round
 LAST_LINES = 3.0  # seconds for the last lines of a server that has ended
@@ -71,6 +71,10 @@ def supervise(
     return done
 
 
+def _rounds(run_dir: Path) -> int:
+    return len(read_records(run_dir / "metrics.jsonl"))
+
+
 def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> dict[str, str]:
     """One `flwr run`, until it or its server has ended; returns what was said: why it failed, by `FAILED`."""
     while (server := server_process(run_dir)) is not None:  # that of another supervisor, or of one that was killed
@@ -80,16 +84,25 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
             _kill(server, signal.SIGKILL)
         time.sleep(POLL)
     said: dict[str, str] = {}
-    with _flwr(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
+    client = subprocess.Popen(
+        with_path(["flwr", *command]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **FLOWER_ENV},
+        umask=0o077,
+        start_new_session=True,  # signals of the terminal do not reach it
+    )
 
-        def read() -> None:
-            for data in client.stdout or ():
-                line = visible(re.sub(r"\x1b\[[0-9;]*m", "", data.decode("utf-8", "replace")).rstrip("\n"))
-                log(line)
-                for key in (FAILED, HOPELESS):
-                    if found := re.search(f"{key}(.*)", line):
-                        said[key] = found[1].strip()
+    def read() -> None:
+        for data in client.stdout or ():
+            line = visible(re.sub(r"\x1b\[[0-9;]*m", "", data.decode("utf-8", "replace")).rstrip("\n"))
+            log(line)
+            for key in (FAILED, HOPELESS):
+                if found := re.search(f"{key}(.*)", line):
+                    said[key] = found[1].strip()
 
+    with client:
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
@@ -109,21 +122,13 @@ def _attempt(command: list[str], run_dir: Path, log: Callable[[str], None]) -> d
     return {FAILED: why, **said}
 
 
-def _flwr(*command: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start Flower's command line; signals of the terminal do not reach it."""
-    options |= {"stdin": subprocess.DEVNULL, "env": {**os.environ, **FLOWER_ENV}, "umask": 0o077}
-    return subprocess.Popen(with_path(["flwr", *command]), start_new_session=True, **options)
-
-
 def server_process(run_dir: Path) -> int | None:
     """The process of Flower that writes to a run directory on this machine; None if there is none."""
-    if writer(run_dir) != "running":
-        return None
-    try:
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
         process = int(read_json(run_dir / PROCESS)["pid"])
-    except (CheckpointError, KeyError, TypeError, ValueError):
-        return None
-    return process if b"flwr-serverapp" in _command(process) else None
+        if writer(run_dir) == "running" and b"flwr-serverapp" in _command(process):
+            return process
+    return None
 
 
 def _command(process: int) -> bytes:
@@ -136,22 +141,14 @@ def _command(process: int) -> bytes:
 def _stop(run_dir: Path) -> None:
     """Let the server end its round in order; it is killed if it takes too long."""
     end = time.monotonic() + STOPPING
-    server = server_process(run_dir)
-    _kill(server, signal.SIGTERM)
-    while server and server_process(run_dir) == server:
-        if time.monotonic() > end:
-            _kill(server, signal.SIGKILL)
-        time.sleep(POLL)
+    if server := server_process(run_dir):
+        _kill(server, signal.SIGTERM)
+        while server_process(run_dir) == server:
+            if time.monotonic() > end:
+                _kill(server, signal.SIGKILL)
+            time.sleep(POLL)
 
 
-def _kill(process: int | None, number: int) -> None:
+def _kill(process: int, number: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended
-        if process:
-            os.kill(process, number)
-
-
-def _rounds(run_dir: Path) -> int:
-    """The number of complete lines in the metrics."""
-    with suppress(OSError):
-        return (run_dir / "metrics.jsonl").read_bytes().count(b"\n")
-    return 0
+        os.kill(process, number)

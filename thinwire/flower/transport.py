@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from thinwire.errors import ConfigError
 from thinwire.protocol.round import Request, Response
+from thinwire.runs.files import INVALID, unpack
 
 Log = Callable[[str], None]
 
@@ -52,7 +53,7 @@ class RoundPolicy:
         seconds: time for the responses to one request.
         quorum: the fraction of the cohort that must have responded, above 0 and at most 1.
         tries: how often clients are asked while there is no quorum.
-        grace: once there is a quorum, the round is closed after this many seconds; None waits for `seconds`.
+        grace: once there is a quorum, the round is closed after this many seconds; below 0, not before `seconds`.
         over_select: the fraction of the cohort that is asked in addition; the round is closed when as many clients as
             the cohort has have responded.
         wait: how many seconds the first round of a process waits until all clients are connected, and a resumed round
@@ -62,40 +63,33 @@ class RoundPolicy:
     seconds: float = 600.0
     quorum: float = 0.5
     tries: int = 3
-    grace: float | None = None
+    grace: float = -1.0
     over_select: float = 0.0
     wait: float = 120.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum must be above 0 and at most 1, not {self.quorum}")
-        if not self.seconds > 0 or self.tries < 1:
-            raise ConfigError(f"seconds must be above 0 and tries 1 or more, not {self.seconds} and {self.tries}")
-        if self.grace is not None and not self.grace >= 0:
-            raise ConfigError(f"grace must be 0 or more seconds, or None, not {self.grace}")
-        if not 0 <= self.over_select <= 10:
-            raise ConfigError(
-                f"over_select must be from 0 to 10, such as 0.25 for a quarter more, not {self.over_select}"
-            )
-        if not 0 <= self.wait < math.inf:
-            raise ConfigError(f"wait must be 0 or more seconds, not {self.wait}")
+        for name, right, expected in (
+            ("seconds", self.seconds > 0, "above 0"),
+            ("quorum", 0 < self.quorum <= 1, "above 0 and at most 1"),
+            ("tries", self.tries >= 1, "1 or more"),
+            ("over_select", 0 <= self.over_select <= 10, "from 0 to 10, such as 0.25 for a quarter more"),
+            ("wait", self.wait >= 0, "0 or more seconds"),
+        ):
+            if not right:
+                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)}")
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RoundPolicy:
-        """The policy of a run configuration of Flower; other keys are ignored, a negative `grace` is None.
+        """The policy of a run configuration of Flower; other keys are ignored.
 
-        >>> RoundPolicy.of({"quorum": 0.8, "grace": -1.0, "over-select": 0.25, "run-dir": ""}).over_select
+        >>> RoundPolicy.of({"quorum": 0.8, "over-select": 0.25, "run-dir": ""}).over_select
         0.25
         """
-        given = {name: config[key] for key, name in KEYS.items() if key in config}
+        given = {key.replace("-", "_"): config[key] for key in KEYS if key in config}
         try:
-            for name, value in given.items():
-                given[name] = int(value) if name == "tries" else float(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{name} must be a number, not {value!r}") from error
-        if given.get("grace", 0.0) < 0:
-            del given["grace"]
-        return cls(**given)
+            return unpack(cls, given)  # type: ignore[no-any-return]
+        except INVALID as error:
+            raise ConfigError(f"{', '.join(given)} must be numbers: {error}") from error
 
     def needed(self, cohort: int) -> int:
         """The number of responses that a round needs.
@@ -114,17 +108,8 @@ class RoundPolicy:
         return math.ceil(round((1 + self.over_select) * cohort, 6))  # 1.1 * 10 is above 11
 
 
-KEYS = {field.name.replace("_", "-"): field.name for field in fields(RoundPolicy)}  # of a run configuration
-
-
+KEYS = tuple(field.name.replace("_", "-") for field in fields(RoundPolicy))  # of a run configuration
 TOO_LONG = "its reply was not loaded, since it has more than"  # the error of a reply that was refused for its length
-
-
-class ClientResponse(NamedTuple):
-    """A response, and the client that it is from."""
-
-    client: int
-    response: Response
 
 
 class Transport(Protocol):
@@ -138,21 +123,18 @@ class Transport(Protocol):
         """What logs and records call a client."""
         ...
 
-    def sites(self) -> Mapping[int, str]:
-        """The name of the site of each client; empty without a roster."""
+    def known(self) -> Set[int]:
+        """The clients of sites on the roster; empty without one."""
         ...
 
-    def exchange(self, requests: Mapping[int, Request], deadline: Deadline) -> Iterable[ClientResponse]:
-        """The responses that arrive within that time, in the order of arrival; also late ones to earlier requests.
+    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
+        """Send requests, by client, to which responses are worth something for so many seconds."""
+        ...
 
-        It ends when all of these requests are answered, or the time is over.
+    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
+        """The responses that arrive, by client, in the order of arrival; also late ones to earlier requests.
 
-        Args:
-            requests: one for each client.
-            deadline: when to stop waiting for the last response; it may be brought forward meanwhile.
+        It ends when the newest requests to all of these clients are answered, or the time is over. Further requests may
+        be sent, and the deadline may be brought forward, meanwhile.
         """
-        ...
-
-    def remaining(self, deadline: Deadline) -> Iterable[ClientResponse]:
-        """The responses to earlier requests, in the order of arrival, until all are there or the time is over."""
         ...

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.conv_cpu import Pair
-from thinwire.kernels.support import Derivative, batch_dim_first, batch_dims_first, has_triton, split_clients
+from thinwire.kernels.support import batch_dim_first, derivative, for_many, for_one, has_triton, split_clients
 
 
 def triton_kernels(x: Tensor) -> Any:
@@ -36,9 +36,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        many = None if bias is None else bias[None]
-        out, own = _of_many(x[None], kernel[None], many, stride, padding)
-        return out[0], own[0] if own.numel() else own
+        return for_one(_of_many, x, kernel, bias, stride, padding)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -58,23 +56,16 @@ class _Fused(torch.autograd.Function):
         if need_x:
             by_x = _FusedInputGradient.apply(grad, kernel, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         if need_kernel or need_bias:
-            by_kernel, by_bias = _FusedKernelGradient.apply(  # type: ignore[no-untyped-call]
-                grad, x, ctx.kernel_size, ctx.stride, ctx.padding, ctx.bias, ctx.kind
-            )
+            by_kernel, by_bias = _kernel_gradient(grad, x, ctx.kernel_size, ctx.stride, ctx.padding, ctx.bias, ctx.kind)
         return by_x, by_kernel, by_bias if ctx.bias else None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
-    ) -> tuple:
-        c = info.batch_size
-        x = batch_dim_first(x, in_dims[0], c)
+    def vmap(info: Any, in_dims: tuple, x: Tensor, *others: Any) -> tuple:
         if in_dims[1] is None and in_dims[2] is None:  # all clients share one kernel: one long product
-            out, own = _Fused.forward(x.flatten(0, 1), kernel, bias, stride, padding)
+            c = info.batch_size
+            out, own = _Fused.forward(batch_dim_first(x, in_dims[0], c).flatten(0, 1), *others)
             return (split_clients(out, c), own), (0, None)
-        many = None if bias is None else batch_dim_first(bias, in_dims[2], c)
-        out, own = _of_many(x, batch_dim_first(kernel, in_dims[1], c), many, stride, padding)
-        return (out, own), (0, 0 if own.numel() else None)
+        return for_many(_of_many, info, in_dims, (x, *others))
 
 
 def _of_many(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
@@ -82,36 +73,30 @@ def _of_many(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, paddi
     kernels = triton_kernels(x)
     own = kernels.channels_last(kernel, x.dtype)
     out = kernels.forward(x, own, bias, stride, padding)
-    return out, own.new_empty(0) if own is kernel else own
+    return out, own.new_empty(len(own), 0) if own is kernel else own
 
 
-class _FusedKernelGradient(Derivative):
+@derivative
+def _kernel_gradient(grad: Tensor, x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """The gradients with respect to the kernel and the bias, in their type; the second is empty without a bias."""
-
-    @staticmethod
-    def forward(
-        grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool, kind: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        by_kernel, by_bias = triton_kernels(x).kernel_gradient(grad[None], x[None], size, stride, padding, bias, kind)
-        return by_kernel[0], by_bias[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
-        return triton_kernels(args[1]).kernel_gradient(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0)
+    return triton_kernels(x).kernel_gradient(grad, x, *settings)  # type: ignore[no-any-return]
 
 
-class _FusedInputGradient(Derivative):
+class _FusedInputGradient(torch.autograd.Function):
     """The gradient with respect to the images."""
 
     @staticmethod
     def forward(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-        return triton_kernels(grad).input_gradient(grad[None], kernel[None], size, stride, padding)[0]
+        return for_one(triton_kernels(grad).input_gradient, grad, kernel, size, stride, padding)  # type: ignore[no-any-return]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
-        c = info.batch_size
-        grad = batch_dim_first(grad, in_dims[0], c)
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, grad: Tensor, *others: Any) -> tuple:
         if in_dims[1] is None:
-            return split_clients(_FusedInputGradient.forward(grad.flatten(0, 1), kernel, size, stride, padding), c), 0
-        kernel = batch_dim_first(kernel, in_dims[1], c)
-        return triton_kernels(grad).input_gradient(grad, kernel, size, stride, padding), 0
+            c = info.batch_size
+            long = batch_dim_first(grad, in_dims[0], c).flatten(0, 1)
+            return split_clients(_FusedInputGradient.forward(long, *others), c), 0
+        return for_many(triton_kernels(grad).input_gradient, info, in_dims, (grad, *others))

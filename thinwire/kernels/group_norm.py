@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.support import Derivative, batch_dims_first, has_triton
+from thinwire.kernels.support import derivative, for_many, for_one, has_triton
 
 
 def suits(x: Tensor, groups: int) -> bool:
@@ -34,8 +34,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        out, means, scales = _kernels().forward(x[None], groups, weight[None], bias[None], eps)
-        return out[0], means[0], scales[0]
+        return for_one(_kernels().forward, x, groups, weight, bias, eps)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -47,22 +46,15 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:  # type: ignore[override]
         x, weight, means, scales = ctx.saved_tensors
-        by_x, by_weight, by_bias = _Gradients.apply(grad, x, ctx.groups, weight, means, scales)  # type: ignore[no-untyped-call]
+        by_x, by_weight, by_bias = _gradients(grad, x, ctx.groups, weight, means, scales)
         return by_x, None, by_weight, by_bias, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
-        return _kernels().forward(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)
+        return for_many(_kernels().forward, info, in_dims, args)
 
 
-class _Gradients(Derivative):
+@derivative
+def _gradients(*args: Any) -> tuple:
     """The gradients with respect to input, weight and bias."""
-
-    @staticmethod
-    def forward(grad: Tensor, x: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor) -> tuple:
-        gradients = _kernels().gradients(grad[None], x[None], groups, weight[None], means[None], scales[None])
-        return tuple(block[0] for block in gradients)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
-        return _kernels().gradients(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)
+    return _kernels().gradients(*args)  # type: ignore[no-any-return]

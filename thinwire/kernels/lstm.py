@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.support import Derivative, batch_dims_first, has_triton
+from thinwire.kernels.support import derivative, for_many, for_one, has_triton
 
 UNITS = 16  # hidden units of a tile: their number is a multiple of it
 
@@ -57,7 +57,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return tuple(block[0] for block in _kernels().forward(inputs[None], weight[None]))
+        return for_one(_kernels().forward, inputs, weight)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -69,22 +69,16 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:  # type: ignore[override]
         weight, hidden, gates, cells = ctx.saved_tensors
-        by_inputs = _InputGradient.apply(grad, gates, cells, weight)  # type: ignore[no-untyped-call]
+        by_inputs = _input_gradient(grad, gates, cells, weight)
         by_weight = by_inputs[1:].flatten(0, 1).mT @ hidden[:-1].flatten(0, 1)
         return by_inputs, by_weight
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
-        return _kernels().forward(*batch_dims_first(args, in_dims, info.batch_size)), (0, 0, 0)
+        return for_many(_kernels().forward, info, in_dims, args)
 
 
-class _InputGradient(Derivative):
+@derivative
+def _input_gradient(*args: Tensor) -> Tensor:
     """The gradient with respect to the inputs."""
-
-    @staticmethod
-    def forward(grad: Tensor, gates: Tensor, cells: Tensor, weight: Tensor) -> Tensor:
-        return _kernels().gradient(grad[None], gates[None], cells[None], weight[None])[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
-        return _kernels().gradient(*batch_dims_first(args, in_dims, info.batch_size)), 0
+    return _kernels().gradient(*args)  # type: ignore[no-any-return]

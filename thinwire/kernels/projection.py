@@ -79,7 +79,7 @@ def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, sca
     >>> torch.allclose(multiply_generated(b, key_words(key, None), 3, 7, "sign", 1.0), b @ key.signs(3, 7), atol=1e-6)
     True
     """
-    out: Tensor = _Multiply.apply(b, key, p, e, entries, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Product.apply(b, key, p, e, entries, scale, False)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -120,17 +120,26 @@ def _key(words: Tensor) -> Key:
     return Key(low | high << 32)
 
 
-class _Multiply(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """Vectors times A or, if `back`, times A^T; each is the gradient of the other."""
+
     @staticmethod
-    def forward(b: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
-        if fused := _fused(b, words):
-            return fused.expand(b, words, p, e, entries, scale)  # type: ignore[no-any-return]
+    def forward(vectors: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float, back: bool) -> Tensor:
+        if fused := _fused(vectors, words):
+            product = fused.project if back else fused.expand
+            return product(vectors, words, p, e, entries, scale)  # type: ignore[no-any-return]
         key = _key(words)
-        if _packed(b, p, e, entries):
-            return packed.expand(b, key, p, e, scale)
-        out = b.new_zeros(*b.shape[:-1], e)
-        for first, rows in _used(b, e):
-            out = out + b[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, b.device)
+        if _packed(vectors, p, e, entries):
+            return (packed.project if back else packed.expand)(vectors, key, p, e, scale)
+
+        def rows_of(first: int, rows: int) -> Tensor:
+            return draw_rows(key, first, rows, e, entries, scale, vectors.device)
+
+        if back:
+            return torch.cat([vectors @ rows_of(*block).mT for block in _blocks(p, e)], dim=-1)
+        out = vectors.new_zeros(*vectors.shape[:-1], e)
+        for first, rows in _used(vectors, e):
+            out = out + vectors[..., first : first + rows] @ rows_of(first, rows)
         return out
 
     @staticmethod
@@ -140,38 +149,10 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return (_Project.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
+        *matrix, back = ctx.matrix
+        by_vectors = _Product.apply(grad, *ctx.saved_tensors, *matrix, not back)  # type: ignore[no-untyped-call]
+        return by_vectors, None, None, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, b: Tensor, *matrix: Any) -> tuple[Tensor, int]:
-        return _Multiply.apply(b.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]
-
-
-class _Project(torch.autograd.Function):
-    """G A^T, the gradient of `_Multiply`; its own gradient is `_Multiply`."""
-
-    @staticmethod
-    def forward(g: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
-        if fused := _fused(g, words):
-            return fused.project(g, words, p, e, entries, scale)  # type: ignore[no-any-return]
-        key = _key(words)
-        if _packed(g, p, e, entries):
-            return packed.project(g, key, p, e, scale)
-        parts = [
-            g @ draw_rows(key, first, rows, e, entries, scale, g.device).transpose(0, 1)
-            for first, rows in _blocks(p, e)
-        ]
-        return torch.cat(parts, dim=-1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.matrix = inputs[2:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return (_Multiply.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, g: Tensor, *matrix: Any) -> tuple[Tensor, int]:
-        return _Project.apply(g.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple, vectors: Tensor, *matrix: Any) -> tuple[Tensor, int]:
+        return _Product.apply(vectors.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]

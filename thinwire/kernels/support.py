@@ -5,7 +5,7 @@ Triton is part of the CUDA builds of torch. It is optional: all operations have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -47,12 +47,35 @@ def batch_dims_first(args: Sequence[Any], dims: Sequence[Any], clients: int) -> 
     return [batch_dim_first(one, dim, clients) if isinstance(one, Tensor) else one for one, dim in pairs]
 
 
-class Derivative(torch.autograd.Function):
-    """A derivative as a function of its own, which has a rule for vmap and no derivative."""
+def for_one(kernel: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of many clients, on the first axis of its tensors, for one client."""
+    out = kernel(*(one[None] if isinstance(one, Tensor) else one for one in args))
+    return out[0] if isinstance(out, Tensor) else tuple(block[0] for block in out)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        """Save nothing."""
+
+def for_many(kernel: Callable[..., Any], info: Any, in_dims: tuple, args: Sequence[Any]) -> tuple[Any, Any]:
+    """The rule for vmap of a function of many clients: its results, and their client axes."""
+    out = kernel(*batch_dims_first(args, in_dims, info.batch_size))
+    return out, 0 if isinstance(out, Tensor) else (0,) * len(out)
+
+
+def derivative(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one client under autograd and vmap, from one of many clients; it has no derivative."""
+
+    class Derivative(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return for_one(kernel, *args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+            return
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple[Any, Any]:
+            return for_many(kernel, info, in_dims, args)
+
+    return Derivative.apply
 
 
 def split_clients(value: Tensor, clients: int) -> Tensor:

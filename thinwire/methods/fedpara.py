@@ -22,7 +22,7 @@ from thinwire.methods.fedavg import on
 from thinwire.optimizers import L1L2, SGD, Adam, BetaPosterior
 from thinwire.protocol.method import Method
 from thinwire.schedules import AllBlocks
-from thinwire.spaces import FactorizedFL, FedMRN, FedPara, FedPM, LowRank, Pufferfish
+from thinwire.spaces import FactorizedFL, FedMRN, FedPara, FedPM, LowRank, Pufferfish, Space
 from thinwire.spaces.fedpara import Activation
 
 
@@ -188,6 +188,18 @@ def factorized_fl_sparse(prune: float = 5e-4, l1: float = 5e-4, lr: float = 0.1)
     return factorized_fl(prune, l1, lr).replace(upload="weights", download="full", up=codec, down=codec)
 
 
+def _sends_masks(space: Space, levels: tuple[float, float]) -> Method:
+    """Upload one of two levels for each coordinate; everyone receives changes that are multiples of a power of two."""
+    return Method(
+        space=space,
+        up=Binary(levels),
+        down=Lattice(0.5),
+        merge_codec=LatticeSum(),
+        upload="weights",
+        client_weight=Uniform(),
+    )
+
+
 @register("method", "fedpm", paper="Isik et al., ICLR 2023")
 # Chosen on digits and one seed by the highest test accuracy within 40 rounds, of 0.03, 0.1, 0.3 and 1; as was the gain.
 @on("digits", lr=0.3, reset_every=2, gain=1.4)
@@ -208,16 +220,8 @@ def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
     >>> fedpm(reset_every=5).server_opt.reset_every
     5
     """
-    return Method(
-        space=FedPM(gain=gain),
-        up=Binary((0.0, 1.0)),
-        down=Lattice(0.5),
-        merge_codec=LatticeSum(),
-        upload="weights",
-        client_weight=Uniform(),
-        client_opt=Adam(lr),
-        server_opt=BetaPosterior(reset_every=reset_every),
-    )
+    method = _sends_masks(FedPM(gain=gain), (0.0, 1.0))
+    return method.replace(client_opt=Adam(lr), server_opt=BetaPosterior(reset_every=reset_every))
 
 
 @register("method", "fedmrn", paper="Li et al., ACM Multimedia 2024")
@@ -238,12 +242,4 @@ def fedmrn(noise: float = 0.01, signed: bool = True) -> Method:
     >>> fedmrn(signed=False).up.levels
     (0.0, 1.0)
     """
-    return Method(
-        space=FedMRN(noise=noise, signed=signed),
-        up=Binary((-1.0 if signed else 0.0, 1.0)),
-        down=Lattice(0.5),
-        merge_codec=LatticeSum(),
-        upload="weights",
-        client_weight=Uniform(),
-        server_opt=SGD(1.0),
-    )
+    return _sends_masks(FedMRN(noise=noise, signed=signed), (-1.0 if signed else 0.0, 1.0))

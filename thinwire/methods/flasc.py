@@ -35,6 +35,7 @@ from thinwire.methods.lora import (
     AdapterOptions,
     Selectors,
     by_rank,
+    on_transformers,
 )
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol.method import Budget, Method, Stage, Tier
@@ -43,11 +44,11 @@ from thinwire.spaces.lora import InitA
 from thinwire.spaces.route import Rule
 
 _with_adapters = passes_on(LoRA, "rank", "alpha", "target_modules", "modules_to_save")
+_on_tasks = on_transformers(ATTENTION, LANGUAGE)
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
-@on("text-classification", **PEFT, server_lr=0.01, from_start=False)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@on_transformers({**PEFT, "server_lr": 0.01, "from_start": False}, LANGUAGE_PEFT)
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,
@@ -130,8 +131,7 @@ def _each_round(keep: float, by: By = "tree") -> PruneMask:
 
 
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
-@on("text-classification", **ATTENTION)
-@on("causal-lm", "instructions", **LANGUAGE)
+@_on_tasks
 @_with_adapters
 def sparse_adapter(density: float = 0.25, at: int = 1, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """SparseAdapter: LoRA pruned once, to the values of largest magnitude, after the first rounds.
@@ -157,8 +157,7 @@ def sparse_adapter(density: float = 0.25, at: int = 1, by: By = "tree", **adapte
 
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
-@on("text-classification", **ATTENTION)
-@on("causal-lm", "instructions", **LANGUAGE)
+@_on_tasks
 @_with_adapters
 def adapter_lth(keep: float = 0.98, by: By = "tree", **adapters: Unpack[AdapterOptions]) -> Method:
     """Lottery-ticket pruning of LoRA: after every round a share of the values is pruned, without rewinding.
@@ -240,8 +239,7 @@ def federated_select(density: float = 0.25, by: By = "tree", at: int = 0) -> Met
 
 
 @register("method", "hetlora", paper="Cho et al., EMNLP 2024, as compared with by FLASC")
-@on("text-classification", **ATTENTION)
-@on("causal-lm", "instructions", **LANGUAGE)
+@_on_tasks
 @_with_adapters
 def hetlora(ranks: tuple[int, ...] = (1, 2, 4), **adapters: Unpack[AdapterOptions]) -> Method:
     """HetLoRA: clients with less bandwidth train and send fewer ranks; missing ranks count as zero.
@@ -267,8 +265,7 @@ def hetlora(ranks: tuple[int, ...] = (1, 2, 4), **adapters: Unpack[AdapterOption
 
 
 @register("method", "lowest-tier", paper="compared with in FLASC, 2024")
-@on("text-classification", rank=1, alpha=1.0, **MODULES)
-@on("causal-lm", "instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+@on_transformers({"rank": 1, "alpha": 1.0, **MODULES}, {**LANGUAGE, "rank": 1, "alpha": 2.0})
 def lowest_tier(
     rank: int = 1,
     alpha: float = 2.0,
@@ -294,8 +291,7 @@ def lowest_tier(
 
 
 @register("method", "highest-tier", paper="compared with in FLASC, 2024")
-@on("text-classification", **ATTENTION)
-@on("causal-lm", "instructions", **LANGUAGE)
+@_on_tasks
 @_with_adapters
 def highest_tier(share: float = 0.25, **adapters: Unpack[AdapterOptions]) -> Method:
     """LoRA trained only by the clients with the most bandwidth, one in four; the others never take part.
@@ -318,7 +314,8 @@ def highest_tier(share: float = 0.25, **adapters: Unpack[AdapterOptions]) -> Met
     return full().replace(space=LoRA(**adapters), budget=Budget(tiers))
 
 
-FIRST_STAGE: Selectors = (*MODULES["target_modules"], *MODULES["modules_to_save"])
+_FIRST_STAGE: Selectors = (*MODULES["target_modules"], *MODULES["modules_to_save"])
+_in_two_stages = on("text-classification", at=25, first_stage=_FIRST_STAGE, **ATTENTION)
 
 
 def _only(weights: Selectors) -> Route:
@@ -327,7 +324,7 @@ def _only(weights: Selectors) -> Route:
 
 
 @register("method", "flora", paper="compared with in FLASC, 2024")
-@on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
+@_in_two_stages
 @_with_adapters
 def flora(at: int = 15, first_stage: Selectors = ("*.weight",), **adapters: Unpack[AdapterOptions]) -> Method:
     """Full fine-tuning for a quarter of the rounds, then LoRA from the low-rank approximation of the update.
@@ -354,7 +351,7 @@ def flora(at: int = 15, first_stage: Selectors = ("*.weight",), **adapters: Unpa
 
 
 @register("method", "slora", paper="Babakniya et al., 2023, as compared with by FLASC")
-@on("text-classification", at=25, first_stage=FIRST_STAGE, **ATTENTION)
+@_in_two_stages
 @_with_adapters
 def slora(at: int = 15, first_stage: Selectors = ("*.weight",), **adapters: Unpack[AdapterOptions]) -> Method:
     """SLoRA: a random tenth of the weights for a quarter of the rounds, then LoRA from what they learned.

@@ -17,13 +17,13 @@ Federated LoRA whose aggregate is the mean of the clients' adapters, not the pro
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypedDict, Unpack, cast
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
 
 from thinwire.aggregators import FlexLoRA
 from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
-from thinwire.methods.fedavg import on, passes_on
+from thinwire.methods.fedavg import Arguments, T, on, passes_on
 from thinwire.optimizers import SGD
 from thinwire.protocol.method import Budget, Method, Tier
 from thinwire.schedules import AllBlocks
@@ -65,16 +65,9 @@ def by_rank(ranks: tuple[int, ...]) -> Budget:
     return Budget((*(Tier(up=RankSlice(rank), down=RankSlice(rank)) for rank in ranks), Tier(up=Raw(), down=Raw())))
 
 
-def _with_space(method: Method, **changes: Any) -> Method:
-    """Change the settings of the LoRA of a method."""
-    return method.replace(space=replace(cast("LoRA", method.space), **changes))
-
-
-def _in_space(kind: type[LoRA], method: Method) -> Method:
-    """Use another kind of LoRA with the same settings."""
-    space = cast("LoRA", method.space)
-    same = ("rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights", "dense")
-    return method.replace(space=kind(**{name: getattr(space, name) for name in same}))
+def on_transformers(encoder: Arguments, language: Arguments) -> Callable[[T], T]:
+    """`on` for the tasks with a pretrained transformer: a classifier, and language models."""
+    return lambda make: on("text-classification", **encoder)(on("causal-lm", "instructions", **language)(make))
 
 
 def _at(lr: float, method: Method) -> Method:
@@ -82,9 +75,11 @@ def _at(lr: float, method: Method) -> Method:
     return method.replace(client_opt=SGD(lr)) if lr else method
 
 
+_on_tasks = on_transformers({**PEFT, "lr": 0.1}, LANGUAGE_PEFT)
+
+
 @register("method", "lora", paper="Hu et al., ICLR 2022")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 def lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -114,9 +109,15 @@ def lora(
     return _at(lr, Method(space=space))
 
 
+def _variant(options: LoRAOptions, kind: type[LoRA] = LoRA, **settings: Any) -> Method:
+    """`lora` with another kind of space, or with further settings of it."""
+    method = lora(**options)
+    same = ("rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights", "dense")
+    return method.replace(space=kind(**{name: getattr(method.space, name) for name in same}, **settings))
+
+
 @register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
-@on("text-classification", **PEFT)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@on_transformers(PEFT, LANGUAGE_PEFT)
 @passes_on(lora, "rank", "alpha", "target_modules", "modules_to_save", "init_lora_weights")
 def ffa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FFA-LoRA: LoRA with A frozen at its random values; only B is trained and sent, and its average is exact.
@@ -135,7 +136,7 @@ def ffa_lora(**options: Unpack[LoRAOptions]) -> Method:
     >>> ffa_lora().space.freeze_a
     True
     """
-    return _with_space(lora(**options), freeze_a=True)
+    return _variant(options, freeze_a=True)
 
 
 @register("method", "fa-lora", paper="baseline of MAPA; after Sun et al., ICLR 2024")
@@ -157,8 +158,7 @@ def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
 
 
 @register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 @passes_on(lora)
 def fedsa_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedSA-LoRA: LoRA with A averaged and B private: personal models (task.validation_fraction tests them).
@@ -182,8 +182,7 @@ def fedsa_lora(**options: Unpack[LoRAOptions]) -> Method:
 
 
 @register("method", "fedloru", paper="Park and Klabjan, 2024")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 @passes_on(lora)
 def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
@@ -208,12 +207,11 @@ def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     >>> fedloru().space.redraw_every
     1
     """
-    return _with_space(lora(**options), redraw_every=1, freeze_a=freeze_a)
+    return _variant(options, redraw_every=1, freeze_a=freeze_a)
 
 
 @register("method", "flexlora", paper="Bai et al., NeurIPS 2024")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 @passes_on(lora)
 def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Method:
     """FlexLoRA: LoRA whose server averages the products B_i A_i and cuts the mean to the rank of the adapters.
@@ -243,8 +241,7 @@ def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Met
 
 
 @register("method", "fedex-lora", paper="Singhal et al., ACL 2025")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 @passes_on(lora)
 def fedex_lora(**options: Unpack[LoRAOptions]) -> Method:
     """FedEx-LoRA: LoRA with averaged factors; the base takes what their product misses, sent as stacked factors.
@@ -268,12 +265,11 @@ def fedex_lora(**options: Unpack[LoRAOptions]) -> Method:
     >>> fedex_lora(rank=4).space.rank
     4
     """
-    return _in_space(LoRAResidual, lora(**options))
+    return _variant(options, LoRAResidual)
 
 
 @register("method", "flora-stack", paper="Wang et al., NeurIPS 2024")
-@on("text-classification", **PEFT, lr=0.1)
-@on("causal-lm", "instructions", **LANGUAGE_PEFT)
+@_on_tasks
 @passes_on(lora)
 def flora_stack(**options: Unpack[LoRAOptions]) -> Method:
     """FLoRA by stacking: the server broadcasts all clients' adapters, everyone merges them, and new ones start.
@@ -297,12 +293,11 @@ def flora_stack(**options: Unpack[LoRAOptions]) -> Method:
     >>> flora_stack().space.redraw_every
     1
     """
-    return _in_space(LoRAStack, lora(**options))
+    return _variant(options, LoRAStack)
 
 
 @register("method", "fed-sb", paper="Singhal et al., 2025")
-@on("text-classification", rank=64, **MODULES)
-@on("causal-lm", "instructions", rank=64, target_modules=("query-value",))
+@on_transformers({"rank": 64, **MODULES}, {"rank": 64, "target_modules": ("query-value",)})
 def fed_sb(
     rank: int = 32,
     target_modules: Selectors = ("*",),

@@ -150,37 +150,41 @@ class MetricAccumulator:
         """Add a batch."""
         for name, metric in self.metrics.items():
             if isinstance(metric, SumMetric):
-                self._add(name, _call(name, metric.update, outputs, targets))
+                found = _call(name, metric.update, outputs, targets)
+                if not isinstance(found, Tensor):
+                    raise ConfigError(
+                        f"update of metric {name!r} must return a tensor of sums, not {type(found).__name__}"
+                    )
+                known = self._sums.get(name)
+                if known is not None and known.shape != found.shape:
+                    raise ConfigError(
+                        f"update of metric {name!r} must return sums of one shape for all batches, not "
+                        f"{list(known.shape)} and then {list(found.shape)}"
+                    )
+                self._sums[name] = found.double() if known is None else known + found.double()
         if self._keep:
             self._batches.append((outputs.cpu(), targets.cpu()))
 
     def compute(self) -> dict[str, float]:
         """The metrics of all batches; the values may be non-finite."""
-        whole = tuple(self._whole(parts) for parts in zip(*self._batches, strict=True))
-        return {
-            name: _one_number(
-                name,
-                _call(name, metric.compute, self._sums[name].cpu())
-                if isinstance(metric, SumMetric)
-                else _call(name, metric, *whole),
-            )
-            for name, metric in self.metrics.items()
-        }
+        whole = [self._whole(parts) for parts in zip(*self._batches, strict=True)]
+        out = {}
+        for name, metric in self.metrics.items():
+            sums = isinstance(metric, SumMetric)
+            value = _call(name, metric.compute, self._sums[name].cpu()) if sums else _call(name, metric, *whole)  # type: ignore[attr-defined]
+            if isinstance(value, Tensor | np.ndarray) and np.prod(value.shape) == 1:
+                value = value.item()
+            if not isinstance(value, Real):
+                shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
+                raise ConfigError(f"metric {name!r} must return one number, not {type(value).__name__}{shape}")
+            out[name] = float(value)
+        return out
 
     def _whole(self, parts: tuple[Tensor, ...]) -> Tensor:
         if len({part.shape[1:] for part in parts}) > 1:
             names = [name for name, metric in self.metrics.items() if not isinstance(metric, SumMetric)]
             raise ConfigError(f"metric {names[0]!r} needs outputs of one length, and rows differ; write a SumMetric")
         return torch.cat(parts)
-
-    def _add(self, name: str, found: Any) -> None:
-        if not isinstance(found, Tensor):
-            raise ConfigError(f"update of metric {name!r} must return a tensor of sums, not {type(found).__name__}")
-        known = self._sums.get(name)
-        if known is not None and known.shape != found.shape:
-            shapes = f"{list(known.shape)} and then {list(found.shape)}"
-            raise ConfigError(f"update of metric {name!r} must return sums of one shape for all batches, not {shapes}")
-        self._sums[name] = found.double() if known is None else known + found.double()
 
 
 def _call(name: str, function: Callable[..., Any], *args: Tensor) -> Any:
@@ -190,12 +194,3 @@ def _call(name: str, function: Callable[..., Any], *args: Tensor) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"metric {name!r} failed: {reason}") from error
-
-
-def _one_number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor | np.ndarray) and np.prod(value.shape) == 1:
-        value = value.item()
-    if not isinstance(value, Real):
-        shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
-        raise ConfigError(f"metric {name!r} must return one number, not {type(value).__name__}{shape}")
-    return float(value)

@@ -99,18 +99,6 @@ def labels_for(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets
 
 
-def label_counts(targets: Tensor) -> Tensor:
-    """The number of labels of each example that are not -100, (n,) in float32; 1 where targets are not class labels.
-
-    >>> label_counts(torch.tensor([[1, -100], [0, 2]]))
-    tensor([1., 2.])
-    """
-    if targets.is_floating_point() or not targets.dtype.is_signed:
-        return torch.ones(len(targets), device=targets.device)
-    known = targets != IGNORED
-    return (known.flatten(1).sum(1) if targets.dim() > 1 else known).to(torch.float32)
-
-
 def predicted_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The classes of the largest outputs and the class labels, both flat, without labels of -100.
 

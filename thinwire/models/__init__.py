@@ -2,11 +2,10 @@
 
     cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
     mlp                 mlp, two-fc
-    resnet, wrn, vgg    resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
+    resnet, vgg         resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
-    roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (require the extra `hf`)
+    pretrained          roberta-large; pretrained, image-classifier: any checkpoint of transformers (extra `hf`)
     causal_lm           causal-lm: any causal language model of transformers, or a GGUF file
-    image_classifier    image-classifier: any image classifier of transformers, such as ViT
 
 Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
 after the path that it bypasses and weight before bias, because methods that partition the flat vector of all parameters
@@ -27,17 +26,12 @@ from torch import nn
 
 from thinwire.core.registry import lookup
 from thinwire.errors import UnknownName
+from thinwire.models import cnn as cnn, resnet as resnet, vgg as vgg
 from thinwire.models.causal_lm import CausalLM as CausalLM
-from thinwire.models.cnn import ConvNet as ConvNet
-from thinwire.models.image_classifier import ImageClassifier as ImageClassifier
 from thinwire.models.lstm import LSTM as LSTM, NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
-from thinwire.models.pretrained import Pretrained as Pretrained
-from thinwire.models.resnet import ResNet as ResNet
-from thinwire.models.roberta import Roberta as Roberta
+from thinwire.models.pretrained import ImageClassifier as ImageClassifier, Pretrained as Pretrained
 from thinwire.models.transformer import TextClassifier as TextClassifier
-from thinwire.models.vgg import VGG16 as VGG16
-from thinwire.models.wrn import WideResNet as WideResNet
 
 
 def build(name: str, **options: Any) -> nn.Module:

@@ -1,87 +1,90 @@
-"""Building blocks of residual networks: normalization layers, convolutions and the basic block.
-
-Paper: He et al., Deep Residual Learning for Image Recognition.
-"""
+"""Building blocks of networks for images: a chain of named layers, and normalization layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from thinwire.models.checks import one_of
+from thinwire.errors import ConfigError
+from thinwire.models.checks import at_least, one_of
 
 Norm: TypeAlias = Callable[[int], nn.Module]  # makes a normalization layer for that many channels
 
 
-def norm_layer(kind: str, *, groups: int = 8, affine: bool = True) -> Norm:
-    """What makes normalization layers: batch norm ("bn"), group norm ("gn") or identity ("none").
-
-    >>> norm_layer("gn")(16).num_groups
-    8
-    """
-    one_of(("bn", "gn", "none"), norm=kind)
-    if kind == "bn":
-        return partial(nn.BatchNorm2d, affine=affine)
-    return partial(nn.GroupNorm, groups, affine=affine) if kind == "gn" else nn.Identity
-
-
-def conv3x3(fan: int, width: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution with padding 1, without bias, because a normalization follows."""
-    return nn.Conv2d(fan, width, 3, stride=stride, padding=1, bias=False)
-
-
-def conv1x1(fan: int, width: int, stride: int = 1) -> nn.Conv2d:
-    """A 1x1 convolution without bias, for shortcuts that change the shape."""
-    return nn.Conv2d(fan, width, 1, stride=stride, bias=False)
-
-
-class BasicBlock(nn.Module):
-    """The basic residual block: two convolutions, each followed by a normalization, plus a shortcut.
-
-        y = relu( N2(conv2(dropout(relu(N1(conv1(x)))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
+class ImageNetwork(nn.Sequential):
+    """Named layers in a row, which map images (n, channels, height, width) to logits (n, classes).
 
     Args:
-        fan: input channels.
-        width: output channels.
-        stride: of the first convolution and of the shortcut.
-        project: whether the shortcut has a convolution; required if the shape changes.
-        norm: makes normalization layers (`norm_layer`).
-        dropout: dropout probability between the convolutions.
-        zero_gamma: start the scale of the second normalization at 0, so that the block is its shortcut (Goyal et al.).
-
-    Not `PreBlock`, which normalizes before each convolution.
+        layers: the layers by name, in the order of the forward pass.
+        channels: channels of the images.
+        size: the height and width that they must have; None for any.
+        least: the least height and width.
 
     >>> import torch
-    >>> BasicBlock(16, 32, stride=2, project=True)(torch.zeros(1, 16, 8, 8)).shape
-    torch.Size([1, 32, 4, 4])
+    >>> network = ImageNetwork({"mean": MeanOverImage(), "head": nn.Linear(3, 5)}, 3)
+    >>> network(torch.zeros(2, 3, 8, 8)).shape, list(network.state_dict())
+    (torch.Size([2, 5]), ['head.weight', 'head.bias'])
     """
 
     def __init__(
-        self,
-        fan: int,
-        width: int,
-        *,
-        stride: int = 1,
-        project: bool = False,
-        norm: Norm = nn.BatchNorm2d,
-        dropout: float = 0.0,
-        zero_gamma: bool = False,
+        self, layers: Mapping[str, nn.Module], channels: int, *, size: tuple[int, int] | None = None, least: int = 1
     ) -> None:
-        super().__init__()
-        self.conv1 = conv3x3(fan, width, stride)
-        self.norm1 = norm(width)
-        self.relu = nn.ReLU()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.conv2 = conv3x3(width, width)
-        self.norm2 = norm(width)
-        if zero_gamma:
-            nn.init.zeros_(self.norm2.get_parameter("weight"))
-        self.shortcut = nn.Sequential(conv1x1(fan, width, stride), norm(width)) if project else nn.Identity()
+        super().__init__(OrderedDict(layers))
+        self.channels, self.size, self.least = channels, size, least
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
-        """Apply the block."""
-        y = self.dropout(self.relu(self.norm1(self.conv1(x))))
-        return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+    def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
+        """Logits of a batch of images; only shapes are checked, so it works under `vmap`."""
+        shape, least = tuple(x.shape[1:]), self.least
+        if self.size is not None and shape != (self.channels, *self.size):
+            raise ConfigError(
+                f"images of shape {shape} in a model for {(self.channels, *self.size)}: "
+                "build the model with the channels= and size= of the data"
+            )
+        if len(shape) != 3 or shape[0] != self.channels or min(shape[1:]) < least:
+            raise ConfigError(
+                f"images of shape {shape}: this model takes ({self.channels}, {least} or more, {least} or more)"
+            )
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class MeanOverImage(nn.Module):
+    """The mean over the pixels of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, channels)
+        """Average height and width."""
+        return x.mean((2, 3))
+
+
+def dropout_layer(p: float) -> nn.Module:
+    """Dropout, or the identity for a probability of 0."""
+    return nn.Dropout(p) if p else nn.Identity()
+
+
+def norm_layer(kind: str, widths: Iterable[int], *, groups: int = 8, affine: bool = True) -> Norm:
+    """What makes normalization layers: batch norm ("bn"), group norm ("gn") or identity ("none").
+
+    Args:
+        kind: bn, gn or none.
+        widths: the numbers of channels that occur; the number of groups must divide each of them.
+        groups: of group norm.
+        affine: whether the normalization has a trained scale and shift.
+
+    >>> norm_layer("gn", [16])(16).num_groups
+    8
+    """
+    one_of(("bn", "gn", "none"), norm=kind)
+    at_least(1, groups=groups)
+    if kind == "bn":
+        return partial(nn.BatchNorm2d, affine=affine)
+    if kind == "none":
+        return nn.Identity
+    for width in widths:
+        if width % groups:
+            raise ConfigError(f"groups = {groups}: does not divide a layer of {width} channels; write a power of two")
+    return partial(nn.GroupNorm, groups, affine=affine)

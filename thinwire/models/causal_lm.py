@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from torch import Tensor, nn
 from thinwire.core.recording import is_recorded
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.models.checks import probability
+from thinwire.models.checks import one_of, probability
 from thinwire.models.pretrained import additive, library as library, loading, quiet, set_dropout
 from thinwire.models.quantized import quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ATTENTION = ("eager", "sdpa")
 
 
 class CausalLM(nn.Module):
@@ -51,9 +51,7 @@ class CausalLM(nn.Module):
         self, input_ids: Tensor, label_positions: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:  # (n, length), (n, labels), (n, length) -> (n, labels, tokens)
         """Logits at the given positions; without them, at all."""
-        mask = None if position_ids is None else self._blocks(position_ids)
-        if mask is None and is_recorded(input_ids) and self._needs_mask(input_ids.shape[1]):
-            mask = self._causal(input_ids)
+        mask = self._mask(input_ids, position_ids)
         self.positions = label_positions
         try:
             found = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
@@ -89,20 +87,22 @@ class CausalLM(nn.Module):
         index = self.positions[..., None].expand(*self.positions.shape, hidden.shape[-1])
         return (hidden.gather(1, index), *args[1:])
 
-    def _needs_mask(self, length: int) -> bool:
-        """Whether a recording needs a mask of ours: that of transformers for `eager` copies a number to the GPU."""
+    def _mask(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor | None:
+        """(n or 1, 1, length, length) the additive mask of rows that hold several records.
+
+        A recording of rows with one record needs a mask, too: that of transformers for `eager` copies a number to the
+        GPU.
+        """
         config: Any = self.model.config
+        length = input_ids.shape[1]
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-        return config._attn_implementation == "eager" and all(w is None or length <= w for w in windows)
-
-    def _causal(self, input_ids: Tensor) -> Tensor:
-        """(1, 1, length, length) the additive mask of rows with one record."""
-        return additive(_past(input_ids)[None, None], next(self.model.parameters()).dtype)
-
-    def _blocks(self, position_ids: Tensor) -> Tensor:
-        """(n, 1, length, length) the additive mask of rows that hold several records."""
-        record = (position_ids == 0).cumsum(1)
-        seen = (record[:, None, :, None] == record[:, None, None, :]) & _past(position_ids)
+        own = config._attn_implementation == "eager" and all(w is None or length <= w for w in windows)
+        if position_ids is None and not (own and is_recorded(input_ids)):
+            return None
+        seen = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[None, None]
+        if position_ids is not None:
+            record = (position_ids == 0).cumsum(1)
+            seen = seen & (record[:, None, :, None] == record[:, None, None, :])
         return additive(seen, next(self.model.parameters()).dtype)
 
 
@@ -130,12 +130,9 @@ def causal_lm(
             (`quantized.py`); 32 for the type of the weights.
     """
     probability(dropout=dropout)
-    if bits not in (4, 8, 32):
-        raise ConfigError(f"task.model.bits must be 4, 8 or 32 (as it is), not {bits}")
-    if dtype not in DTYPES:
-        raise ConfigError(f"task.model.dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if attention not in ATTENTION:
-        raise ConfigError(f"task.model.attention must be one of {', '.join(ATTENTION)}, not {attention!r}")
+    one_of(("4", "8", "32"), bits=str(bits))
+    one_of(DTYPES, dtype=dtype)
+    one_of(("eager", "sdpa"), attention=attention)
     if not checkpoint:
         raise ConfigError("model 'causal-lm' needs a checkpoint: use the task 'causal-lm', or write checkpoint")
     transformers = library("causal-lm")
@@ -162,17 +159,9 @@ def location(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of a checkpoint, and further arguments of `from_pretrained`: of a GGUF file, its name."""
     if checkpoint.suffix != ".gguf":
         return checkpoint, {}
-    for package in ("gguf", "accelerate"):
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(f"{checkpoint.name}: a GGUF file needs {package}: pip install gguf accelerate") from error
+    if missing := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
+        raise ConfigError(f"{checkpoint.name}: a GGUF file needs {' and '.join(missing)}: pip install gguf accelerate")
     return checkpoint.parent, {"gguf_file": checkpoint.name}
-
-
-def _past(rows: Tensor) -> Tensor:
-    """(length, length) whether a key is not after a query, for rows (n, length)."""
-    return torch.ones(rows.shape[1], rows.shape[1], dtype=torch.bool, device=rows.device).tril()
 
 
 def _ends(config: Any) -> list[int]:

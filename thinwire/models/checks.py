@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor
-
 from thinwire.errors import ConfigError, UnknownName
 
 
@@ -36,25 +34,3 @@ def probability(**given: float) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise ConfigError(f"{name} = {value!r}: expected a probability of at least 0 and below 1")
-
-
-def divides(groups: int, widths: Iterable[int]) -> None:
-    """Check that the number of groups of a group norm divides each of these widths."""
-    for width in widths:
-        if width % groups:
-            raise ConfigError(f"groups = {groups}: does not divide a layer of {width} channels; write a power of two")
-
-
-def check_images(x: Tensor, channels: int, *, exact: tuple[int, int] | None = None, least: int = 1) -> None:
-    """Check that a batch holds images (n, channels, height, width) of the size of the model.
-
-    It reads shapes only, so it works under `vmap`.
-    """
-    shape = tuple(x.shape[1:])
-    if exact is not None and shape != (channels, *exact):
-        raise ConfigError(
-            f"images of shape {shape} in a model for {(channels, *exact)}: "
-            "build the model with the channels= and size= of the data"
-        )
-    if len(shape) != 3 or shape[0] != channels or min(shape[1:]) < least:
-        raise ConfigError(f"images of shape {shape}: this model takes ({channels}, {least} or more, {least} or more)")

@@ -6,12 +6,13 @@ Papers: MAPA and MAPO (MNIST, FMNIST, CIFAR-10, SVHN), EvoFed (CIFAR-10), LEAF a
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire.core.registry import register
-from thinwire.models.checks import at_least, check_images, one_of
+from thinwire.models.blocks import ImageNetwork
+from thinwire.models.checks import at_least, one_of
 from thinwire.models.exact_init import truncated_normal_
 from thinwire.models.mlp import MLP, mlp
 
@@ -19,7 +20,16 @@ from thinwire.models.mlp import MLP, mlp
 TRUNCATED_STD = 0.87962566103423978
 
 
-class ConvNet(nn.Sequential):
+def conv_net(
+    channels: int,
+    size: int | tuple[int, int],
+    widths: tuple[int, ...],
+    hidden: int,
+    classes: int,
+    *,
+    pool: str = "avg",
+    init: str = "lecun",
+) -> ImageNetwork:
     """A CNN: convolutions with pooling, then one or two linear layers.
 
         [Conv5x5(pad 2) -> ReLU -> Pool2] per entry of `widths` -> flatten -> [Linear -> ReLU if hidden] -> Linear
@@ -36,97 +46,111 @@ class ConvNet(nn.Sequential):
             "torch".
 
     >>> import torch
-    >>> ConvNet(1, 28, (8, 16), 0, 10)(torch.zeros(2, 1, 28, 28)).shape
+    >>> conv_net(1, 28, (8, 16), 0, 10)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
-
-    def __init__(
-        self,
-        channels: int,
-        size: int | tuple[int, int],
-        widths: tuple[int, ...],
-        hidden: int,
-        classes: int,
-        *,
-        pool: str = "avg",
-        init: str = "lecun",
-    ) -> None:
-        height, width = size if isinstance(size, tuple) else (size, size)
-        at_least(1, channels=channels, classes=classes, height=height, width=width)
-        if not isinstance(size, tuple):
-            at_least(2 ** len(widths), size=size)
-        one_of(("avg", "max"), pool=pool)
-        one_of(("lecun", "torch"), init=init)
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        fan, rows, columns = channels, height, width
-        for i, filters in enumerate(widths, start=1):
-            layers[f"conv{i}"] = nn.Conv2d(fan, filters, 5, padding=2)
-            layers[f"relu{i}"] = nn.ReLU()
-            step = (min(rows, 2), min(columns, 2))
-            layers[f"pool{i}"] = nn.AvgPool2d(step) if pool == "avg" else nn.MaxPool2d(step)
-            fan, rows, columns = filters, rows // step[0], columns // step[1]
-        layers["flatten"] = nn.Flatten()
-        fan *= rows * columns
-        if hidden:
-            layers["hidden"] = nn.Linear(fan, hidden)
-            layers["relu"] = nn.ReLU()
-            fan = hidden
-        layers["head"] = nn.Linear(fan, classes)
-        super().__init__(layers)
-        self.channels, self.size = channels, (height, width)
-        if init == "lecun":
-            lecun_(self)
-
-    def forward(self, x: Tensor) -> Tensor:  # (n, channels, size, size) -> (n, classes)
-        """Logits of a batch of images."""
-        check_images(x, self.channels, exact=self.size)
-        for layer in self:
-            x = layer(x)
-        return x
+    height, width = size if isinstance(size, tuple) else (size, size)
+    at_least(1, channels=channels, classes=classes, height=height, width=width)
+    if not isinstance(size, tuple):
+        at_least(2 ** len(widths), size=size)
+    one_of(("avg", "max"), pool=pool)
+    one_of(("lecun", "torch"), init=init)
+    layers: dict[str, nn.Module] = {}
+    fan, rows, columns = channels, height, width
+    for i, filters in enumerate(widths, start=1):
+        step = (min(rows, 2), min(columns, 2))
+        layers[f"conv{i}"] = nn.Conv2d(fan, filters, 5, padding=2)
+        layers[f"relu{i}"] = nn.ReLU()
+        layers[f"pool{i}"] = nn.AvgPool2d(step) if pool == "avg" else nn.MaxPool2d(step)
+        fan, rows, columns = filters, rows // step[0], columns // step[1]
+    layers["flatten"] = nn.Flatten()
+    fan *= rows * columns
+    if hidden:
+        layers["hidden"] = nn.Linear(fan, hidden)
+        layers["relu"] = nn.ReLU()
+    layers["head"] = nn.Linear(hidden or fan, classes)
+    network = ImageNetwork(layers, channels, size=(height, width))
+    return network.apply(_lecun) if init == "lecun" else network
 
 
-def lecun_(module: nn.Module) -> None:
-    """LeCun normal initialization in place: weights normal with variance 1 / inputs, truncated; biases zero.
-
-    It is the default of the library that the authors of MAPA and MAPO use.
-    """
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            std = 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / TRUNCATED_STD
-            truncated_normal_(layer.weight, std)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+def _lecun(layer: nn.Module) -> None:
+    """LeCun normal initialization, the default of the library that the authors of MAPA and MAPO use."""
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        truncated_normal_(layer.weight, 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / TRUNCATED_STD)
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
 
-@register(
-    "model", "cnn2", doc="Two convolutions and one linear layer, for 28x28 images such as MNIST.", paper="MAPA; MAPO"
+def _published(
+    name: str,
+    widths: tuple[int, ...],
+    hidden: int = 0,
+    *,
+    doc: str,
+    paper: str,
+    channels: int = 3,
+    size: int = 32,
+    classes: int = 10,
+    **more: str,
+) -> Callable[..., ImageNetwork]:
+    """Register a network of a paper, with the classes and images of its data as defaults."""
+
+    @register("model", name, doc=doc, paper=paper)
+    def make(classes: int = classes, channels: int = channels, size: int = size) -> ImageNetwork:
+        return conv_net(channels, size, widths, hidden, classes, **more)
+
+    return make
+
+
+# 11,274 parameters for ten classes of 28x28 images
+cnn2 = _published(
+    "cnn2",
+    (8, 16),
+    doc="Two convolutions and one linear layer, for 28x28 images such as MNIST.",
+    paper="MAPA; MAPO",
+    channels=1,
+    size=28,
 )
-def cnn2(classes: int = 10, channels: int = 1, size: int = 28) -> ConvNet:
-    """Two convolutions and one linear layer: 11,274 parameters for ten classes of 28x28 images.
-
-        Conv5x5(1 -> 8) -> ReLU -> AvgPool2 -> Conv5x5(8 -> 16) -> ReLU -> AvgPool2 -> Linear(784 -> 10)
-
-    >>> sum(p.numel() for p in cnn2().parameters())
-    11274
-    """
-    return ConvNet(channels, size, (8, 16), 0, classes)
-
-
-@register(
-    "model", "cnn-cifar", doc="Three convolutions and two linear layers, for CIFAR-10 and SVHN.", paper="MAPA; MAPO"
+# 1,146,634 parameters, as both papers report; not the four convolutions of the tables of MAPO
+cnn_cifar = _published(
+    "cnn-cifar",
+    (64, 128, 128),
+    256,
+    doc="Three convolutions and two linear layers, for CIFAR-10 and SVHN.",
+    paper="MAPA; MAPO",
 )
-def cnn_cifar(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Three convolutions and two linear layers: 1,146,634 parameters, as both papers report.
-
-        [Conv5x5 -> ReLU -> AvgPool2] with 64, 128, 128 channels -> Linear(2048 -> 256) -> ReLU -> Linear(256 -> 10)
-
-    Not the four convolutions of the tables of MAPO, which have a different count: see `cnn-cifar4`.
-    """
-    return ConvNet(channels, size, (64, 128, 128), 256, classes)
+# 855,882 parameters; not the model with the count that MAPO reports
+cnn_cifar4 = _published(
+    "cnn-cifar4",
+    (64, 64, 128, 128),
+    256,
+    doc="Four convolutions and two linear layers, as in the tables of MAPO.",
+    paper="MAPO",
+)
+# 2,309,770 parameters
+cnn_cifar_evofed = _published(
+    "cnn-cifar-evofed",
+    (64, 128),
+    256,
+    doc="Two wide convolutions and two linear layers, for CIFAR-10.",
+    paper="EvoFed",
+)
+# 6,603,710 parameters for 62 letters and digits
+femnist_cnn = _published(
+    "femnist-cnn",
+    (32, 64),
+    2048,
+    doc="Two convolutions and a wide linear layer, for FEMNIST.",
+    paper="LEAF; FedLAMA",
+    channels=1,
+    size=28,
+    classes=62,
+    pool="max",
+    init="torch",
+)
 
 
 @register("model", "cnn", doc="A small CNN for images of any size and any number of channels.")
-def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32) -> ConvNet:
+def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32) -> ImageNetwork:
     """A small CNN for images of any size: as many convolutions as leave at most 7 rows and columns, from one to five.
 
         [Conv5x5 -> ReLU -> AvgPool2] with 16, 32, 64, 64, 64 channels -> Linear(-> classes)
@@ -137,43 +161,14 @@ def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32)
     """
     at_least(1, height=height, width=width)
     layers = min(max((max(height, width) // 4).bit_length() - 1, 1), 5)
-    return ConvNet(channels, (height, width), (16, 32, 64, 64, 64)[:layers], 0, classes)
+    return conv_net(channels, (height, width), (16, 32, 64, 64, 64)[:layers], 0, classes)
 
 
 @register("model", "auto", doc="The model `cnn` for images, the model `mlp` for other numbers.")
-def auto(classes: int = 10, inputs: int = 64, channels: int = 0, height: int = 0, width: int = 0) -> ConvNet | MLP:
+def auto(classes: int = 10, inputs: int = 64, channels: int = 0, height: int = 0, width: int = 0) -> ImageNetwork | MLP:
     """The model `cnn` if the data has images (channels, height, width), otherwise `mlp` with `inputs` features.
 
     >>> type(auto(inputs=3)).__name__, type(auto(channels=1, height=8, width=8)).__name__
-    ('MLP', 'ConvNet')
+    ('MLP', 'ImageNetwork')
     """
     return cnn(classes, channels, height, width) if channels else mlp(classes, inputs)
-
-
-@register("model", "cnn-cifar4", doc="Four convolutions and two linear layers, as in the tables of MAPO.", paper="MAPO")
-def cnn_cifar4(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Four convolutions and two linear layers, as in the tables of MAPO: 855,882 parameters.
-
-        [Conv5x5 -> ReLU -> AvgPool2] with 64, 64, 128, 128 channels -> Linear(512 -> 256) -> ReLU -> Linear(256 -> 10)
-
-    Not the model with the count that MAPO reports: see `cnn-cifar`.
-    """
-    return ConvNet(channels, size, (64, 64, 128, 128), 256, classes)
-
-
-@register("model", "cnn-cifar-evofed", doc="Two wide convolutions and two linear layers, for CIFAR-10.", paper="EvoFed")
-def cnn_cifar_evofed(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Two wide convolutions and two linear layers: 2,309,770 parameters.
-
-    [Conv5x5 -> ReLU -> AvgPool2] with 64, 128 channels -> Linear(8192 -> 256) -> ReLU -> Linear(256 -> 10)
-    """
-    return ConvNet(channels, size, (64, 128), 256, classes)
-
-
-@register("model", "femnist-cnn", doc="Two convolutions and a wide linear layer, for FEMNIST.", paper="LEAF; FedLAMA")
-def femnist_cnn(classes: int = 62, channels: int = 1, size: int = 28) -> ConvNet:
-    """Two convolutions and a wide linear layer: 6,603,710 parameters for 62 letters and digits.
-
-    [Conv5x5 -> ReLU -> MaxPool2] with 32, 64 channels -> Linear(3136 -> 2048) -> ReLU -> Linear(2048 -> 62)
-    """
-    return ConvNet(channels, size, (32, 64), 2048, classes, pool="max", init="torch")

@@ -60,12 +60,10 @@ class LSTM(nn.Module):
         super().__init__()
         self.hidden, self.layers, self.biases, self.weight_norm = hidden, layers, biases, weight_norm
         for layer in range(layers):
-            fan = hidden if layer else inputs
-            self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(4 * hidden, fan)))
-            self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(torch.empty(4 * hidden, hidden)))
-            if biases == 2:
-                self.register_parameter(f"bias_ih_l{layer}", nn.Parameter(torch.empty(4 * hidden)))
-            self.register_parameter(f"bias_hh_l{layer}", nn.Parameter(torch.empty(4 * hidden)))
+            shapes = {"weight_ih": [hidden if layer else inputs], "weight_hh": [hidden], "bias_ih": [], "bias_hh": []}
+            for name, fan in shapes.items():
+                if name != "bias_ih" or biases == 2:
+                    self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.empty(4 * hidden, *fan)))
         for block in self.parameters():
             nn.init.uniform_(block, -1 / math.sqrt(hidden), 1 / math.sqrt(hidden))
         for part in (f"{part}_l{layer}" for layer in range(layers) for part in ("ih", "hh")) if weight_norm else ():
@@ -121,9 +119,7 @@ class NextCharacter(nn.Module):
         vocab: number of input characters; `classes` by default.
         embedding: size of an embedding vector.
         hidden: size of the hidden state.
-        layers: number of LSTM layers.
-        biases: bias vectors per layer, see `LSTM`.
-        weight_norm: see `LSTM`.
+        options: further arguments of `LSTM`.
 
     >>> NextCharacter(69, hidden=16)(torch.zeros(2, 80, dtype=torch.int64)).shape
     torch.Size([2, 69])
@@ -136,16 +132,14 @@ class NextCharacter(nn.Module):
         vocab: int | None = None,
         embedding: int = 8,
         hidden: int = 256,
-        layers: int = 2,
-        biases: int = 1,
-        weight_norm: bool = False,
+        **options: int,
     ) -> None:
         vocab = classes if vocab is None else vocab
         at_least(2, classes=classes, vocab=vocab)
         at_least(1, embedding=embedding)
         super().__init__()
         self.embedding = nn.Embedding(vocab, embedding)
-        self.lstm = LSTM(embedding, hidden, layers=layers, biases=biases, weight_norm=weight_norm)
+        self.lstm = LSTM(embedding, hidden, **options)  # type: ignore[arg-type]
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, codes: Tensor) -> Tensor:  # (n, steps) int64 -> (n, classes)
@@ -161,7 +155,7 @@ def lstm_shakespeare(
 
     Embedding(69, 8) -> 2 layers of 256 -> Linear(256 -> 69). Not `lstm80`, which has two bias vectors per layer.
     """
-    return NextCharacter(classes, vocab=vocab, embedding=embedding, hidden=hidden, layers=layers, biases=1)
+    return NextCharacter(classes, vocab=vocab, embedding=embedding, hidden=hidden, layers=layers)
 
 
 @register("model", "lstm80", doc="LSTM of two layers over 80 characters, two biases each.", paper="LEAF; FedPara")

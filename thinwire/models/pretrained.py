@@ -1,4 +1,7 @@
-"""Pretrained text classifiers from the `transformers` library (extra `hf`)."""
+"""Classifiers of texts and of images from the `transformers` library (extra `hf`).
+
+Papers: Liu et al., RoBERTa; MAPO (GLUE).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
@@ -25,23 +29,24 @@ class Pretrained(nn.Module):
 
         mask[query, key] = 0 if key is a token (and key <= query, for causal models), else the lowest value
 
-    The form of mask that a model supports is determined with one small example.
-
     Args:
         model: a model of `AutoModelForSequenceClassification`.
+        form: of the mask that it supports: "all" (additive), "past" (additive and causal) or "bits"; by default found
+            with one small example.
+        pad: the token of padding, which is masked where no mask is given; by default no token is.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, form: str = "", pad: int = -1) -> None:
         super().__init__()
-        self.model = model
-        self.form = "bits"
-        self.form = self._detect_form()
+        self.model, self.pad = model, pad
+        self.form = form or "bits"
+        self.form = form or self._detect_form()
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:  # (n, length) each -> (n, classes)
-        """Logits of a batch of texts; without a mask, all tokens are used."""
-        words = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        """Logits of a batch of texts."""
+        words = input_ids != self.pad if attention_mask is None else attention_mask != 0
         kinds = {} if token_type_ids is None else {"token_type_ids": token_type_ids.long()}
         return self.model(input_ids=input_ids.long(), attention_mask=self._mask(words), **kinds).logits
 
@@ -97,6 +102,100 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
             "model 'pretrained' needs a checkpoint folder: use the task 'text-classification', or write checkpoint"
         )
     return Pretrained(load_classifier("SequenceClassification", "text classifier", checkpoint, classes, dropout))
+
+
+@register(
+    "model",
+    "roberta-large",
+    doc="RoBERTa of 24 layers with a classification head (needs thinwire[hf]).",
+    paper="RoBERTa; MAPO",
+)
+def roberta_large(classes: int = 2, layers: int = 24, width: int = 1024, dropout: float = 0.1) -> Pretrained:
+    """RoBERTa of 24 layers with a classification head and random weights: 355,361,794 parameters for two classes.
+
+    MAPO reports 357,199,876: the same model with a second copy of its head (1,051,650) and adapters of rank 8
+    (786,432), as peft wraps it. Here each parameter is counted once. For pretrained weights use `pretrained`.
+
+    Args:
+        classes: number of classes.
+        layers: number of layers.
+        width: hidden size, a multiple of 64 (the base model has 768, with 12 layers).
+        dropout: dropout probability of all layers, from the global generator of torch; 0 disables it.
+    """
+    at_least(2, classes=classes)
+    at_least(1, layers=layers)
+    at_least(64, width=width)
+    probability(dropout=dropout)
+    if width % 64:
+        raise ConfigError(f"width = {width}: expected a multiple of 64, the size of an attention head")
+    transformers = library("model 'roberta-large'")
+    config = transformers.RobertaConfig(
+        vocab_size=50265,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_labels=classes,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation="eager",  # plain products: the fused kernel has no batching rule for vmap on a CPU
+    )
+    # stated, because a model without values (device "meta") cannot be tried
+    form = "all" if int(transformers.__version__.split(".")[0]) >= 5 else "bits"
+    return Pretrained(transformers.RobertaForSequenceClassification(config), form, pad=1)
+
+
+class ImageClassifier(nn.Module):
+    """A `transformers` image classifier that maps images to logits.
+
+    Images are resized to the size of the checkpoint; a grey image is repeated for each of its channels.
+
+    Args:
+        model: a model of `AutoModelForImageClassification`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        config: Any = model.config
+        size = getattr(config, "image_size", None)
+        self.size = (size, size) if isinstance(size, int) else size and tuple(size)
+        self.channels = int(getattr(config, "num_channels", 3))
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
+        """Logits of a batch of images."""
+        if x.dim() == 3:
+            x = x[:, None]
+        if x.dim() != 4 or x.shape[1] not in (1, self.channels):
+            raise ConfigError(
+                f"images of shape {tuple(x.shape[1:])}: this model takes (1 or {self.channels}, height, width)"
+            )
+        if self.size is not None and tuple(x.shape[2:]) != self.size:
+            x = F.interpolate(x, self.size, mode="bilinear", align_corners=False)
+        return self.model(pixel_values=x.expand(-1, self.channels, -1, -1)).logits
+
+
+@register("model", "image-classifier", doc="Any Hugging Face image classifier, such as ViT (needs thinwire[hf]).")
+def image_classifier(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> ImageClassifier:
+    """A checkpoint of transformers with a new classification head, in float32; from a configuration, random weights.
+
+    Args:
+        classes: number of classes.
+        checkpoint: a folder with config.json and, for pretrained weights, safetensors files.
+        dropout: dropout probability of all layers; CUDA graphs require 0.
+    """
+    at_least(2, classes=classes)
+    folder = Path(checkpoint).expanduser()
+    if not checkpoint or not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model 'image-classifier' needs a folder with config.json, not {checkpoint!r}; write task.model.checkpoint"
+        )
+    name = str(folder)
+    model = load_classifier("ImageClassification", "image classifier", name, classes, dropout, weights_needed=False)
+    return ImageClassifier(model)
 
 
 def load_classifier(

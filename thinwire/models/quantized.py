@@ -86,19 +86,16 @@ class Blocks:
         values = self.low[..., None] + self.step[..., None] * codes
         return values.flatten(1)[:, : self.columns].to(dtype)
 
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Some rows of the matrix, for an index of any shape."""
-        flat = index.reshape(-1)
-        own = Blocks(self.codes[flat], self.low[flat], self.step[flat], self.columns, self.bits)
-        return own.decoded(dtype).reshape(*index.shape, -1)
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> Blocks:
+        """The blocks with changed tensors, for example some of the rows."""
+        return Blocks(change(self.codes), change(self.low), change(self.step), self.columns, self.bits)
 
     def to(self, device: torch.device) -> Blocks:
         """The same blocks on a device: one copy, which layers that share a matrix go on sharing."""
         if device == self.codes.device:
             return self
         if device not in self.moved:
-            codes, low, step = (one.to(device) for one in (self.codes, self.low, self.step))
-            self.moved[device] = Blocks(codes, low, step, self.columns, self.bits)
+            self.moved[device] = self.with_each(lambda one: one.to(device))
         return self.moved[device]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Blocks:
@@ -107,7 +104,7 @@ class Blocks:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return sum(one.numel() * one.element_size() for one in (self.codes, self.low, self.step))
+        return sum(one.nbytes for one in (self.codes, self.low, self.step))
 
 
 class _Product(torch.autograd.Function):
@@ -170,7 +167,8 @@ class QuantizedEmbedding(_Constant):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of these ids."""
-        return self.blocks.rows(ids, self.dtype)
+        rows = self.blocks.with_each(lambda one: one[ids.reshape(-1)])
+        return rows.decoded(self.dtype).reshape(*ids.shape, -1)
 
 
 def quantize(model: Any, bits: int, dtype: torch.dtype) -> None:
@@ -188,20 +186,14 @@ def quantize(model: Any, bits: int, dtype: torch.dtype) -> None:
         if type(layer) is nn.Linear and layer is not head and not makes_query_or_value(path):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, QuantizedLinear(Blocks.of(layer.weight, bits), layer.bias))
-    _quantize_embedding(model, head, embedding, dtype)
+    if type(embedding) is nn.Embedding and type(head) is nn.Linear:
+        shared = Blocks.of(embedding.weight, 8, SMALL)
+        own = shared if head.weight is embedding.weight else Blocks.of(head.weight, 8, SMALL)
+        model.set_input_embeddings(QuantizedEmbedding(shared, dtype))
+        model.set_output_embeddings(QuantizedLinear(own, head.bias))
     with torch.no_grad():
         for weight in model.parameters():  # copied, because weights that were read from a file keep all of it in memory
             weight.data = weight.data.clone()
-
-
-def _quantize_embedding(model: Any, head: Any, embedding: Any, dtype: torch.dtype) -> None:
-    if type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
-        return
-    tied = head.weight is embedding.weight
-    shared = Blocks.of(embedding.weight, 8, SMALL)
-    model.set_input_embeddings(QuantizedEmbedding(shared, dtype))
-    own = shared if tied else Blocks.of(head.weight, 8, SMALL)
-    model.set_output_embeddings(QuantizedLinear(own, head.bias))
 
 
 def _symmetric_step(values: Tensor) -> Tensor:

@@ -22,6 +22,13 @@ from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer, clip_by_global_norm
 
 
+def no_steps(coords: Tree) -> Tree:
+    """Return a count of zero steps, for all blocks together."""
+    first = next(iter(coords.values()), torch.zeros(()))
+    # float64, because 1 - 0.999**t in float32 is wrong in the fourth digit
+    return {ALL_BLOCKS: torch.zeros((), dtype=torch.float64, device=first.device)}
+
+
 @dataclass(frozen=True)
 class _Adaptive(Optimizer):
     """Common part: running estimates of the first moment m and the second moment v of the gradient, by block.
@@ -52,10 +59,7 @@ class _Adaptive(Optimizer):
 
     def init(self, coords: Tree) -> State:
         """Return zeros for both moments and a step count of 0."""
-        first = next(iter(coords.values()), torch.zeros(()))
-        # float64, because 1 - 0.999**t in float32 is wrong in the fourth digit
-        count = torch.zeros((), dtype=torch.float64, device=first.device)
-        return {"count": {ALL_BLOCKS: count}, "m": zeros_like(coords), "v": zeros_like(coords)}
+        return {"count": no_steps(coords), "m": zeros_like(coords), "v": zeros_like(coords)}
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""

@@ -10,11 +10,13 @@ Stochastic gradient descent, for clients and server.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +60,14 @@ class Optimizer(ABC):
     @abstractmethod
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the update to add to the coordinates, proportional to `lr`, and the next state."""
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same optimizer with `factor` times its learning rate; its settings are not checked again."""
+        if factor == 1.0:
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "lr", self.lr * factor)  # of a frozen dataclass
+        return other
 
     def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the step of the server for a mean update, whose negation is the gradient, and the next state."""
@@ -166,7 +176,7 @@ def clip_by_global_norm(grads: Tree, clip_norm: float) -> Tree:
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(block) for block in grads.values()]))
     factor = (clip_norm / norm).clamp(max=1.0)  # |g| = 0: the quotient is inf, the factor 1
     factor = torch.where(norm.isinf(), math.nan, factor)  # not 0, which would hide it
-    return tmap(lambda block: block * factor.to(block.dtype), grads)
+    return {name: block * factor.to(block.dtype) for name, block in grads.items()}
 
 
 DecayOn = Literal["all", "kernels"]
@@ -218,7 +228,7 @@ class SGD(Optimizer):
             return {}
         return {"momentum": {name: block.new_zeros(block.shape) for name, block in coords.items()}}
 
-    @property
+    @cached_property
     def plain(self) -> bool:  # type: ignore[override]
         """Without momentum, weight decay and clipping; not of subclasses, whose `update` may differ."""
         return type(self) is SGD and not (self.momentum or self.weight_decay) and self.clip_norm == math.inf
@@ -228,7 +238,7 @@ class SGD(Optimizer):
         """With weight decay on all coordinates; not of subclasses."""
         return type(self) is SGD and self.weight_decay_on == "all"
 
-    @property
+    @cached_property
     def reads_coords(self) -> bool:  # type: ignore[override]
         """True with weight decay."""
         return self.weight_decay > 0
@@ -241,7 +251,8 @@ class SGD(Optimizer):
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
-        grads = clip_by_global_norm(grads, self.clip_norm)
+        if self.clip_norm < math.inf:
+            grads = clip_by_global_norm(grads, self.clip_norm)
         if self.weight_decay:
             least = 2 if self.weight_decay_on == "kernels" else 0
             grads = tmap(lambda g, w: g + self.weight_decay * w if w.dim() >= least else g, grads, coords)

@@ -7,9 +7,9 @@ Papers: Spall, IEEE TAC 1992 (simultaneous perturbation); Malladi et al., NeurIP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, scale, zeros_like
+from thinwire.core.tree import Tree, scale, unflatten, zeros_like
+from thinwire.optimizers.adaptive import no_steps
 from thinwire.optimizers.base import Optimizer, clip_by_global_norm
 
 Order = Literal["turn", "random"]
@@ -69,8 +70,7 @@ class ForwardSGD(Optimizer):
 
     def init(self, coords: Tree) -> State:
         """Return a count of zero steps."""
-        first = next(iter(coords.values()), torch.zeros(()))
-        return {"count": {ALL_BLOCKS: torch.zeros((), dtype=torch.float64, device=first.device)}}
+        return {"count": no_steps(coords)}
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
@@ -81,14 +81,16 @@ class ForwardSGD(Optimizer):
         self, loss_after: Callable[[Tree], tuple[Tensor, Tree]], coords: Tree, state: State
     ) -> tuple[Tree, tuple[Tensor, Tree]]:
         """Return the slopes along some coordinates, zeros for all others, and the loss at the coordinates."""
-        places, total = _places(coords)
-        directions = min(self.directions, total)
         count = state["count"][ALL_BLOCKS]
+        total = sum(block.numel() for block in coords.values())
+        places = unflatten(torch.arange(total, dtype=torch.float64, device=count.device), coords)
+        directions = min(self.directions, total)
         if self.order == "random":  # of torch's generator, which training seeds for each client
             chosen = torch.randint(0, total, (directions,), device=count.device)
         else:
             chosen = (count * directions + torch.arange(directions, device=count.device)) % total
-        with torch.no_grad(), _same_draws(next(iter(coords.values())).device) as again:
+        again = _rewinds(count.device)
+        with torch.no_grad():
             grads = zeros_like(coords)
             loss, after = loss_after(grads)
             for i in range(directions):
@@ -100,32 +102,13 @@ class ForwardSGD(Optimizer):
         return grads, (loss, after)
 
 
-def _places(coords: Tree) -> tuple[Tree, int]:
-    """The number of each coordinate, and how many there are."""
-    out: Tree = {}
-    total = 0
-    for name, block in coords.items():
-        place = torch.arange(total, total + block.numel(), dtype=torch.float64, device=block.device)
-        out[name], total = place.view(block.shape), total + block.numel()
-    return out, total
-
-
-@contextmanager
-def _same_draws(device: torch.device) -> Iterator[Callable[[], None]]:
-    """A function that makes random layers such as dropout draw the same numbers again.
+def _rewinds(device: torch.device) -> Callable[[], None]:
+    """Return a function that makes random layers such as dropout draw the same numbers again.
 
     Losses of two draws would differ by more than a perturbation changes them.
     """
-    cuda = device.type == "cuda"
-    if cuda and torch.cuda.is_current_stream_capturing():  # a recording does not support random layers
-        yield lambda: None
-        return
-    before = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
-
-    def again() -> None:
-        if cuda:
-            torch.cuda.set_rng_state(before, device)
-        else:
-            torch.set_rng_state(before)
-
-    yield again
+    if device.type != "cuda":
+        return partial(torch.set_rng_state, torch.get_rng_state())
+    if torch.cuda.is_current_stream_capturing():  # a recording does not support random layers
+        return lambda: None
+    return partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)

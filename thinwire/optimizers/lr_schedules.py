@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from thinwire.core.registry import rare, register, short_repr
 from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer
 
 MIN_FACTOR = 1e-9  # not 0: SCAFFOLD divides by the learning rate
 
@@ -148,7 +148,7 @@ class CosineLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return the value of the cosine."""
-        rounds = _known(self, self.rounds)
+        rounds = self.rounds or _unknown(self)
         progress = min(version, rounds - 1) / rounds
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
@@ -184,7 +184,7 @@ class InverseTimeLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return rounds / (rounds + t)."""
-        rounds = _known(self, self.rounds)
+        rounds = self.rounds or _unknown(self)
         return max(rounds / (rounds + version), MIN_FACTOR)
 
 
@@ -222,7 +222,7 @@ class WarmupLR(LRSchedule):
 
     def factor(self, version: int) -> float:
         """Return the factor of the warm-up times that of `inner`."""
-        return min(1.0, (version + 1) / _known(self, self.rounds)) * self.inner.factor(version)
+        return min(1.0, (version + 1) / (self.rounds or _unknown(self))) * self.inner.factor(version)
 
 
 def _in_rounds(fraction: float, rounds: int) -> int:
@@ -244,24 +244,8 @@ def _check_fits(what: str, last: int, rounds: int, instead: str) -> None:
         )
 
 
-def _known(schedule: LRSchedule, rounds: int) -> int:
-    """The number of rounds of a schedule; raises if it is still a fraction."""
-    if not rounds:
-        raise ConfigError(f"{schedule!r} is a fraction of a run of unknown length; write rounds, or call over(rounds)")
-    return rounds
-
-
-def at_lr_schedule(optimizer: Optimizer, schedule: LRSchedule, version: int) -> Optimizer:
-    """Return the optimizer with the learning rate of one round.
-
-    >>> from thinwire.optimizers.base import SGD
-    >>> at_lr_schedule(SGD(0.5), ExponentialLR(0.5), 2).lr
-    0.125
-    """
-    factor = schedule.factor(version)
-    if factor == 1.0:
-        return optimizer
-    return replace(optimizer, lr=optimizer.lr * factor)  # type: ignore[type-var]
+def _unknown(schedule: LRSchedule) -> NoReturn:
+    raise ConfigError(f"{schedule!r} is a fraction of a run of unknown length; write rounds, or call over(rounds)")
 
 
 @register("lr_schedule", "halved")

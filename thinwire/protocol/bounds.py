@@ -36,6 +36,13 @@ from thinwire.protocol.upload import Upload
 
 WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients than their updates do
 REFUSED = 100.0  # times the bound
+_PARTS = {
+    "code": "update",
+    "report": "report of the correction",
+    "schedule_report": "report of the schedule",
+    "buffers": "change of the buffers",
+    "weight": "weight",
+}
 SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
 
 
@@ -67,13 +74,12 @@ def reference(sizes: Sequence[float], recent: float = 0.0) -> float:
     return min(middle or recent, SLACK * recent) if recent else middle
 
 
-def factors(sizes: Sequence[float], limit: float, recent: float = 0.0) -> list[float]:
-    """The factor for each size so that none is above `limit` times the reference.
+def factors(sizes: Sequence[float], most: float) -> list[float]:
+    """The factor for each size so that none is above `most`; 1 if that is 0.
 
-    >>> factors([1.0, 2.0, 3.0, 1e9], 10.0)
+    >>> factors([1.0, 2.0, 3.0, 1e9], 20.0)
     [1.0, 1.0, 1.0, 2e-08]
     """
-    most = limit * reference(sizes, recent)
     return [most / size if 0 < most < size else 1.0 for size in sizes]
 
 
@@ -100,39 +106,32 @@ def bound_uploads(
         return Bounded(out, {})
     known, why, refused = recent or {}, dict[int, list[str]](), dict[int, str]()
     medians, norms = dict[str, float](), dict[int, float]()
-    parts: dict[str, tuple[str, Tree]] = {
-        "code": ("update", start),
-        "report": ("report of the correction", {}),
-        "schedule_report": ("report of the schedule", {}),
-        "buffers": ("change of the buffers", buffers),
-    }
-    for field, (words, origin) in parts.items():
-        trees: list[Tree] = [getattr(one, field) for one in out]
-        if not trees[0]:
+    origins = {"code": start, "buffers": buffers}
+    for part, words in _PARTS.items():
+        values: list[Any] = [getattr(one, part) for one in out]
+        if part != "weight" and not values[0]:
             continue
-        moved = [sub(tree, origin) for tree in trees] if origin else trees
-        sizes = [one.norm for one in out] if field == "code" and not origin else [norm(tree) for tree in moved]
-        medians[field] = reference(sizes, known.get(field, 0.0))
-        if field == "code":
+        if origin := origins.get(part):
+            values = [sub(tree, origin) for tree in values]
+        if part == "weight":
+            sizes: list[float] = values
+        else:
+            sizes = [one.norm for one in out] if part == "code" and not origin else [norm(tree) for tree in values]
+        if part == "code":
             norms = dict(zip(clients, sizes, strict=True))
-        for i, factor in enumerate(factors(sizes, limit, known.get(field, 0.0))):
-            if factor < 1:
-                far = f"its {words} is {limit / factor:.3g} times as large"
-                why.setdefault(clients[i], []).append(far)
-                if field == "code" and factor * REFUSED < 1:
-                    refused[clients[i]] = f"{far} as the median, more than any client trains"
-                change = scale(moved[i], factor)
-                bounded: dict[str, Any] = {field: add(origin, change) if origin else change}
-                out[i] = out[i]._replace(**bounded)
-    weights = [one.weight for one in out]
-    medians["weight"] = reference(weights, known.get("weight", 0.0))
-    for i, factor in enumerate(factors(weights, WEIGHT_LIMIT, known.get("weight", 0.0))):
-        if factor < 1:
-            far = f"its weight is {WEIGHT_LIMIT / factor:.3g} times as large"
-            why.setdefault(clients[i], []).append(far)
-            if factor * REFUSED < 1:
-                refused[clients[i]] = f"{far} as the median, more than any client has examples"
-            out[i] = out[i]._replace(weight=out[i].weight * factor)
+        medians[part] = reference(sizes, known.get(part, 0.0))
+        most = (WEIGHT_LIMIT if part == "weight" else limit) * medians[part]
+        for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
+            if not 0 < most < size:
+                continue
+            factor = most / size
+            far = f"its {words} is {size / medians[part]:.3g} times as large"
+            why.setdefault(client, []).append(far)
+            if part in ("code", "weight") and factor * REFUSED < 1:
+                refused[client] = f"{far} as the median, more than of any honest client"
+            bounded = values[i] * factor if part == "weight" else scale(values[i], factor)
+            changed: dict[str, Any] = {part: add(origin, bounded) if origin else bounded}
+            out[i] = out[i]._replace(**changed)
     reasons = {
         client: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
         for client, words in why.items()

@@ -18,7 +18,6 @@ from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.tree import (
     Tree,
     all_finite,
-    data_of,
     grand_total,
     repeat,
     restrict,
@@ -33,7 +32,7 @@ from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, PublicState
-from thinwire.protocol.upload import pack_upload, raw
+from thinwire.protocol.upload import raw
 from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
@@ -138,7 +137,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         trainable=to_device(contract.trained(public), device) if method.mask.active else {},
         private=contract.private,
         lr_factor=None if method.lr_schedule.constant else method.lr_schedule.factor(version),
-        common_start=None if differ else data_of(public.coords),
+        common_start=public.coords.data if isinstance(public.coords, Vector) and not differ else None,
     )
 
 
@@ -153,20 +152,19 @@ def _starts(group: Group) -> Tree:
     return start
 
 
-def _keeps_optimizer(method: Method, version: int) -> bool:
+def keeps_optimizer(method: Method, version: int) -> bool:
     """Whether the round that starts from this version begins with optimizer states of earlier rounds."""
     return method.opt_lifetime == "run" or (method.opt_lifetime == "window" and not method.schedule.resamples(version))
 
 
-def _optimizer_states(contract: Contract, group: Group) -> State | None:
-    """Stacked optimizer states that clients kept, or new ones for those that have none; None if no client keeps any."""
+def _optimizer_states(contract: Contract, group: Group) -> State:
+    """Stacked optimizer states: those that clients kept, or new ones for those that have none."""
     public, method = group.public, contract.method
-    if not _keeps_optimizer(method, public.version):
-        return None
+    if not keeps_optimizer(method, public.version):
+        return {slot: repeat(tree, len(group.clients)) for slot, tree in method.client_opt.init(public.coords).items()}
     fresh = state_to_device(method.client_opt.init(public.coords), "cpu")
-    first = public.version - 1  # within a window a client that missed a round starts again
-    if method.opt_lifetime == "run":
-        first = contract.since
+    # within a window a client that missed a round starts again
+    first = contract.since if method.opt_lifetime == "run" else public.version - 1
     window = contract.window(public.version)  # of the basis: momentum of old coordinates has no meaning in new ones
     kept = [
         state.opt if state.opt and state.version >= first and contract.window(state.version) == window else fresh
@@ -182,18 +180,21 @@ def updates(contract: Contract, group: Group, inputs: TrainingInputs, outcome: T
     """The updates of a group from the outcome of local training, on its device."""
     contract, public, plan = contract.at(group.public.version), group.public, group.plan
     method, start = contract.method, inputs.start
-    coords = _coordinates(contract, group, start, outcome.coords)
+    coords = outcome.coords
+    if method.space.reparametrized:
+        coords = _coordinates(contract, group, start, coords)
     delta = sub(coords, public.coords)
     code = restrict(delta if method.upload == "delta" else coords, plan.names)
     report: Tree = {}
-    if contract.upload_fields(plan)[2].blocks:
+    sent = contract.sent(plan)
+    if sent.report.blocks:
         report = method.schedule.reports(restrict(delta, plan.names), plan)
     if not method.sketch.is_identity or method.privacy.active:
         code = stack([_code(contract, unstack(code, i), public.version, c) for i, c in enumerate(group.clients)])
     unsent: Tree = {}
     if not plan.names.issuperset(delta):
         unsent = {name: block for name, block in delta.items() if name not in plan.names}
-    code = Vector.rows(code)
+    code = Vector.rows(code, sent.code)
     return Update(
         code,
         report,
@@ -201,20 +202,18 @@ def updates(contract: Contract, group: Group, inputs: TrainingInputs, outcome: T
         moved=restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {},
         buffers=outcome.buffers,
         shared=public.shared,
-        opt=outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {},
+        opt=outcome.opt_state if keeps_optimizer(method, public.version + 1) else {},
         loss=outcome.loss,
         total=grand_total(code, report, outcome.buffers),
-        steps=outcome.steps,
+        steps=inputs.work.steps if contract.has_client_correction else (),
         samples=inputs.work.samples,
     )
 
 
 def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
     """The stacked coordinates of trained values; those of values that training did not change stay the same."""
-    space, public = contract.method.space, group.public
-    if not space.reparametrized:
-        return trained
-    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
+    public, basis = group.public, contract.basis(group.public.version, group.public.device)
+    made = contract.method.space.from_trained(public.base, basis, trained)
     return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
 
 
@@ -235,62 +234,43 @@ def make_uploads(
         update: their updates, on the CPU.
         masks: hides payloads; needed for secure aggregation.
     """
-    contract = contract.at(group.public.version)
-    hints, finite = contract.hints(group.public), math.isfinite(update.total.item())
-    unchanged = ClientState(group.public.version)  # one object for all clients that keep nothing
+    public, plan = group.public, group.plan
+    version, contract = public.version, contract.at(public.version)
+    method, lr = contract.method, contract.client_opt(version).lr
+    hints = contract.hints(public) if contract.has_hints else {}
+    finite = math.isfinite(update.total.item())
+    unchanged = ClientState(version)  # one object for all clients that keep nothing
 
-    def one(i: int) -> tuple[Bytes, ClientState]:
-        message, state = _upload(contract, group, i, update.client(i), hints, finite, masks)
-        return message, unchanged if state.is_empty else state
+    def upload(i: int) -> tuple[Bytes, ClientState]:
+        client, state, mine = group.clients[i], group.states[i], update.client(i)
+        own, report = state.correction, dict[str, Tensor]()
+        if contract.has_client_correction:
+            own, report = method.correction.finish(mine.moved, mine.steps[i], lr, own, mine.shared)
+        # before the codec, whose result for a NaN is not defined
+        check = (report,) if finite else (report, mine.code, mine.schedule_report, mine.buffers)
+        if not all(all_finite(tree) for tree in check if tree):
+            raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
+        codec, kept = contract.up(client), state.codec
+        if kept and (state.version < contract.since or contract.window(state.version) != contract.window(version)):
+            kept = codec.init(contract.code)  # the basis was redrawn since
+        payload, kept = codec.encode(mine.code, kept, contract.peer(version, client, hints))
+        weight = method.client_weight.weight(mine.samples[i])
+        fields = {wire.COORDS: payload}
+        if method.secure_aggregation:
+            if masks is None:
+                raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass masks")
+            fields[wire.COORDS] = masks.mask(contract, payload, weight, version, client)
+        else:
+            if method.client_weight.sent:
+                fields[wire.WEIGHT] = wire.pack_weight(weight)
+            trees = {wire.BUFFERS: mine.buffers, wire.SHARED: report, wire.REPORT: mine.schedule_report}
+            fields |= {number: raw(tree) for number, tree in trees.items() if tree}
+        room = None if update.wide is None else update.wide[i].view(torch.uint8).numpy()
+        body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
+        message = wire.join(wire.pack_parts(wire.UP, version, body, contract.schema.sent_by(client)).parts, room)
+        if not (mine.unsent or own or kept or mine.opt):
+            return message, unchanged
+        # clones: a view would keep the blocks of all clients in memory
+        return message, ClientState(version, tmap(torch.clone, mine.unsent), own, kept, smap(torch.clone, mine.opt))
 
-    return each(one, range(len(group.clients)), contract.code.nbytes)
-
-
-def _upload(
-    contract: Contract, group: Group, i: int, update: Update, hints: Tree, finite: bool, masks: Masks | None
-) -> tuple[Bytes, ClientState]:
-    """The upload of one client, and its next state: correction, codec, masking, packing.
-
-    Args:
-        contract: the contract at this version.
-        group: the clients.
-        i: the position of this one.
-        update: its update.
-        hints: what both ends know about its values (`Contract.hints`).
-        finite: whether all values of the group are finite.
-        masks: hides payloads.
-    """
-    method, version, client, state = contract.method, group.public.version, group.clients[i], group.states[i]
-    own, report = state.correction, dict[str, Tensor]()
-    if contract.has_client_correction:
-        lr = contract.client_opt(version).lr
-        own, report = method.correction.finish(update.moved, update.steps[i], lr, own, update.shared)
-    # before the codec, whose result for a NaN is not defined
-    check = (report,) if finite else (report, update.code, update.schedule_report, update.buffers)
-    if not all(all_finite(tree) for tree in check if tree):
-        raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
-    kept = _codec_state(contract, client, state, version) if state.codec else state.codec
-    payload, kept = contract.up(client).encode(update.code, kept, contract.peer(version, client, hints))
-    weight = method.client_weight.weight(update.samples[i])
-    fields = {wire.COORDS: payload}
-    if method.secure_aggregation:
-        if masks is None:
-            raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass masks")
-        fields[wire.COORDS] = masks.mask(contract, payload, weight, version, client)
-    else:
-        if method.client_weight.sent:
-            fields[wire.WEIGHT] = wire.pack_weight(weight)
-        trees = {wire.BUFFERS: update.buffers, wire.SHARED: report, wire.REPORT: update.schedule_report}
-        fields |= {number: raw(tree) for number, tree in trees.items() if tree}
-    room = None if update.wide is None else update.wide[i].view(torch.uint8).numpy()
-    message = pack_upload(contract, group.plan, version, client, fields, room)
-    # clones: a view would keep the blocks of all clients in memory
-    unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
-    opt = smap(torch.clone, update.opt) if update.opt else {}
-    return message, ClientState(version, unsent, own, kept, opt)
-
-
-def _codec_state(contract: Contract, client: int, state: ClientState, version: int) -> Tree:
-    """The state of a client's upload codec, which is reset if the basis was redrawn since."""
-    stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
-    return contract.up(client).init(contract.code) if stale else state.codec
+    return each(upload, range(len(group.clients)), contract.code.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,15 @@ from thinwire.wire.message import Schema
 _SPARE = 1 << 16  # bytes that a message may have beyond its values: headers, plans, reports for the schedule
 EVERYONE = -1  # the client number of a broadcast
 STACKED = -2  # that of a stack, which has its own randomness
+
+
+class Sent(NamedTuple):
+    """What is sent in a round, besides a stack."""
+
+    fields: frozenset[int]  # of an upload
+    code: Spec  # of an upload
+    report: Spec  # of an upload, for the schedule
+    step: Spec  # of the broadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +62,7 @@ class Contract:
     since: int = 0
     initial: Tree = field(default_factory=dict, repr=False)
     _basis: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _fields: dict[Plan, tuple[frozenset[int], Spec, Spec]] = field(default_factory=dict, init=False, repr=False)
+    _sent: dict[Plan, Sent] = field(default_factory=dict, init=False, repr=False)
 
     # -- stages and windows --------------------------------------------------------------------------------------------
 
@@ -119,7 +128,8 @@ class Contract:
         """What the server broadcasts when these blocks are synchronized, besides a stack."""
         if (stacking := self.method.space.stacking) is not None:
             return stacking.averaged(planned)
-        return planned if self.method.sketch.recovers else self.method.sketch.spec(planned)
+        sketch = self.method.sketch
+        return planned if sketch.is_identity or sketch.recovers else sketch.spec(planned)
 
     @cached_property
     def report(self) -> Spec:
@@ -128,9 +138,9 @@ class Contract:
         own = method.correction.init_client(shapes)
         return Spec.of(method.correction.finish(shapes, 1, method.client_opt.lr, own, self.shared.shapes())[1])
 
-    def upload_fields(self, plan: Plan) -> tuple[frozenset[int], Spec, Spec]:
-        """The fields of an upload for this plan, and the specs of its code and of its report for the schedule."""
-        if (known := self._fields.get(plan)) is None:
+    def sent(self, plan: Plan) -> Sent:
+        """What is sent for this plan."""
+        if (known := self._sent.get(plan)) is None:
             method, planned = self.method, self.coords.restrict(plan.names)
             report = Spec.of(method.schedule.report(planned.shapes(), plan))
             fields = {wire.COORDS}
@@ -139,9 +149,10 @@ class Contract:
                 fields |= {wire.BUFFERS} if self.buffers.blocks else set()
                 fields |= {wire.SHARED} if self.report.blocks else set()
                 fields |= {wire.REPORT} if report.blocks else set()
-            while len(self._fields) >= 16:
-                del self._fields[next(iter(self._fields))]
-            known = self._fields[plan] = frozenset(fields), method.sketch.spec(planned), report
+            while len(self._sent) >= 16:
+                del self._sent[next(iter(self._sent))]
+            code, step = method.sketch.spec(planned), self.step_of(planned)
+            known = self._sent[plan] = Sent(frozenset(fields), code, report, step)
         return known
 
     @cached_property
@@ -184,13 +195,11 @@ class Contract:
 
     def client_opt(self, version: int) -> Optimizer:
         """The client optimizer with the learning rate of the round from `version`."""
-        method = self.method
-        return method.client_opt if method.lr_schedule.constant else method.client_opt_at(version)
+        return self.method.client_opt.scaled(self.method.lr_schedule.factor(version))
 
     def server_opt(self, version: int) -> Optimizer:
         """The server optimizer with the learning rate of the round from `version`."""
-        method = self.method
-        return method.server_opt if method.server_lr_schedule.constant else method.server_opt_at(version)
+        return self.method.server_opt.scaled(self.method.server_lr_schedule.factor(version))
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""
@@ -240,9 +249,9 @@ class Contract:
 
     def hints(self, public: PublicState) -> Tree:
         """What both ends know about the values of an upload: which are trained, or what they were; often nothing."""
-        if self.method.mask.active or not self.has_hints:
+        if self.method.mask.active:
             return self.trained(public)
-        return to_device(restrict(public.coords, self.sendable.names), "cpu")
+        return to_device(restrict(public.coords, self.sendable.names), "cpu") if self.has_hints else {}
 
     @cached_property
     def moving(self) -> Tree:

@@ -21,14 +21,14 @@ were exact (`Ledger.adds_since`). Sums never go further back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import Tree, bring, restrict
+from thinwire.core.tree import Tree, add, bring, restrict
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.drift_check import pack_drift_check
@@ -54,87 +54,114 @@ class Downloads:
 
     def __init__(self, contract: Contract, server: ServerState, plan: Plan) -> None:
         self.contract, self.server, self.plan = contract, server, plan
-        self._made: dict[tuple[int, int], wire.Parts] = {}  # messages by version and tier
-        self._full: dict[int, Bytes] = {}  # coordinates by tier
+        self._messages: dict[tuple[int, int], wire.Parts] = {}  # by version and tier
+        self._encoded: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
-        self._sums = Sums(contract, server.ledger) if contract.method.sends_sums else None
         self._requests: dict[bool, Bytes] = {}  # with news or without
-        self._drift_check: Bytes = b""
+        self._sums = Sums(contract, server.ledger) if contract.method.sends_sums else None
+        self._drift_check = pack_drift_check(contract, server.public) if contract.has_drift_check else b""
 
-    def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
-        """One message to each client, the shortest that brings it from its version to the current one."""
+    def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
+        """One message to each client, the shortest that brings it from its version to the current one.
+
+        Args:
+            versions: the version of each client.
+        """
+        return {client: bytes(parts) for client, parts in self.parts(versions).items()}
+
+    def parts(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
+        """As `messages`, without copies of what they share: a simulation counts them and seldom joins them."""
         newest_first = sorted(versions.items(), key=lambda item: -item[1])  # sums go back step by step
-        out = {client: self.shortest(version, client) for client, version in newest_first}
-        return {client: out[client] for client in versions}
+        made = {client: self.shortest(version, client) for client, version in newest_first}
+        return {client: made[client] for client in versions}
 
-    @cached_property
-    def ordinary(self) -> int:
-        """The size of the message to a client that has the previous version."""
-        return len(self.shortest(max(0, self.server.public.version - 1)))
+    def split(self, messages: Mapping[int, Sized]) -> tuple[int, int]:
+        """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
+
+        The ordinary part of a message is the size of the message to a client that has the previous version.
+        """
+        sizes = [len(one) for one in messages.values()]
+        if self.contract.method.download == "full":
+            return sum(sizes), 0
+        ordinary = len(self.shortest(max(0, self.server.public.version - 1)))
+        down = sum(min(one, ordinary) for one in sizes)
+        return down, sum(sizes) - down
 
     def shortest(self, version: int, client: int = EVERYONE) -> wire.Parts:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
-        like = (version, self.contract.tier(client) if self.contract.method.download == "full" else 0)
-        if like not in self._made:
-            self._made[like] = self._shortest(version, client)
-        return self._made[like]
+        contract, server, now = self.contract, self.server, self.server.public.version
+        full = contract.method.download == "full"
+        like = (version, contract.tier(client) if full else 0)
+        if like not in self._messages:
+            past = None if full else server.ledger.past_way(version)
+            if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
+                message = self.state(version, client)
+            else:
+                bodies = (
+                    *past,
+                    *self._open_window(version, contract.max_steps - len(past)),
+                    self._request(now > version),
+                )
+                message = wire.pack_parts(wire.STEPS, now, bodies, contract.schema, now - version)
+                # before the first merge no state is shorter: do not build it
+                if contract.window(now) and len(message) > contract.weights.nbytes + contract.coords.nbytes:
+                    message = min(message, self.state(version, client), key=len)
+            self._messages[like] = message
+        return self._messages[like]
 
-    def _shortest(self, version: int, client: int) -> wire.Parts:
-        contract, now, server = self.contract, self.server.public.version, self.server
-        past = server.ledger.past_way(version) if contract.method.download == "incremental" else None
-        if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
-            return self.state(version, client)
-        bodies = *past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version)
-        steps = wire.pack_parts(wire.STEPS, now, bodies, contract.schema, now - version)
-        if contract.window(now) and len(steps) > contract.weights.nbytes + contract.coords.nbytes:
-            return min(steps, self.state(version, client), key=len)
-        return steps  # before the first merge no state is shorter: do not build it
+    def full_state(self, data: Bytes, client: int) -> bytes:
+        """The whole state, for a client that requested it.
+
+        Args:
+            data: the client's message (`request_full_state`), not trusted.
+            client: its number.
+        """
+        contract, now = self.contract, self.server.public.version
+        message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
+        if message.kind != wire.LOST:
+            raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} requests no state, expected 'lost'")
+        if message.version > now:
+            raise WireError(f"a client is lost at version {message.version}, the server is at {now}")
+        return bytes(self.state(message.version, client))
 
     def state(self, version: int, client: int) -> wire.Parts:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
         contract, now, public = self.contract, self.server.public.version, self._public
-        if contract.method.download == "full":
-            fields = {wire.COORDS: self._encoded(client)}
+        coords, fields = restrict(public.coords, contract.sendable.names), dict[int, Bytes]()
+        if contract.method.download == "full":  # as all clients of a tier receive them
+            tier = contract.tier(client)
+            if tier not in self._encoded:
+                peer = contract.peer(now, EVERYONE, contract.moving)
+                self._encoded[tier], _ = contract.down(client).encode(coords, {}, peer)
+            fields[wire.COORDS] = self._encoded[tier]
         else:
-            base = {wire.BASE: raw(public.base)} if contract.window(now) else {}
-            fields = {wire.COORDS: raw(restrict(public.coords, contract.sendable.names)), **base}
+            fields[wire.COORDS] = raw(coords)
+            if contract.window(now):
+                fields[wire.BASE] = raw(public.base)
         body = wire.pack_body(wire.Body(self.server.ledger.synced_since(version), fields), contract.schema)
         return wire.pack_parts(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
 
     def _open_window(self, version: int, most: int) -> tuple[Bytes, ...]:
         """From a version, or else from the beginning of the open window, to now, in at most this number of bodies."""
-        ledger = self.server.ledger
+        contract, ledger = self.contract, self.server.ledger
         start = max(version, ledger.opened)
         if start == ledger.version:
             return ()
         entries, touched = ledger.since(start), ledger.synced_since(start)
-        ways: list[tuple[Bytes, ...]] = [] if entries is None or len(entries) > most else [entries]
+        ways = [] if entries is None or len(entries) > most else [entries]
         if self._sums is not None and (total := self._sums.body(start)) is not None:
             ways.append((total,))
-        best = min(ways, key=_length, default=None)
-        if best is not None and _length(best) <= _least_snapshot(self.contract, touched):
-            return best
-        if touched not in self._snapshots:
-            self._snapshots[touched] = pack_snapshot(self.contract, restrict(self._public.coords, touched))
-        snapshot = self._snapshots[touched]
-        return (snapshot,) if best is None or len(snapshot) < _length(best) else best
-
-    @cached_property
-    def _public(self) -> PublicState:
-        """The public state on the CPU, where bytes are produced; the base only if it was merged into, else not sent."""
-        public = self.server.public
-        if self.contract.window(public.version):
-            return PublicState(public.version, *bring(public[1:], "cpu"))
-        return PublicState(public.version, public.base, *bring(public[2:], "cpu"))
-
-    def _encoded(self, client: int) -> Bytes:
-        """The coordinates as all clients of a tier receive them in a full download."""
-        contract, public, tier = self.contract, self._public, self.contract.tier(client)
-        if tier not in self._full:
-            coords = restrict(public.coords, contract.sendable.names)
-            peer = contract.peer(public.version, EVERYONE, contract.moving)
-            self._full[tier], _ = contract.down(client).encode(coords, {}, peer)
-        return self._full[tier]
+        codec, spec = contract.method.merge_codec, contract.coords.restrict(touched)
+        values = codec.size(spec) if codec.exact else spec.nbytes
+        least = (
+            values + 1 + len(varint(values)) if values else 0
+        )  # bytes of a snapshot; 0 where they depend on the values
+        is_shortest = ways and min(map(_length, ways)) <= least
+        if touched not in self._snapshots and not is_shortest:
+            self._snapshots[touched] = pack_snapshot(contract, restrict(self._public.coords, touched))
+        if touched in self._snapshots:
+            ways.append((self._snapshots[touched],))
+        return min(ways, key=_length)
 
     def _request(self, news: bool) -> Bytes:
         """The last body: the plan of the round, the shared state and buffers if they are news, and the drift check."""
@@ -144,11 +171,18 @@ class Downloads:
             if news and (contract.shared.blocks or contract.buffers.blocks):
                 trees = {wire.SHARED: self._public.shared, wire.BUFFERS: self._public.buffers}
                 fields = {number: raw(tree) for number, tree in trees.items() if tree}
-            if contract.has_drift_check:
-                self._drift_check = self._drift_check or pack_drift_check(contract, self.server.public)
+            if self._drift_check:
                 fields[wire.DRIFT_CHECK] = self._drift_check
             self._requests[news] = wire.pack_body(wire.Body(self.plan.names, fields), contract.schema)
         return self._requests[news]
+
+    @cached_property
+    def _public(self) -> PublicState:
+        """The public state on the CPU, where bytes are produced; the base only if it was merged into, else not sent."""
+        public = self.server.public
+        if self.contract.window(public.version):
+            return PublicState(public.version, *bring(public[1:], "cpu"))
+        return PublicState(public.version, public.base, *bring(public[2:], "cpu"))
 
 
 def _length(bodies: tuple[Bytes, ...]) -> int:
@@ -191,6 +225,36 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
     count, blocks = _read_stack(contract, stacking, body.fields[wire.STACK], version)
     code, blocks = bring((code, blocks), device)
     return Step(names, code, Stack(count, blocks))
+
+
+def apply_step(contract: Contract, public: PublicState, step: Step) -> Tree:
+    """All coordinates after one entry, in the basis in which they were trained."""
+    change, sketch = step.code, contract.method.sketch
+    if not (sketch.is_identity or sketch.recovers):
+        planned = contract.coords.restrict(step.names)
+        change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
+    if not change:
+        return public.coords
+    moved = add(restrict(public.coords, change), change)
+    return moved if list(moved) == list(public.coords) else {**public.coords, **moved}
+
+
+def advance(
+    contract: Contract, public: PublicState, coords: Tree, version: int, stack: Stack | None = None
+) -> PublicState:
+    """public(v) -> public(version) with these coordinates; the caller replaces shared state and buffers.
+
+    The window must not end before `version`, but may end at it: then the stack of the entry, if it has one, is added to
+    the base, the coordinates are merged into it, and new ones begin (`Space.merge`). Base and coordinates depend only
+    on the coordinates at the end and on stacks, not on the way there.
+    """
+    space, base = contract.method.space, public.base
+    if stack is not None and stack.blocks and space.stacking is not None:
+        base = space.stacking.with_stack(base, stack.blocks)
+    if space.redraw_every and contract.window(version) != contract.window(public.version):
+        basis = contract.basis(public.version, public.device)
+        base, coords = space.merge(base, basis, coords, contract.key.fold("init", version))
+    return PublicState(version, base, coords, public.shared, public.buffers)
 
 
 def _pack_stack(contract: Contract, stack: Stack, version: int) -> bytes:
@@ -238,13 +302,6 @@ def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end
     else:
         values = codec.decode(data, spec, contract.peer(end or 0, EVERYONE))
     return bring((values,), device)[0]
-
-
-def _least_snapshot(contract: Contract, names: frozenset[str]) -> int:
-    """A lower bound on the length of a snapshot within a window; 0 where it depends on the values."""
-    codec, spec = contract.method.merge_codec, contract.coords.restrict(names)
-    values = codec.size(spec) if codec.exact else spec.nbytes
-    return values + 1 + len(varint(values)) if values else 0
 
 
 def adds_up(before: Tree, step: Tree, after: Tree) -> bool:

@@ -34,16 +34,15 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key, signs_of_each
-from thinwire.core.parallel import each
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, flatten, number_of_values, to_device
+from thinwire.core.tree import Tree, flatten
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState
@@ -57,19 +56,18 @@ _FEW = 1 << 17  # values that are copied from a GPU faster than kernels are laun
 _ROWS = 4096  # rows converted to float64 at a time on a GPU
 _TOGETHER = 8  # versions whose signs are drawn together
 _SHORT = 1 << 14  # signs of a version up to which they are
-_ROWS_OF_A_CORE = 64  # and on a CPU: they fit into the cache of a core
+_ROWS_IN_CACHE = 64  # and on a CPU: they fit into its cache
 
 
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
     """The drift check of a download to this public state."""
-    value, _ = project(_replayed(contract, public), partial(_signs, contract.key, public.version), with_norm=False)
-    return struct.pack("<f", value)  # as `raw`
+    return struct.pack("<f", _check(contract, public, with_norm=False)[0])  # as `raw`
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
     """Raise Drifted if this public state does not match the drift check of a download."""
     theirs = float(unraw(data, _NUMBER)["drift_check"])
-    mine, length = project(_replayed(contract, public), partial(_signs, contract.key, public.version))
+    mine, length = _check(contract, public)
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
             f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, "
@@ -77,7 +75,15 @@ def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
         )
 
 
-def _signs(key: Key, version: int, n: int) -> Tensor:
+def _check(contract: Contract, public: PublicState, *, with_norm: bool = True) -> tuple[float, float]:
+    """The projection of the tensors that a client computes itself when it replays entries."""
+    replayed = public.coords
+    if contract.method.space.redraw_every:
+        replayed = {**{f"base/{name}": block for name, block in public.base.items()}, **replayed}
+    return project(replayed, lambda n: signs_of_version(contract.key, public.version, n), with_norm=with_norm)
+
+
+def signs_of_version(key: Key, version: int, n: int) -> Tensor:
     """The signs of a version: those of all columns, then those of all rows; not to be modified.
 
     Those of a few successive versions are drawn together, which takes little longer than one draw.
@@ -99,10 +105,10 @@ def project(tree: Tree, draw: Callable[[int], Tensor], *, with_norm: bool = True
     the same bits on every machine; the norm is not, and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
-    size = number_of_values(tree)
-    if size <= _FEW:
-        tree = to_device(tree, "cpu")
+    size = sum(block.numel() for block in tree.values())
     flat = flatten(tree, torch.float32, zeros=-size % _WIDE)
+    if size <= _FEW:
+        flat = flat.cpu()
     low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
     largest = max(high, -low)
     if not largest or not math.isfinite(largest):
@@ -120,37 +126,12 @@ def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tup
 
     Without `with_squares` the second is 0.
     """
-    if rows.device.type == "cpu":
-        return _sums_numpy(rows.numpy(), factor, signs.numpy(), with_squares)
     columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=rows.device)
     square = torch.zeros((), dtype=torch.float64, device=rows.device)
-    for part, its_signs in zip(torch.split(rows, _ROWS), torch.split(signs[_WIDE:], _ROWS), strict=True):
+    at_once = _ROWS_IN_CACHE if rows.device.type == "cpu" else _ROWS
+    for part, its_signs in zip(torch.split(rows, at_once), torch.split(signs[_WIDE:], at_once), strict=True):
         whole = part.double().mul_(factor).round_()
         total += ((whole @ columns).long() * its_signs.long()).sum()
         if with_squares:
             square += whole.view(-1).dot(whole.view(-1))
     return int(total.item()), square.item() if with_squares else 0.0
-
-
-def _sums_numpy(rows: np.ndarray, factor: float, signs: np.ndarray, with_squares: bool) -> tuple[int, float]:
-    """`_sums` on a CPU: a few calls for a small model, parts on several cores for a large one."""
-    columns, row_signs = signs[:_WIDE].astype(np.float64), signs[_WIDE:].astype(np.int64)
-    step = min(_ROWS_OF_A_CORE, max(4, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
-
-    def part(start: int) -> tuple[int, float]:
-        here = slice(start, start + step)
-        whole = rows[here].astype(np.float64)
-        whole *= factor
-        np.rint(whole, out=whole)
-        total = int((whole @ columns).astype(np.int64) @ row_signs[here])
-        return total, float(np.vdot(whole, whole)) if with_squares else 0.0
-
-    sums = each(part, range(0, len(rows), step), 8 * step * _WIDE)
-    return sum(total for total, _ in sums), math.fsum(square for _, square in sums)
-
-
-def _replayed(contract: Contract, public: PublicState) -> Tree:
-    """The tensors that a client computes itself when it replays entries."""
-    if not contract.method.space.redraw_every:
-        return public.coords
-    return {**{f"base/{name}": block for name, block in public.base.items()}, **public.coords}

@@ -10,22 +10,21 @@ The defaults are FedAvg. They are the only concrete parts that the protocol impo
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
 from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
 from thinwire.core.key import Key
-from thinwire.core.text import check_numbers
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask, NoMask
 from thinwire.optimizers.base import SGD, Correction, Optimizer
 from thinwire.optimizers.corrections import NoCorrection
-from thinwire.optimizers.lr_schedules import ConstantLR, LRSchedule, at_lr_schedule
+from thinwire.optimizers.lr_schedules import ConstantLR, LRSchedule
 from thinwire.optimizers.penalties import NoPenalty, Penalty
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.schedules.base import AllBlocks, Schedule
@@ -151,8 +150,7 @@ class Stage:
     server_opt: Optimizer | None = None
 
     def __post_init__(self) -> None:
-        if self.at < 1:
-            raise ConfigError(f"next_stage.at must be 1 or more rounds, not {self.at}; write for example at = 50")
+        check_settings(self, "next_stage.", at="[1, inf)")
 
 
 @dataclass(frozen=True)
@@ -179,20 +177,14 @@ class Asynchronous:
     most_stale: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if not (self.concurrency == 0 or 1 <= self.concurrency < math.inf):
+        check_settings(self, "asynchronous.", concurrency="[0, inf)", exponent="[0, inf)", most_stale="[0, inf)")
+        if 0 < self.concurrency < 1:
             raise ConfigError(
-                "asynchronous.concurrency must be 0 (synchronous rounds) or 1 and more, in units of the cohort, "
+                f"asynchronous.concurrency must be 0 (synchronous rounds) or 1 and more, in units of the cohort, "
                 f"not {self.concurrency}; write for example 2.0"
             )
-        if not 0 <= self.exponent < math.inf:
-            raise ConfigError(
-                f"asynchronous.exponent must be 0 (no weights) or more, not {self.exponent}; write for example 0.5"
-            )
-        if self.most_stale < 0:
-            raise ConfigError(f"asynchronous.most_stale must be 0 (any) or a number of versions, not {self.most_stale}")
 
-    @property
+    @cached_property
     def active(self) -> bool:
         """Whether rounds are asynchronous."""
         return self.concurrency > 0
@@ -288,20 +280,9 @@ class Method:
     asynchronous: Asynchronous = field(default=Asynchronous(), repr=False)  # no message depends on it
 
     def __post_init__(self) -> None:
-        choices = {
-            "download": Download,
-            "upload": UploadKind,
-            "evaluate": Evaluate,
-            "opt_lifetime": OptLifetime,
-            "opt_owner": OptOwner,
-        }
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in get_args(known):
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")
-        if not (self.norm_bound == 0 or 1 <= self.norm_bound < math.inf):
+        check_settings(self, norm_bound="[0, inf)", ema_decay="[0, 1)")
+        if 0 < self.norm_bound < 1:
             raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
-        if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay must be 0 or more and below 1, not {self.ema_decay}; write for example 0.95")
 
     def replace(self, **parts: Any) -> Method:
         """A copy with some parts replaced."""
@@ -328,14 +309,6 @@ class Method:
         if stage is not None and stage.space is not None:
             stage = replace(stage, space=stage.space.for_model(module))
         return replace(self, space=self.space.for_model(module), next_stage=stage)
-
-    def client_opt_at(self, version: int) -> Optimizer:
-        """The client optimizer with the learning rate of the round from `version`."""
-        return at_lr_schedule(self.client_opt, self.lr_schedule, version)
-
-    def server_opt_at(self, version: int) -> Optimizer:
-        """The server optimizer with the learning rate of the round from `version`."""
-        return at_lr_schedule(self.server_opt, self.server_lr_schedule, version)
 
     @cached_property
     def sends_sums(self) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from thinwire.core.tree import Tree, add, all_finite, restrict, to_device
+from thinwire.core.tree import Tree, all_finite, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
-from thinwire.protocol.download import Step, read_snapshot, read_step, read_sum
+from thinwire.protocol.download import advance, apply_step, read_snapshot, read_step, read_sum
 from thinwire.protocol.drift_check import check_drift
 from thinwire.protocol.state import PublicState
 from thinwire.protocol.upload import expect_fields, planned_names, unraw
@@ -145,36 +145,6 @@ def _take_state(
     known = {**public.coords, **to_device(coords, device)}
     coords = {name: known[name] for name in contract.coords.names}  # without blocks of an earlier stage
     return PublicState(message.version, base, coords, public.shared, public.buffers), synced
-
-
-def apply_step(contract: Contract, public: PublicState, step: Step) -> Tree:
-    """All coordinates after one entry, in the basis in which they were trained."""
-    change, sketch = step.code, contract.method.sketch
-    if not (sketch.is_identity or sketch.recovers):
-        planned = contract.coords.restrict(step.names)
-        change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
-    if not change:
-        return public.coords
-    moved = add(restrict(public.coords, change), change)
-    return moved if list(moved) == list(public.coords) else {**public.coords, **moved}
-
-
-def advance(
-    contract: Contract, public: PublicState, coords: Tree, version: int, stack: Stack | None = None
-) -> PublicState:
-    """public(v) -> public(version) with these coordinates; the caller replaces shared state and buffers.
-
-    The window must not end before `version`, but may end at it: then the stack of the entry, if it has one, is added to
-    the base, the coordinates are merged into it, and new ones begin (`Space.merge`). Base and coordinates depend only
-    on the coordinates at the end and on stacks, not on the way there.
-    """
-    space, base = contract.method.space, public.base
-    if stack is not None and stack.blocks and space.stacking is not None:
-        base = space.stacking.with_stack(base, stack.blocks)
-    if space.redraw_every and contract.window(version) != contract.window(public.version):
-        basis = contract.basis(public.version, public.device)
-        base, coords = space.merge(base, basis, coords, contract.key.fold("init", version))
-    return PublicState(version, base, coords, public.shared, public.buffers)
 
 
 def switch_stage(contract: Contract, later: Contract, public: PublicState) -> PublicState:

@@ -15,7 +15,7 @@ clients. All of it is pure: states go in and come out; there are no threads, soc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sized
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -28,12 +28,11 @@ from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import Downloads
 from thinwire.protocol.method import NORM_BOUND
 from thinwire.protocol.server import SumMasked, aggregate, next_version
-from thinwire.protocol.setup import plan_round
+from thinwire.protocol.setup import check_codes, unsent_in_old_basis
 from thinwire.protocol.state import ClientState, ServerState, SyncCounts
 from thinwire.protocol.upload import Upload, as_received, decode_upload
 from thinwire.schedules.base import Plan
 from thinwire.training.evaluation import Evaluation
-from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 EVALUATE = "evaluate"  # phase of a request for an evaluation alone
@@ -97,8 +96,14 @@ class Round:
 
     @classmethod
     def open(cls, contract: Contract, server: ServerState) -> Round:
-        """The next round."""
-        return cls(contract, server, plan_round(contract, server))
+        """The next round: which blocks it synchronizes."""
+        now = contract.at(server.public.version)
+        plan = now.method.schedule.plan(server.schedule, now.coords, server.public.version)
+        if plan.names != now.coords.named:
+            if now.method.space.redraw_every:
+                raise unsent_in_old_basis(now.method, now.coords.named - plan.names)
+            check_codes(now, server, plan.names)
+        return cls(contract, server, plan)
 
     @property
     def version(self) -> int:
@@ -106,46 +111,9 @@ class Round:
         return self.server.public.version
 
     @cached_property
-    def _downloads(self) -> Downloads:
+    def downloads(self) -> Downloads:
+        """The messages that open the round."""
         return Downloads(self.contract.at(self.version), self.server, self.plan)
-
-    def downloads(self, versions: Mapping[int, int]) -> dict[int, bytes]:
-        """One message to each client, the shortest that brings it from its version to the current one.
-
-        Args:
-            versions: the version of each client.
-        """
-        return {client: bytes(parts) for client, parts in self.download_parts(versions).items()}
-
-    def download_parts(self, versions: Mapping[int, int]) -> dict[int, wire.Parts]:
-        """As `downloads`, without copies of what messages share: a simulation counts them and seldom joins them."""
-        return self._downloads.messages(versions)
-
-    def split(self, messages: Mapping[int, Sized]) -> tuple[int, int]:
-        """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
-
-        The ordinary part of a message is the size of the message to a client that has the previous version.
-        """
-        sizes = [len(one) for one in messages.values()]
-        if self.contract.at(self.version).method.download == "full":
-            return sum(sizes), 0
-        down = sum(min(one, self._downloads.ordinary) for one in sizes)
-        return down, sum(sizes) - down
-
-    def full_state(self, data: Bytes, client: int) -> bytes:
-        """The whole state, for a client that requested it.
-
-        Args:
-            data: the client's message (`request_full_state`), not trusted.
-            client: its number.
-        """
-        contract = self.contract.at(self.version)
-        message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
-        if message.kind != wire.LOST:
-            raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} requests no state, expected 'lost'")
-        if message.version > self.version:
-            raise WireError(f"a client is lost at version {message.version}, the server is at {self.version}")
-        return bytes(self._downloads.state(message.version, client))
 
     def read(self, reply: Reply) -> Upload:
         """The decoded upload of a client, as of the version that it trained from; raises WireError if it is refused."""
@@ -235,7 +203,8 @@ class Round:
         if before.bytes_up is None or (not method.sketch.is_identity and method.sketch.spec(planned) != planned):
             return SyncCounts(syncs, None)
         bytes_up = dict(before.bytes_up)
-        for tier, uploads in Counter(map(contract.tier, clients)).items():
+        tiers = Counter(map(contract.tier, clients)) if method.budget.tiers else {0: len(clients)}
+        for tier, uploads in tiers.items():
             if (sizes := method.ups[tier].block_bytes(planned)) is None:
                 return SyncCounts(syncs, None)
             for name, size in sizes.items():

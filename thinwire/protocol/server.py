@@ -17,13 +17,23 @@ from typing import NamedTuple
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import Tree, add, all_finite, bring, is_vector_of, restrict, scale, sub, tmap, to_device
+from thinwire.core.state import State, merge_states, restrict_state
+from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, sub, tmap, to_device
+from thinwire.core.vector import Vector
 from thinwire.errors import Diverged
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.download import Step, adds_up, pack_snapshot, pack_step, read_snapshot, read_step
+from thinwire.protocol.download import (
+    Step,
+    adds_up,
+    advance,
+    apply_step,
+    pack_snapshot,
+    pack_step,
+    read_snapshot,
+    read_step,
+)
 from thinwire.protocol.ledger import Ledger
-from thinwire.protocol.receive import advance, apply_step, switch_stage
+from thinwire.protocol.receive import switch_stage
 from thinwire.protocol.setup import UNRECOVERED, initial_optimizer_state, initial_server_state
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import Upload
@@ -66,33 +76,35 @@ def aggregate(
         sum_masked: sums masked uploads; needed for secure aggregation.
     """
     method, noise = contract.method, noise or contract.key.fold("release", public.version)
+    moved = method.upload == "weights" or method.aggregator.of_values  # the coordinates themselves are aggregated
+    start: Tree = {}  # the coordinates that clients started from
+    if moved or method.space.stacking is not None:
+        start = to_device(restrict(public.coords, plan.names), "cpu")
     if method.secure_aggregation:
         assert sum_masked is not None, "secure_aggregation = true needs `sum_masked` of thinwire.secure.masks"
         payloads, began = [one.masked for one in uploads], uploads[0].began
         update = sum_masked(contract, plan, public.version, payloads, noise, began)
-        return Aggregate(_as_delta(contract, public, plan, update), {}, {}, {})
+        return Aggregate(sub(update, start) if moved else update, {}, {}, {})
     codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
     if method.correction.active:
-        factors = [method.correction.factor(one.report) for one in uploads]
-        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+        codes = _scaled(codes, [method.correction.factor(one.report) for one in uploads])
     if method.asynchronous.active:
-        factors = [method.asynchronous.factor(one.staleness) for one in uploads]
-        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
-    if method.aggregator.of_values and method.upload == "delta":
-        codes = [add(_start(public, plan), code) for code in codes]
+        codes = _scaled(codes, [method.asynchronous.factor(one.staleness) for one in uploads])
+    values = [add(start, code) for code in codes] if start and method.upload == "delta" else codes
+    if method.aggregator.of_values:
+        codes = values
     if not method.aggregator.is_weighted_mean:
         codes, weights = method.aggregator.admit(codes, weights)
     mean = partial(method.aggregator.of, weights=weights)
     update = method.privacy.aggregate(codes, mean, len(uploads), noise) if method.privacy.active else mean(codes)
     stack = None
     if (stacking := method.space.stacking) is not None:
-        values = codes if method.upload == "weights" else [add(_start(public, plan), code) for code in codes]
         total = math.fsum(weights)
         stack = stacking.stack(values, [weight / total for weight in weights])
-        update = restrict(update, contract.step_of(contract.coords.restrict(plan.names)).named)
+        update = restrict(update, contract.sent(plan).step.named)
     first = uploads[0]
     return Aggregate(
-        _as_delta(contract, public, plan, update),
+        sub(update, restrict(start, update)) if moved else update,
         mean([one.report for one in uploads]) if first.report else {},
         mean([one.schedule_report for one in uploads]) if first.schedule_report else {},
         mean([one.buffers for one in uploads]) if first.buffers else {},
@@ -100,16 +112,8 @@ def aggregate(
     )
 
 
-def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:
-    """The change of the coordinates, where the coordinates themselves were aggregated."""
-    if contract.method.upload == "delta" and not contract.method.aggregator.of_values:
-        return update
-    return sub(update, restrict(_start(public, plan), update))
-
-
-def _start(public: PublicState, plan: Plan) -> Tree:
-    """The coordinates that clients started from."""
-    return to_device(restrict(public.coords, plan.names), "cpu")
+def _scaled(codes: Sequence[Tree], factors: Sequence[float]) -> list[Tree]:
+    return [code if factor == 1.0 else scale(code, factor) for code, factor in zip(codes, factors, strict=True)]
 
 
 class Change(NamedTuple):
@@ -132,39 +136,34 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
         fraction: the fraction of all clients that took part.
     """
     whole, contract, public = contract, contract.at(server.public.version), server.public
-    schedule = _observe(contract, server, plan, total)
+    method, version, decoded = contract.method, public.version, total.update
+    if not method.sketch.is_identity:
+        planned, key = contract.coords.restrict(plan.names), contract.sketch_key(version)
+        decoded = to_device(method.sketch.decode(to_device(decoded, public.device), planned, key), "cpu")
+    schedule = method.schedule.observe(server.schedule, plan, decoded, total.schedule_report)
     made = _server_step(contract, server, plan, total, fraction)
-    step, body, codec = _broadcast(contract, server, Step(plan.names, made.change, total.stack))
-    stack, at = step.stack, public.device
-    code, shared, buffers = bring((step.code, made.shared, total.buffers), at)
+    step, body, codec = _broadcast(contract, server, plan, Step(plan.names, made.change, total.stack))
+    code, shared, buffers = bring((step.code, made.shared, total.buffers), public.device)
     coords = apply_step(contract, public, Step(step.names, code))
-    coords, body, end = _end_window(contract, public, plan, coords, body)
-    stack = None if stack is None else stack._replace(blocks=to_device(stack.blocks, at))
-    after = advance(contract, public, coords, public.version + 1, stack)
+    end = None
+    redraws = contract.window(version + 1) != contract.window(version)
+    if redraws and method.download == "incremental":
+        coords, body, end = _end_window(contract, public, plan, coords, body)
+    stack = None if step.stack is None else step.stack._replace(blocks=to_device(step.stack.blocks, public.device))
+    after = advance(contract, public, coords, version + 1, stack)
     if shared or buffers:
         shared = {**public.shared, **add(restrict(public.shared, shared), shared)}
         after = after._replace(shared=shared, buffers=buffers or public.buffers)
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     if (later := whole.at(after.version)) is not contract:
-        return _checked(initial_server_state(later, switch_stage(contract, later, after)))
+        return _finite(initial_server_state(later, switch_stage(contract, later, after)))
     opt = merge_states(server.opt, made.opt) if server.opt else made.opt
-    if contract.method.space.redraw_every and contract.window(after.version) != contract.window(public.version):
-        # optimizer and codec states of the old coordinates have no meaning in the new basis
-        opt, codec = initial_optimizer_state(contract), contract.method.down.init(contract.step)
-    exact = contract.method.sends_sums and adds_up(public.coords, code, coords)
+    if redraws:  # optimizer and codec states of the old coordinates have no meaning in the new basis
+        opt, codec = initial_optimizer_state(contract), method.down.init(contract.step)
+    exact = method.sends_sums and adds_up(public.coords, code, coords)
     ledger = append_entry(contract, server.ledger, plan, body, end, exact)
-    return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
-
-
-def _observe(contract: Contract, server: ServerState, plan: Plan, total: Aggregate) -> Tree:
-    """The next state of the schedule, from the decoded mean update and the mean report."""
-    method, public = contract.method, server.public
-    decoded = total.update
-    if not method.sketch.is_identity:
-        planned, key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
-        decoded = to_device(method.sketch.decode(to_device(decoded, public.device), planned, key), "cpu")
-    return method.schedule.observe(server.schedule, plan, decoded, total.schedule_report)
+    return _finite(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
 
 
 def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> Change:
@@ -214,7 +213,7 @@ def _masked(opt: State, mask: Tree) -> State:
     return {slot: {name: kept(name, block) for name, block in tree.items()} for slot, tree in opt.items()}
 
 
-def _broadcast(contract: Contract, server: ServerState, step: Step) -> tuple[Step, Bytes, Tree]:
+def _broadcast(contract: Contract, server: ServerState, plan: Plan, step: Step) -> tuple[Step, Bytes, Tree]:
     """The step as clients decode it, its ledger entry, and the next state of the download codec.
 
     The server applies the *decoded* step to its own state, so that a lossy codec cannot make it drift from its clients.
@@ -223,21 +222,18 @@ def _broadcast(contract: Contract, server: ServerState, step: Step) -> tuple[Ste
         return step, b"", server.codec
     version = server.public.version
     body, codec = pack_step(contract, step, version, server.codec)
-    spec = contract.step_of(contract.coords.restrict(step.names))
-    if contract.method.down.exact and step.stack is None and is_vector_of(step.code, spec):
+    exact = contract.method.down.exact and step.stack is None
+    if exact and isinstance(step.code, Vector) and step.code.spec == contract.sent(plan).step:
         return step, body, codec  # the body decodes to the same bits
     return read_step(contract, wire.unpack_body(body, contract.schema), version, torch.device("cpu")), body, codec
 
 
 def _end_window(
     contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: Bytes
-) -> tuple[Tree, Bytes, Bytes | None]:
-    """Coordinates, entry and snapshot of the end of the window, if the window ends with this round."""
+) -> tuple[Tree, Bytes, Bytes]:
+    """Coordinates, entry and snapshot of the end of the window that this round is the last of."""
     method, version = contract.method, public.version + 1
-    if method.download == "full" or version != contract.window_end(public.version):
-        return coords, body, None
-    values = to_device(restrict(coords, plan.names), "cpu")
-    end = pack_snapshot(contract, values, version)
+    end = pack_snapshot(contract, to_device(restrict(coords, plan.names), "cpu"), version)
     if not method.merge_codec.exact:  # everyone merges what the codec decodes, also those who have every entry
         decoded = read_snapshot(contract, wire.unpack_body(end, contract.schema), public.device, version)
         return {**coords, **decoded}, end, end
@@ -257,17 +253,14 @@ def append_entry(
     return ledger.append(body, plan.names, limit=limit, longest=longest, end=end, adds_up=adds_up)
 
 
-def _checked(server: ServerState) -> ServerState:
+def _finite(server: ServerState) -> ServerState:
     """The same state; raises Diverged if a state of a part, or a buffer, is not finite."""
     public = server.public
-    if server.opt and not state_is_finite(server.opt):
-        raise _not_finite("optimizer", public.version)
-    states = (("correction", server.correction), ("correction", public.shared), ("schedule", server.schedule))
-    for part, tree in (*states, ("codec", server.codec), ("buffers", public.buffers)):
+    trees = [("optimizer", tree) for tree in server.opt.values()]
+    trees += [("correction", server.correction), ("correction", public.shared), ("schedule", server.schedule)]
+    for part, tree in (*trees, ("codec", server.codec), ("buffers", public.buffers)):
         if tree and not all_finite(tree):
-            raise _not_finite(part, public.version)
+            raise Diverged(
+                f"the state of the {part} of version {public.version} is not finite; try a smaller learning rate"
+            )
     return server
-
-
-def _not_finite(part: str, version: int) -> Diverged:
-    return Diverged(f"the state of the {part} of version {version} is not finite; try a smaller learning rate")

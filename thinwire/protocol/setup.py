@@ -1,4 +1,4 @@
-"""Before a round: contract and version 0, the server's initial state, and the plan of a round.
+"""Before the first round: contract and version 0, and the server's initial state.
 
 Parts that cannot work together are found here, before anything is trained.
 """
@@ -124,7 +124,7 @@ def _check_unsent(method: Method, private: frozenset[str], coords: frozenset[str
     """Unsent changes need coordinates that are kept."""
     unsent = private or (coords if not method.schedule.resamples(1) else frozenset())
     if unsent and method.space.redraw_every:
-        raise _unsent_in_old_basis(method, unsent)
+        raise unsent_in_old_basis(method, unsent)
     if unsent and method.next_stage is not None:
         raise IncompatibleParts(
             f"{method.schedule!r} keeps changes of {min(unsent)!r} on clients, but next_stage replaces the coordinates "
@@ -135,7 +135,7 @@ def _check_unsent(method: Method, private: frozenset[str], coords: frozenset[str
 def _check_bounded(contract: Contract) -> None:
     """Raise IncompatibleParts if clients would send something that the privacy mechanism does not bound."""
     method = contract.method
-    report = contract.upload_fields(Plan(contract.sendable.named))[2]
+    report = contract.sent(Plan(contract.sendable.named)).report
     weight = f"{method.client_weight!r}, which gives clients different weights"
     for clash, part, instead in (
         (method.upload == "weights", "upload = 'weights', which is no update", "Write upload = 'delta'"),
@@ -171,7 +171,7 @@ def _check_secure_aggregation(contract: Contract) -> None:
             f"secure_aggregation = true sums float32 values, but {odd[0]!r} has another type. Train it in float32, "
             "make it private (schedule.private), or write secure_aggregation = false"
         )
-    report = contract.upload_fields(Plan(contract.sendable.named))[2]
+    report = contract.sent(Plan(contract.sendable.named)).report
     for sent, part, instead in (
         (contract.report.blocks, method.correction, "Use a correction that reports nothing"),
         (report.blocks, method.schedule, "Use a schedule that reports nothing"),
@@ -208,24 +208,11 @@ def initial_server_state(contract: Contract, public: PublicState) -> ServerState
     )
     if not method.schedule.resamples(public.version + 1):  # some blocks are sent later: check now what that breaks
         for names in (frozenset[str](), frozenset(contract.sendable.names[:1])):
-            _check_codes(contract, server, names)
+            check_codes(contract, server, names)
     return server
 
 
-def plan_round(contract: Contract, server: ServerState) -> Plan:
-    """Which blocks the next round synchronizes."""
-    contract = contract.at(server.public.version)
-    method = contract.method
-    plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
-    if plan.names == contract.coords.named:
-        return plan
-    if method.space.redraw_every:
-        raise _unsent_in_old_basis(method, contract.coords.named - plan.names)
-    _check_codes(contract, server, plan.names)
-    return plan
-
-
-def _check_codes(contract: Contract, server: ServerState, names: frozenset[str]) -> None:
+def check_codes(contract: Contract, server: ServerState, names: frozenset[str]) -> None:
     """Refuse states of codes that have another shape when only these blocks are synchronized."""
     method = contract.method
     alike = set(method.sketch.spec(contract.coords.restrict(names))) <= set(contract.code)
@@ -237,7 +224,8 @@ def _check_codes(contract: Contract, server: ServerState, names: frozenset[str])
         )
 
 
-def _unsent_in_old_basis(method: Method, unsent: frozenset[str]) -> IncompatibleParts:
+def unsent_in_old_basis(method: Method, unsent: frozenset[str]) -> IncompatibleParts:
+    """The refusal of blocks that are not sent while the basis is redrawn."""
     return IncompatibleParts(
         f"{method.schedule!r} keeps changes of {min(unsent)!r} on clients, but {method.space!r} redraws its basis, in "
         "which they have no meaning. Write redraw_every = 0, or a schedule that sends all blocks in every round"

@@ -58,11 +58,6 @@ class ClientState:
     codec: Tree = field(default_factory=dict)
     opt: State = field(default_factory=dict)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is kept besides the version."""
-        return not (self.unsent or self.correction or self.codec or self.opt)
-
 
 @dataclass(frozen=True)
 class SyncCounts:
@@ -88,7 +83,7 @@ class ClientStates(Mapping[int, ClientState]):
     changes are copied.
 
     >>> before = ClientStates({3: ClientState(1)})
-    >>> after = before.updated({3: ClientState(2), 700: ClientState(2)}.items())
+    >>> after = ClientStates.updated(before, {3: ClientState(2), 700: ClientState(2)}.items())
     >>> before[3].version, after[3].version, len(before), len(after), sorted(after)
     (1, 2, 1, 2, [3, 700])
     """
@@ -99,18 +94,15 @@ class ClientStates(Mapping[int, ClientState]):
             self._shelves.setdefault(i // _SHELF, {})[i] = state
 
     @classmethod
-    def of(cls, states: Mapping[int, ClientState]) -> ClientStates:
-        """The same states as ClientStates, without a copy if they are that already."""
-        return states if isinstance(states, ClientStates) else cls(states)
-
-    def updated(self, states: Iterable[tuple[int, ClientState]]) -> ClientStates:
-        """A mapping in which these clients have these states."""
-        after = ClientStates()
-        after._shelves = dict(self._shelves)
+    def updated(cls, before: Mapping[int, ClientState], states: Iterable[tuple[int, ClientState]]) -> ClientStates:
+        """The mapping `before`, in which these clients have these states."""
+        known = before if isinstance(before, ClientStates) else cls(before)
+        after = cls()
+        after._shelves = dict(known._shelves)
         for i, state in states:
             at = i // _SHELF
             shelf = after._shelves.get(at)
-            if shelf is None or shelf is self._shelves.get(at):
+            if shelf is None or shelf is known._shelves.get(at):
                 shelf = after._shelves[at] = dict(shelf or ())
             shelf[i] = state
         return after

@@ -7,10 +7,8 @@ the method has, finite values, and the range of each field.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import NamedTuple
-
-import numpy as np
 
 from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.key import Key
@@ -42,28 +40,6 @@ class Upload(NamedTuple):
     staleness: int = 0  # versions since the one that it is based on
 
 
-def pack_upload(
-    contract: Contract,
-    plan: Plan,
-    version: int,
-    client: int,
-    fields: Mapping[int, Bytes],
-    room: np.ndarray | None = None,
-) -> Bytes:
-    """The message of one client: the payload of its update, and what the method sends besides it.
-
-    Args:
-        contract: the contract at `version`.
-        plan: the plan of the round.
-        version: the version that the client trained from.
-        client: its number.
-        fields: the payload of each field.
-        room: memory around a long payload (`wire.pack`).
-    """
-    body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack(wire.UP, version, body, contract.schema.sent_by(client), room=room)
-
-
 def received_weight(contract: Contract, samples: int) -> float:
     """The weight that the server receives from a client with this number of examples: a float32."""
     weight = contract.method.client_weight
@@ -83,26 +59,7 @@ def decode_upload(
         data: the message, not trusted.
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
-    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
-    fields, method = _fields(contract, plan, version, client, message), contract.method
-    if method.secure_aggregation:
-        return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
-    _, spec, report = contract.upload_fields(plan)
-    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
-    upload = Upload(
-        code,
-        wire.unpack_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
-        unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
-        unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
-        unraw(fields[wire.REPORT], report) if report.blocks else {},
-        norm(code),
-    )
-    _check_ranges(contract, client, upload)
-    return upload
-
-
-def _fields(contract: Contract, plan: Plan, version: int, client: int, message: wire.Message) -> Mapping[int, Bytes]:
-    """The fields of an upload for this round."""
+    message, method = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up), contract.method
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
@@ -110,8 +67,21 @@ def _fields(contract: Contract, plan: Plan, version: int, client: int, message: 
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} sent other blocks than the round requested")
-    expect_fields(body, contract.upload_fields(plan)[0])
-    return body.fields
+    sent, fields = contract.sent(plan), body.fields
+    expect_fields(body, sent.fields)
+    if method.secure_aggregation:
+        return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
+    code = contract.up(client).decode(fields[wire.COORDS], sent.code, contract.peer(version, client, hints))
+    upload = Upload(
+        code,
+        wire.unpack_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
+        unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
+        unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
+        unraw(fields[wire.REPORT], sent.report) if sent.report.blocks else {},
+        norm(code),
+    )
+    _check_ranges(contract, client, upload)
+    return upload
 
 
 def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:

@@ -1,4 +1,4 @@
-"""The chapters of a page: functions of a section, a task with its groups of runs, that return a chapter or None."""
+"""The chapters of a page: functions of a section, a task with its rows, that return what is shown, or nothing."""
 
 from __future__ import annotations
 
@@ -11,50 +11,46 @@ from thinwire.core.text import human_bytes, human_seconds, visible
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
-from thinwire.reports.seed_groups import (
+from thinwire.reports.rows import (
     ACCURACY,
-    SLOW,
-    Costs,
-    SeedGroup,
-    TargetCost,
+    BASELINE,
+    MeanInterval,
+    Row,
     byte_columns,
     differing,
-    headline,
     metric_value,
     number_text,
     objective_key,
     objective_name,
     percent_text,
     result_columns,
-    target_text,
-    untuned,
 )
-from thinwire.runs.collapse import FAILED_RUNS, count_broken
+from thinwire.reports.targets import SLOW, Costs, TargetCost, headline, target_text
+from thinwire.runs.collapse import FAILED_RUNS
 from thinwire.runs.records import ROLLED_BACK
-from thinwire.runs.search_record import SearchRecord, read_search
+from thinwire.runs.search_record import SearchRecord
 from thinwire.runs.toml import flat
 
 MAX_LAYERS = 16
 BAND = "Mean over seeds; the band spans the lowest to the highest seed."
+SPREAD = "mean ± standard deviation over seeds"
 _NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
-_TARGET_HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
-SEARCH_HEADS = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
 
 
 class Section(NamedTuple):
-    """The groups of runs of one task and one objective, and what they are compared by.
+    """The rows of one task and one objective, and what they are compared by.
 
     Args:
         name: of the task.
-        groups: the runs by method and settings.
-        baseline: one of the groups.
-        costs: of reaching each target, for each group.
+        rows: the runs by method and settings.
+        baseline: one of the rows.
+        costs: of reaching each target, for each row.
         notes: first on the page.
     """
 
     name: str
-    groups: Sequence[SeedGroup]
-    baseline: SeedGroup
+    rows: Sequence[Row]
+    baseline: Row
     costs: Costs
     notes: Sequence[str] = ()
 
@@ -64,36 +60,68 @@ class Section(NamedTuple):
         return self.baseline.objective
 
 
-def overview(section: Section) -> Chapter:
+def chapters_of(section: Section, prefix: str = "") -> list[Chapter]:
+    """The chapters for which its runs have data."""
+    name = capital(objective_name(section.objective).removeprefix("test "))
+    found = {
+        f"{name} and bytes": _overview(section),
+        "Sweep": _sweeps(section),
+        "Bytes to a target": _targets(section),
+        "Layers": _layers(section),
+        "Searched settings": _searches(section),
+        "Settings": _settings(section),
+    }
+    return [Chapter(prefix + heading, pieces) for heading, pieces in found.items() if pieces]
+
+
+def _overview(section: Section) -> list[Piece]:
     """The main result, curves, and tables of all rounds."""
-    groups, objective = section.groups, section.objective
-    ranked, name = objective_key(objective), objective_name(objective)
-    main = ranked if any(group.curve(ranked) for group in groups) else "loss"
-    drawn = [curve_drawing(section.name, groups, main, section.costs), curve_drawing(section.name, groups, main, None)]
-    metrics = dict.fromkeys(f"metrics.{name}" for group in groups for name in group.metrics)
-    for metric in ("accuracy", "client_accuracy", *metrics):
-        if metric != ranked and any(group.curve(metric) for group in groups):
-            drawn.append(curve_drawing(section.name, groups, metric))
-    lead, tuned = headline(groups, section.baseline, section.costs), untuned(groups, section.baseline)
-    pieces: list[Piece] = [*section.notes, *([Headline(lead)] if lead else []), *([tuned] if tuned else [])]
-    pieces += [_setup(groups), *_notes(groups), *drawn, *_totals(section)]
-    name = name.removeprefix("test ")
-    return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
+    rows, baseline, ranked = section.rows, section.baseline, objective_key(section.objective)
+    metrics = dict.fromkeys(f"metrics.{name}" for row in rows for name in row.metrics)
+    others = [one for one in ("accuracy", "client_accuracy", *metrics) if one != ranked]
+    main = ranked if any(row.curve(ranked) for row in rows) else "loss"
+    drawn = [
+        curve_drawing(section.name, rows, main, section.costs),
+        curve_drawing(section.name, rows, main, by_bytes=False),
+        *(curve_drawing(section.name, rows, one) for one in others if any(row.curve(one) for row in rows)),
+    ]
+    lead = headline(rows, baseline, section.costs)
+    words = objective_name(section.objective).removeprefix("test ")
+    labels, sent, least = {"method": [row.label for row in rows]}, byte_columns(rows), baseline.total("bytes_total")
+    totals = [row.total("bytes_total") for row in rows]
+    first = {"total": sent["total"], "ratio": [f"{least / total:.3g}x" if total else "-" for total in totals]}
+    rounds = {"rounds": [f"{min(len(run.records) for run in row.runs):,}" for row in rows]}
+    return [
+        *section.notes,
+        *([Headline(lead)] if lead else []),
+        *_untuned(rows, baseline),
+        _setup(rows),
+        *_notes(rows),
+        *drawn,
+        Cells.of(
+            f"All rounds: {words} ({SPREAD}; the interval is of final {words})",
+            labels | result_columns(rows, interval=True) | rounds | _counts(rows),
+        ),
+        Cells.of(
+            f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these",
+            labels | first | sent,
+        ),
+    ]
 
 
 def curve_drawing(
-    task: str, groups: Sequence[SeedGroup], metric: str, targets: Sequence[float] | Costs | None = ()
+    task: str, rows: Sequence[Row], metric: str, targets: Sequence[float] | Costs = (), by_bytes: bool = True
 ) -> Drawing:
-    """A metric against bytes, with targets marked; without targets (None) against rounds."""
-    objective, by_bytes = groups[0].objective, targets is not None
+    """A metric against bytes, with targets marked, or against rounds."""
+    objective = rows[0].objective
     ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
     name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
-    notes = [BAND] if any(len(group.runs) > 1 for group in groups) else []
+    notes = [BAND] if any(len(row.runs) > 1 for row in rows) else []
     if by_bytes and (percent or ranked):
         notes.append(f"{'Up' if percent or objective.higher_is_better else 'Down'} and left is better.")
     return _drawing(
-        f"{name[:1].upper()}{name[1:]} against {'bytes' if by_bytes else 'rounds'}, {task}",
-        [_curve(group, metric, by_bytes) for group in groups],
+        f"{capital(name)} against {'bytes' if by_bytes else 'rounds'}, {task}",
+        [_curve(row, metric, by_bytes) for row in rows],
         percent,
         notes,
         x="total bytes (log scale)" if by_bytes else "rounds",
@@ -101,34 +129,45 @@ def curve_drawing(
         log_x=by_bytes,
         integer_x=not by_bytes,
         x_text=human_bytes if by_bytes else "{:g}".format,
-        marks={f"target {target_text(objective, one)}": one for one in targets or ()},
+        marks={f"target {target_text(objective, one)}": one for one in targets},
     )
 
 
 def _drawing(title: str, lines: Sequence[figures.Curve], percent: bool, notes: Sequence[str], **axes: Any) -> Drawing:
     """Curves; unless in percent, with limits that leave out what would flatten the others."""
-    low, high = limits = (None if percent else figures.scale_limits(lines)) or (-math.inf, math.inf)
+    limits = None if percent else figures.scale_limits(lines)
+    low, high = limits or (-math.inf, math.inf)
     outside = [line.label for line in lines if any(not low <= y <= high for _, y, _, _ in line.points)]
     texts = [f"Values outside the scale are drawn at its edge: {', '.join(outside)}."] if outside else []
-    axes["y_text"] = percent_text if percent else partial(number_text, digits=3)
-    axes["limits"] = limits if low > -math.inf else None
-    return Drawing(title, " ".join([*notes, *texts]), partial(figures.curves, lines, **axes))
+    y_text = percent_text if percent else partial(number_text, digits=3)
+    return Drawing(
+        title, " ".join([*notes, *texts]), partial(figures.curves, lines, y_text=y_text, limits=limits, **axes)
+    )
 
 
-def _curve(group: SeedGroup, metric: str, by_bytes: bool) -> figures.Curve:
-    """The curve of a group, over its seeds that did not fail; if all failed, it is marked."""
-    failed, runs, label = group.failed, group.runs, group.label
-    if failed and len(failed) < len(runs):
-        group = group._replace(runs=[run for run in runs if run not in failed])
-        label = f"{label} ({len(group.runs)} of {len(runs)} seeds; the others failed)"
-    elif failed:
-        label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in failed))})"
-    return figures.Curve(label, group.curve(metric, by_bytes), len(failed) == len(runs))
+def _curve(row: Row, metric: str, by_bytes: bool) -> figures.Curve:
+    """The curve of a row, over its seeds that did not fail; if all failed, it is marked."""
+    broken, runs, label = row.broken, row.runs, row.label
+    if broken and len(broken) < len(runs):
+        row = row._replace(runs=[run for run in runs if run not in broken])
+        label = f"{label} ({len(row.runs)} of {len(runs)} seeds; the others failed)"
+    elif broken:
+        label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in broken))})"
+    return figures.Curve(label, row.curve(metric, by_bytes), len(broken) == len(runs))
 
 
-def _setup(groups: Sequence[SeedGroup]) -> str:
+def _untuned(rows: Sequence[Row], baseline: Row) -> list[Piece]:
+    """One sentence if FedAvg has one setting only and no record of a search."""
+    found = [row for row in rows if row.runs[0].name == BASELINE]
+    if len(rows) < 2 or len(found) != 1 or baseline.search:
+        return []
+    why = f"so a tuned {BASELINE} may need fewer bytes"
+    return [f"{baseline.label} ran with one setting only and without a search, {why}."]
+
+
+def _setup(rows: Sequence[Row]) -> str:
     """Clients, partition, model, number of methods and of seeds, as one sentence."""
-    run, seeds = groups[0].runs[0], max(len(group.runs) for group in groups)
+    run, seeds = rows[0].runs[0], max(len(row.runs) for row in rows)
     config = flat(run.table)
     alpha = f" (alpha {config['task.partition.alpha']:g})" if "task.partition.alpha" in config else ""
     parameters = (run.summary or {}).get("parameters")
@@ -136,156 +175,136 @@ def _setup(groups: Sequence[SeedGroup]) -> str:
         f"{config.get('task.clients', '?')} clients, {config.get('cohort.size', '?')} sampled per round; "
         f"partition {config.get('task.partition.kind', '?')}{alpha}; model {config.get('task.model.kind', '?')}"
         + (f" with {parameters:,} parameters" if parameters else "")
-        + (f"; {len(groups)} methods; " if len(groups) > 1 else "; 1 method; ")
+        + f"; {len(rows)} method{'s' * (len(rows) > 1)}; "
         + (f"{seeds} seeds." if seeds > 1 else "1 seed, so no standard deviation.")
     )
 
 
-def _notes(groups: Sequence[SeedGroup]) -> list[str]:
+def _notes(rows: Sequence[Row]) -> list[str]:
     """Caveats: different tasks or cohorts, unfinished runs, failed runs, runs that went back."""
     notes = []
-    paths = differing([group.config for group in groups])
+    paths = differing([row.config for row in rows])
     if mixed := [path for path in paths if path.split(".")[0] in ("task", "cohort")]:
         notes.append(f"Note: the methods differ in {', '.join(mixed)}, so their clients and data are not the same.")
-    if unfinished := [group.label for group in groups if group.unfinished]:
+    if unfinished := [row.label for row in rows if row.unfinished]:
         notes.append(f"Note: unfinished: {', '.join(unfinished)}. Totals cover the rounds recorded so far.")
-    for group in groups:
-        for run in group.runs:
-            which = f"Note: {group.label}, seed {run.table.get('seed', 0)}"
-            notes += [f"{which}, {run.verdict.status}: {run.verdict.why}."] if run in group.failed else []
+    for row in rows:
+        for run in row.runs:
+            which = f"Note: {row.label}, seed {run.table.get('seed', 0)}"
+            notes += [f"{which}, {run.verdict.status}: {run.verdict.why}."] if run in row.broken else []
             notes += [f"{which}, {retry_text(one)}." for one in run.retries]
     return notes
 
 
-def _totals(section: Section) -> list[Cells]:
-    """Results and bytes of all rounds; the important columns first."""
-    groups, baseline = section.groups, section.baseline
-    words = objective_name(section.objective).removeprefix("test ")
-    rounds = {"rounds": [f"{min(len(run.records) for run in group.runs):,}" for group in groups]}
-    sent, least = byte_columns(groups), baseline.total("bytes_total")
-    totals = [group.total("bytes_total") for group in groups]
-    ratio = [f"{least / total:.3g}x" if total else "-" for total in totals]
-    labels, spread = {"method": [group.label for group in groups]}, "mean ± standard deviation over seeds"
-    return [
-        Cells.of(
-            f"All rounds: {words} ({spread}; the interval is of final {words})",
-            labels | result_columns(groups, interval=True) | rounds | _counts(groups),
-        ),
-        Cells.of(
-            f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these",
-            labels | {"total": sent["total"], "ratio": ratio} | sent,
-        ),
-    ]
+def _counts(rows: Sequence[Row]) -> dict[str, list[str]]:
+    seeds = [f"{len(row.runs)}{' (unfinished)' if row.unfinished else ''}" for row in rows]
+    return {"seeds": seeds, FAILED_RUNS: [row.failed for row in rows]}
 
 
-def _counts(groups: Sequence[SeedGroup]) -> dict[str, list[str]]:
-    return {
-        "seeds": [f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}" for group in groups],
-        FAILED_RUNS: [count_broken(run.verdict.status for run in group.runs) for group in groups],
-    }
+# -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
 class Sweep(NamedTuple):
-    """The groups of one method that differ in a setting `x`, and perhaps in a setting `line`."""
+    """The rows of one method that differ in a setting `x`, and perhaps in a setting `line`."""
 
     method: str
-    groups: list[SeedGroup]
+    rows: list[Row]
     x: str
     line: str = ""
 
 
-def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
-    """Methods whose groups differ in one or two settings, one of them a number; `x` is that with the most values."""
+def sweeps(rows: Sequence[Row]) -> list[Sweep]:
+    """Methods whose rows differ in one or two settings, one of them a number; `x` is that with the most values."""
     found = []
-    for name in dict.fromkeys(group.runs[0].name for group in groups):
-        same = [group for group in groups if group.runs[0].name == name]
-        paths = [path for path in differing([group.config for group in same]) if path != "name"]
-        values = {path: [flat(group.config).get(path) for group in same] for path in paths}
-        numeric = [path for path in paths if all(_is_number(value) for value in values[path])]
+    for name in dict.fromkeys(row.runs[0].name for row in rows):
+        same = [row for row in rows if row.runs[0].name == name]
+        paths = [path for path in differing([row.config for row in same]) if path != "name"]
+        values = {path: [flat(row.config).get(path) for row in same] for path in paths}
+        numeric = [path for path in paths if all(map(_is_number, values[path]))]
         if len(same) > 1 and len(paths) <= 2 and numeric:
             x = max(numeric, key=lambda path: len(set(values[path])))
             found.append(Sweep(name, same, x, next((path for path in paths if path != x), "")))
     return found
 
 
-def sweep_chapter(section: Section) -> Chapter | None:
+def _sweeps(section: Section) -> list[Piece]:
     """The best value of the objective against a setting, with a line for each value of a second one."""
     objective, pieces = section.objective, list[Piece]()
-    for method, groups, x, line in sweeps(section.groups):
-        ordered = sorted(groups, key=lambda group: float(flat(group.config)[x]))
-        points: dict[Any, list[figures.Point]] = {}
-        lost = []
-        for group in ordered:
-            config = flat(group.config)
-            values = [group.best_of(run) for run in group.runs if run not in group.failed]
+    for method, rows, x, line in sweeps(section.rows):
+        configs = {row.label: flat(row.config) for row in rows}
+        ordered = sorted(rows, key=lambda row: float(configs[row.label][x]))
+        points: dict[str, list[figures.Point]] = {}
+        for row in ordered:
+            values = [row.best_of(run) for run in row.runs if run not in row.broken]
             if known := [value for value in values if value is not None]:
+                config = configs[row.label]
+                label = f"{line.rpartition('.')[2]} {setting_text(config.get(line))}" if line else method
                 point = (float(config[x]), sum(known) / len(known), min(known), max(known))
-                points.setdefault(config.get(line), []).append(point)
-            else:
-                lost.append(group.label)
-        keys = sorted(points) if all(map(_is_number, points)) else list(points)
-        label = line.rsplit(".", 1)[-1]
-        lines = [figures.Curve(f"{label} {setting_text(key)}" if line else method, points[key]) for key in keys]
-        name, xs = objective_name(objective), [point[0] for own in points.values() for point in own]
-        if lines:
-            log = min(xs) > 0 and max(xs) / min(xs) >= 8
+                points.setdefault(label, []).append(point)
+        if points:
+            xs = [point[0] for own in points.values() for point in own]
+            log, name = min(xs) > 0 and max(xs) / min(xs) >= 8, objective_name(objective)
             notes = [BAND, f"{'Up' if objective.higher_is_better else 'Down'} is better."]
-            notes += [f"Not drawn, because all runs failed: {', '.join(lost)}."] if lost else []
+            if lost := [row.label for row in ordered if len(row.broken) == len(row.runs)]:
+                notes.append(f"Not drawn, because all runs failed: {', '.join(lost)}.")
             title = f"{method}: best {name} against {x}, {section.name}"
             axes = {"x": f"{x} (log scale)" if log else x, "y": f"best {name}", "log_x": log}
-            pieces.append(_drawing(title, lines, objective == ACCURACY, notes, **axes))
+            curves = [figures.Curve(*pair) for pair in points.items()]
+            pieces.append(_drawing(title, curves, objective == ACCURACY, notes, **axes))
         paths = [path for path in (x, line) if path]
-        columns = {path.rsplit(".", 1)[-1]: [setting_text(flat(g.config).get(path)) for g in ordered] for path in paths}
-        columns |= result_columns(ordered) | {"total": byte_columns(ordered)["total"]} | _counts(ordered)
-        caption = f"{method} by {' and '.join(paths)} (mean ± standard deviation over seeds)"
-        pieces.append(Cells.of(caption, columns))
-    return Chapter("Sweep", pieces) if pieces else None
+        settings = {
+            path.rpartition(".")[2]: [setting_text(configs[row.label].get(path)) for row in ordered] for path in paths
+        }
+        results = result_columns(ordered) | {"total": byte_columns(ordered)["total"]} | _counts(ordered)
+        pieces.append(Cells.of(f"{method} by {' and '.join(paths)} ({SPREAD})", settings | results))
+    return pieces
 
 
-def targets_chapter(section: Section) -> Chapter | None:
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def _targets(section: Section) -> list[Piece]:
     """Bytes to each target: bars and a table."""
-    if not section.costs:
-        return None
-    groups, objective, baseline = section.groups, section.objective, section.baseline
-    side = "above" if objective.higher_is_better else "below"
-    pieces: list[Piece] = [
-        f"A target is reached in the first evaluated round at or {side} it, for each seed separately. Catch-up is what "
-        "clients downloaded because they had missed rounds; the ideal total leaves it out."
-    ]
+    rows, objective, baseline = section.rows, section.objective, section.baseline
+    side, pieces = "above" if objective.higher_is_better else "below", list[Piece]()
+    if section.costs:
+        pieces.append(
+            f"A target is reached in the first evaluated round at or {side} it, for each seed separately. Catch-up is "
+            "what clients downloaded because they had missed rounds; the ideal total leaves it out."
+        )
     for target, reached in section.costs.items():
         title = f"Bytes to reach {target_text(objective, target)}, {section.name}"
-        rows = []
-        for i, (group, cost) in enumerate(zip(groups, reached, strict=True)):
+        pairs = list(zip(rows, reached, strict=True))
+        bars = []
+        for i, (row, cost) in enumerate(pairs):
             if cost is not None:
-                sent, count = cost.by_seed.values(), f"{len(cost.by_seed)} of {len(group.runs)}"
-                label = group.label if len(sent) == len(group.runs) else f"{group.label} ({count} seeds)"
-                spread, total = (min(sent), max(sent)), human_bytes(cost.bytes.mean)
-                rows.append(figures.Bar(label, total, cost.by_direction, spread, i))
-        never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
+                sent, count = cost.by_seed.values(), f"{len(cost.by_seed)} of {len(row.runs)}"
+                label = row.label if len(sent) == len(row.runs) else f"{row.label} ({count} seeds)"
+                bars.append(figures.Bar(label, human_bytes(cost.bytes), cost.by_direction, (min(sent), max(sent)), i))
         note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
-        if any(len(group.runs) > 1 for group in groups):
+        if any(len(row.runs) > 1 for row in rows):
             note += " Mean over seeds; the thin line spans the lowest to the highest seed."
-        note += f" Never reached by {', '.join(never)}." if never else ""
-        if rows:
-            pieces.append(Drawing(title, note, partial(figures.bars, rows)))
-        theirs = reached[groups.index(baseline)]
-        cells = [_target_cells(group, cost, theirs) for group, cost in zip(groups, reached, strict=True)]
-        caption = (
-            f"{title} (means over the seeds that reached it), and ratio: bytes of {baseline.label} divided by these"
-        )
-        pieces.append(Cells(f"{caption}, if all seeds reached it", _TARGET_HEADS, cells))
-    return Chapter("Bytes to a target", pieces)
+        if never := [row.label for row, cost in pairs if cost is None]:
+            note += f" Never reached by {', '.join(never)}."
+        if bars:
+            pieces.append(Drawing(title, note, partial(figures.bars, bars)))
+        theirs = next(cost for row, cost in pairs if row is baseline)
+        heads = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
+        means = f"means over the seeds that reached it), and ratio: bytes of {baseline.label} divided by these"
+        cells = [_target_cells(row, cost, theirs) for row, cost in pairs]
+        pieces.append(Cells(f"{title} ({means}, if all seeds reached it", heads, cells))
+    return pieces
 
 
-def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
-    seeds = len(group.runs)
+def _target_cells(row: Row, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
+    seeds = len(row.runs)
     if cost is None:
-        return [group.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
-    mean, _, half = cost.bytes
+        return [row.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
+    mean, half = cost.bytes, (MeanInterval.of(cost.by_seed.values()) or cost).half  # type: ignore[union-attr]
     return [
-        group.label,
+        row.label,
         human_bytes(mean),
-        f"{baseline.bytes.mean / mean:.3g}x" if baseline and len(cost.by_seed) == seeds else "-",
+        f"{baseline.bytes / mean:.3g}x" if baseline and len(cost.by_seed) == seeds else "-",
         f"{cost.rounds:.1f}",
         "-" if half is None else f"{human_bytes(max(0.0, mean - half))} to {human_bytes(mean + half)}",
         human_bytes(sum(cost.by_direction[:2])),
@@ -294,45 +313,64 @@ def _target_cells(group: SeedGroup, cost: TargetCost | None, baseline: TargetCos
     ]
 
 
-def layers_chapter(section: Section) -> Chapter | None:
-    """Bytes or synchronizations by layer of the methods whose runs recorded them; bytes have one scale."""
-    charts: list[tuple[SeedGroup, str, list[figures.Bar]]] = []
-    for i, group in enumerate(section.groups):
-        summary = group.runs[0].summary or {}
-        layers = [row for row in summary.get("layers") or [] if isinstance(row, dict) and "layer" in row]
-        what, rows = figures.layer_bars(layers, summary.get("rounds"), i)
-        ranked = sorted(rows, key=lambda row: -row.segments[0])[:MAX_LAYERS]
-        if len(ranked) < len(rows):
-            what += f", the {MAX_LAYERS} largest of {len(rows)}"
-        # without bytes, layers that were synchronized in every round are not worth a figure
-        if layers and ("bytes" in what or any(row.get("syncs") != summary.get("rounds") for row in layers)):
-            charts.append((group, what, [row for row in rows if row in ranked]))
-    longest = max((figures.longest_bar(rows) for _, what, rows in charts if "bytes" in what), default=0)
-    pieces: list[Piece] = []
-    for group, what, rows in charts:
-        seed = f"Seed {group.seeds[0]}. " if len(group.runs) > 1 else ""
-        note = f"{seed}In parentheses: rounds in which the layer was synchronized."
-        note += " All methods have the same scale." if "bytes" in what and len(charts) > 1 else ""
-        title = f"{group.label}: {what}, {section.name}"
-        scale = longest if "bytes" in what else 0
-        pieces.append(Drawing(title, note, partial(figures.bars, rows, longest=scale)))
-    return Chapter("Layers", pieces) if pieces else None
+# -- layers, searches, settings ----------------------------------------------------------------------------------------
 
 
-def search_chapter(section: Section) -> Chapter | None:
+def _layers(section: Section) -> list[Piece]:
+    """Bytes by layer of the methods whose runs recorded them, on one scale."""
+    charts: list[tuple[Row, str, list[figures.Bar]]] = []
+    for i, row in enumerate(section.rows):
+        summary = row.runs[0].summary or {}
+        layers = [
+            one for one in summary.get("layers") or [] if isinstance(one, dict) and one.get("bytes_up") is not None
+        ]
+        what, bars = figures.layer_bars(layers, summary.get("rounds"), i)
+        if len(bars) > MAX_LAYERS:
+            what += f", the {MAX_LAYERS} largest of {len(bars)}"
+            largest = sorted(bars, key=lambda bar: -bar.segments[0])[:MAX_LAYERS]
+            bars = [bar for bar in bars if bar in largest]
+        charts += [(row, what, bars)] if bars else []
+    longest = max((figures.longest_bar(bars) for _, _, bars in charts), default=0)
+    notes = "In parentheses: rounds in which the layer was synchronized. All methods have the same scale."
+    return [
+        Drawing(
+            f"{row.label}: {what}, {section.name}",
+            f"Seed {row.seeds[0]}. {notes}",
+            partial(figures.bars, bars, longest=longest),
+        )
+        for row, what, bars in charts
+    ]
+
+
+def _searches(section: Section) -> list[Piece]:
     """What was searched, on which seed, by what, and what the search cost."""
-    found = {group.label: record for group in section.groups if (record := read_search(group.runs[0].path))}
-    texts = how_searched(list(found.values()))
-    if without := [group.label for group in section.groups if group.label not in found]:
+    table, texts = search_table(section.rows, "Search of each method, and its cost")
+    if not table.rows:
+        return []
+    if without := [row.label for row in section.rows if not row.search]:
         texts.append(f"Not searched, or not recorded: {', '.join(without)}.")
-    rows = [search_cells(label, record) for label, record in found.items()]
-    table = Cells("Search of each method, and its cost", SEARCH_HEADS, rows)
-    return Chapter("Searched settings", [*texts, table]) if found else None
+    return [*texts, table]
 
 
-def search_cells(method: str, record: SearchRecord) -> tuple[str, ...]:
+def search_table(rows: Sequence[Row], caption: str) -> tuple[Cells, list[str]]:
+    """The recorded searches, one in a row of the table, and how they were searched, in sentences."""
+    found = {row.label: search for row in rows if (search := row.search)}
+    texts = []
+    for seed, by in dict.fromkeys((one.seed, one.chosen_by) for one in found.values()):
+        halving = "successive halving (each rung keeps the better half and doubles the rounds)"
+        texts.append(f"Searched by {halving} on seed {seed}, by {by}.")
+    if len({one.rungs[0] for one in found.values() if one.rungs}) > 1:  # later rungs lack the runs that failed
+        texts.append("Note: the methods were not searched with equal numbers of runs and rounds.")
+    texts += ["Runs: number of runs x rounds of each rung. The bytes of a search are those of all its runs."] * bool(
+        found
+    )
+    heads = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
+    return Cells(caption, heads, [_search_cells(*pair) for pair in found.items()], left=2), texts
+
+
+def _search_cells(method: str, record: SearchRecord) -> list[str]:
     """One row: a value at an end of what was tried has a mark."""
-    return (
+    return [
         method,
         record.setting,
         f"{record.value:g}{' (at an end)' if record.at_end else ''}",
@@ -340,50 +378,21 @@ def search_cells(method: str, record: SearchRecord) -> tuple[str, ...]:
         " + ".join(f"{count} x {rounds}" for count, rounds in record.rungs),
         f"{record.rounds:,}",
         human_bytes(record.bytes),
-    )
-
-
-def how_searched(records: Sequence[SearchRecord]) -> list[str]:
-    """How the settings were searched, in sentences.
-
-    >>> rungs = ((3, 5), (2, 10), (1, 20))
-    >>> record = SearchRecord("method.client_opt.lr", 0.5, (0.25, 0.5, 1.0), rungs, 100, "accuracy", 55, 900)
-    >>> print(how_searched([record])[0])
-    Searched by successive halving (each rung keeps the better half and doubles the rounds) on seed 100, by accuracy.
-    """
-    texts = []
-    for seed, by in dict.fromkeys((record.seed, record.chosen_by) for record in records):
-        halving = "successive halving (each rung keeps the better half and doubles the rounds)"
-        texts.append(f"Searched by {halving} on seed {seed}, by {by}.")
-    if len({record.rungs[0] for record in records if record.rungs}) > 1:  # later rungs lack the runs that failed
-        texts.append("Note: the methods were not searched with equal numbers of runs and rounds.")
-    texts.append("Runs: number of runs x rounds of each rung. The bytes of a search are those of all its runs.")
-    return texts
-
-
-def settings_chapter(section: Section) -> Chapter:
-    """Settings that differ, and settings that are shared."""
-    groups = section.groups
-    configs = [flat(group.config) for group in groups]
-    paths = [path for path in differing([group.config for group in groups]) if path != "name"]
-    rows = [
-        [group.label, "; ".join(f"{path} = {setting_text(config[path])}" for path in paths if path in config)]
-        for group, config in zip(groups, configs, strict=True)
     ]
-    pieces = [Cells("Settings that differ", ("method", "settings"), rows)] if paths else []
-    rows = [[path, setting_text(value)] for path, value in configs[0].items() if path not in (*paths, "name")]
-    pieces.append(Cells("Shared settings", ("key", "value"), rows, folded=True))
-    return Chapter("Settings", pieces)
 
 
-CHAPTERS = (
-    overview,
-    sweep_chapter,
-    targets_chapter,
-    layers_chapter,
-    search_chapter,
-    settings_chapter,
-)
+def _settings(section: Section) -> list[Piece]:
+    """Settings that differ, and settings that are shared."""
+    configs = {row.label: flat(row.config) for row in section.rows}
+    paths = [path for path in differing([row.config for row in section.rows]) if path != "name"]
+    own = [
+        (label, "; ".join(f"{path} = {setting_text(config[path])}" for path in paths if path in config))
+        for label, config in configs.items()
+    ]
+    first = next(iter(configs.values()))
+    shared = [(path, setting_text(value)) for path, value in first.items() if path not in (*paths, "name")]
+    pieces: list[Piece] = [Cells("Settings that differ", ("method", "settings"), own)] if paths else []
+    return [*pieces, Cells("Shared settings", ("key", "value"), shared, folded=True)]
 
 
 def definitions(compute: float | None) -> Chapter:
@@ -412,6 +421,14 @@ def definitions(compute: float | None) -> Chapter:
             "modeled. FedPara's Tables 7 and 8 use this formula.",
         ],
     )
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def capital(text: str) -> str:
+    """A text with a capital letter first, and all else as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def setting_text(value: Any) -> str:

@@ -11,6 +11,7 @@ True
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -127,44 +128,34 @@ def curves(
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
     figure, axes = _new()
-    points = [np.array([p for p in line.points if p[0] > 0 or not log_x]).reshape(-1, 4) for line in lines]
-    every = np.concatenate([np.empty((0, 4)), *points])
-    every = every if len(every) else np.array([[1.0, 0.0, 0.0, 1.0]])
-    low, high = limits or (every[:, 1:].min(), every[:, 1:].max())
-    room = high - low or abs(low) or 1.0
-    axes.set_ylim(low - 0.08 * room, high + 0.08 * room)
-    for i, (line, own) in enumerate(zip(lines, points, strict=True)):
-        own[:, 1:] = np.clip(own[:, 1:], low, high)
+    axes.set(xscale="log" if log_x else "linear", xlabel=x, ylabel=y)
+    for i, line in enumerate(lines):
+        own = np.array([point for point in line.points if point[0] > 0 or not log_x]).reshape(-1, 4)
+        own[:, 1:] = np.clip(own[:, 1:], *(limits or (None, None)))
         shape, color = (i + i // 8) % 8, LIGHT[f"c{i % 8}"]
         some = (0.1 * (i % 8) / 8, 0.1) if len(own) > 12 else None  # markers of curves that coincide stay visible
         look = {"color": color, "ls": _DASHES[shape], "marker": _MARKERS[shape], "markeredgecolor": LIGHT["card"]}
         label = textwrap.shorten(line.label, max(20, width // 9), placeholder="…")
         axes.plot(own[:, 0], own[:, 1], label=label, clip_on=False, markersize=8, markevery=some, **look)
-        if np.ptp(own[:, 2:], axis=1).any():
-            axes.fill_between(own[:, 0], own[:, 2], own[:, 3], color=color, alpha=0.13, lw=0, clip_on=False)
+        axes.fill_between(own[:, 0], own[:, 2], own[:, 3], color=color, alpha=0.13, lw=0, clip_on=False)
+    axes.margins(x=0.008, y=0.08)
+    low, high = limits or axes.get_ylim()
     marked: list[float] = []
     for name, value in (marks or {}).items():
-        if low <= value <= high and all(abs(value - other) > 0.08 * room for other in marked):
+        if low <= value <= high and all(abs(value - other) > 0.08 * (high - low) for other in marked):
             axes.axhline(value, color=LIGHT["soft"], ls=":", lw=1)
             axes.annotate(name, (0, value), (6, 4), ("axes fraction", "data"), "offset points", color=LIGHT["soft"])
             marked.append(value)
-    start, end = every[:, 0].min(), every[:, 0].max()
-    if log_x:
-        axes.set_xscale("log")
-        start, end = (start / 1.06, end * 1.06) if end / start > 1.4 else (start / 1.3, end * 1.3)
-    elif start == end:
-        start, end = start - 0.5, end + 0.5
-    axes.set_xlim(start, end)
+    start, end = axes.get_xlim()
     most = max(2, int(width / (_CHARACTER * max(len(x_text(start)), len(x_text(end)), 4) + 40)))
-    ticks = FixedLocator(_log_ticks(start, end, most)) if log_x else MaxNLocator(most, integer=integer_x)
-    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_major_locator(
+        FixedLocator(_log_ticks(start, end, most)) if log_x else MaxNLocator(most, integer=integer_x)
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: x_text(value))
     axes.yaxis.set_major_locator(MaxNLocator(8 if width > 600 else 5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: y_text(value))
-    axes.set(xlabel=x, ylabel=y)
-    left = 34 + _CHARACTER * max(len(y_text(tick)) for tick in axes.get_yticks())
-    return _finish(figure, axes, width, 310 if width > 600 else 230, left, title=title)
+    return _finish(figure, axes, width, 360 if width > 600 else 280, title)
 
 
 @_styled()
@@ -172,31 +163,29 @@ def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str 
     """Bars under their names and values; figures with the same `longest` have the same scale."""
     scale = (width - 4) / (longest or longest_bar(rows) or 1)
     room = max(8, int(width / 8.3) - 2 - max((len(row.value) for row in rows), default=0))
-    labels = [textwrap.wrap(row.label, room) or [""] for row in rows]
+    figure, axes = _new(layout=None)
+    bold = {"weight": "bold", "size": 13}
+    axes.text(0, 14, visible(title, 110), **bold)
     y = 24.0 if title else 0.0
-    height = y + sum(30 + 16 * len(label) for label in labels)
-    figure, axes = _new()
-    axes.set_position((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(height, 0))  # pixels
-    axes.set_axis_off()
-    axes.text(0, 14, visible(title, 110), weight="bold", size=13)
-    for row, label in zip(rows, labels, strict=True):
-        axes.text(width - 2, y + 14, row.value, ha="right", weight="bold", size=13)
-        for line in label:
-            axes.text(0, y + 14, line, size=13)
-            y += 16
-        x, color = 1.0, LIGHT[f"c{row.series % 8}"]
+    for row in rows:
+        label = textwrap.fill(row.label, room)
+        axes.text(width - 2, y + 14, row.value, ha="right", **bold)
+        axes.text(0, y + 3, label, size=13, va="top", linespacing=1.25)
+        y += 16 * (1 + label.count("\n"))
+        color = LIGHT[f"c{row.series % 8}"]
         outline = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
         looks: list[dict[str, Any]] = [{"color": color}, {"color": color, "alpha": 0.55}, outline]
-        for length, look in zip(row.segments, looks, strict=False):
+        starts = itertools.accumulate(row.segments, initial=0.0)
+        for start, length, look in zip(starts, row.segments, looks, strict=False):
             if length > 0:
-                axes.barh(y + 11, max(length * scale, 1), 14, x, **look)
-                x += length * scale
+                axes.barh(y + 11, max(length * scale, 1), 14, 1 + start * scale, **look)
         low, high = (1 + end * scale for end in row.spread)
         if high - low > 4:  # a shorter line could not be seen
             axes.plot([low, high], [y + 11, y + 11], "|-", color=LIGHT["ink"], lw=1.5)
         y += 30
-    figure.set_size_inches(width / 72, height / 72)
+    axes.set(position=(0, 0, 1, 1), xlim=(0, width), ylim=(max(y, 1), 0))  # pixels
+    axes.set_axis_off()
+    figure.set_size_inches(width / 72, max(y, 1) / 72)
     figure.set_label(title)
     return figure
 
@@ -234,19 +223,17 @@ def layer_bars(layers: Sequence[Mapping[str, Any]], rounds: int | None, series: 
     """
     known = all(isinstance(row.get("bytes_up"), int) for row in layers)
     key, text = ("bytes_up", human_bytes) if known else ("syncs", "{:,}".format)
-    of, rows = "" if rounds is None else f" of {rounds}", []
-    for row in layers:
-        value = row.get(key) or 0
-        counted = f" ({row['syncs']}{of})" if isinstance(row.get("syncs"), int) else ""
-        rows.append(Bar(f"{row['layer']}{counted}", text(value), [value], series=series))
-    return f"{'bytes up' if known else 'synchronizations'} by layer", rows
+    of = "" if rounds is None else f" of {rounds}"
+    values = [(f"{row['layer']} ({row.get('syncs')}{of})", row.get(key) or 0) for row in layers]
+    bars = [Bar(label, text(value), [value], series=series) for label, value in values]
+    return f"{'bytes up' if known else 'synchronizations'} by layer", bars
 
 
 @_styled()
 def partition_figure(found: PartitionDescription, title: str) -> Figure:
     """The examples of each client, stacked by class.
 
-    Up to 40 clients have a bar and a name each. More are an area: grouped by their most frequent class, larger first.
+    Up to 40 clients have a bar and a name each. More are grouped by their most frequent class, larger first.
     """
     import matplotlib
 
@@ -258,30 +245,20 @@ def partition_figure(found: PartitionDescription, title: str) -> Figure:
         kept, rest = np.sort(order[:19]), order[19:]
         counts = np.concatenate([counts[:, kept], counts[:, rest].sum(1, keepdims=True)], 1)
         names = [*(names[k] for k in kept), f"{len(rest):,} other classes"]
-    names = [visible(name, 30) for name in names]
-    scale = matplotlib.colormaps["viridis" if found.kind == "numbers" else "tab20"]
-    colors = list(scale(np.linspace(0, 1, len(names)) if found.kind == "numbers" else range(len(names))))
-    (figure, axes), left = _new(), 80.0
-    if len(found) <= 40:
-        clients, start = [visible(name, 30) for name in found.client_names], np.zeros(len(found))
-        for name, own, color in zip(names, counts.T, colors, strict=True):
-            axes.barh(range(len(found)), own, 0.7, start, label=name, color=color)
-            start = start + own
-        axes.set_yticks(range(len(found)), clients)
-        axes.set(xlabel="examples", ylim=(len(found) - 0.5, -0.5))
-        axes.grid(axis="y", visible=False)
-        left, height = 24 + 8.3 * max(map(len, clients)), 22 * len(found)
-    else:
+    (figure, axes), few = _new(), len(found) <= 40
+    if not few:
         order = np.lexsort((-counts.sum(1), counts.argmax(1)))
-        groups = np.array_split(order, min(len(order), 450))  # as many as can be seen
-        ends = np.cumsum([len(group) for group in groups])
-        heights = np.stack([counts[group].mean(0) for group in groups])
-        axes.stackplot(ends, heights.T, labels=names, colors=colors, step="mid")
-        words = "clients, grouped by their most frequent class, larger ones first"
-        axes.set(xlabel=words, ylabel="examples", xlim=(ends[0], ends[-1]))
-        height = 310
+        counts = np.stack([counts[group].mean(0) for group in np.array_split(order, min(len(order), 200))])
+    numbers, scale = found.kind == "numbers", matplotlib.colormaps["viridis" if found.kind == "numbers" else "tab20"]
+    for i, (name, own, start) in enumerate(zip(names, counts.T, (np.cumsum(counts, 1) - counts).T, strict=True)):
+        color = scale(i / max(1, len(names) - 1) if numbers else i)
+        axes.barh(range(len(own)), own, 0.7 if few else 1.0, start, label=visible(name, 30), color=color)
+    axes.set(xlabel="examples", ylim=(len(counts) - 0.5, -0.5))
+    axes.set_yticks(range(len(found)) if few else (), [visible(name, 30) for name in found.client_names] if few else ())
+    axes.set_ylabel("" if few else f"{len(found):,} clients, grouped by most frequent class")
+    axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    return _finish(figure, axes, WIDE, height, left, title=f"{title}: {found!r}")
+    return _finish(figure, axes, WIDE, 50 + 22 * len(found) if few else 460, f"{title}: {found!r}")
 
 
 def save(figure: Figure, file: Path) -> None:
@@ -330,27 +307,27 @@ def svg(figure: Figure, title: str, name: str = "") -> str:
     return f'<svg role="img" {box}><title>{html_text(title)}</title>{body}'
 
 
-def _new() -> tuple[Figure, Any]:
+def _new(layout: Any = "constrained") -> tuple[Figure, Any]:
     """A new figure and its axes, without the global state of pyplot."""
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(dpi=72)
+    figure: Any = Figure(dpi=72, layout=layout)
     figure._repr_svg_ = lambda: standalone(figure)  # for notebooks
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axes: Any, width: int, height: float, left: float, title: str) -> Figure:
-    """Set the size of a figure and of its axes, which are below the title and the legend."""
+def _finish(figure: Figure, axes: Any, width: int, height: float, title: str) -> Figure:
+    """Set the size of a figure, and put the title and the legend above its axes."""
     handles, names = axes.get_legend_handles_labels()
     columns = max(1, int(width / (max(map(len, names), default=0) * 8.3 + 60)))
-    head = 26 if title else 0
-    full = head + 16 + 21 * math.ceil(len(names) / columns) + height + 50
+    full = height + 21 * (math.ceil(len(names) / columns) + bool(title)) + 16
     figure.set_size_inches(width / 72, full / 72)
-    axes.set_position((left / width, 50 / full, 1 - (left + 24) / width, height / full))
-    place = {"loc": "upper left", "bbox_to_anchor": (0, 1 - (head + 4) / full), "borderaxespad": 0, "borderpad": 0}
+    place: Any = {"loc": "outside upper left", "borderaxespad": 0.4, "borderpad": 0, "alignment": "left"}
+    place |= {"title": visible(title, 110) or None, "title_fontproperties": {"weight": "bold", "size": 13}}
     figure.legend(handles, names, ncols=columns, labelspacing=0.4, handlelength=2.6, **place)
     figure.set_label(title)
-    figure.text(0, 1 - 16 / full, visible(title, 110), weight="bold", size=13)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # another drawing would place everything again, and elsewhere
     return figure
 
 
@@ -360,9 +337,10 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
     >>> _log_ticks(800, 60_000, 5)
     [1000.0, 3000.0, 10000.0, 30000.0]
     """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
-        inside = [tick for d in decades for step in steps if low <= (tick := step * 10.0**d) <= high]
+        ticks = np.outer(decades, steps).ravel()
+        inside: list[float] = ticks[(low <= ticks) & (ticks <= high)].tolist()
         if 2 <= len(inside) <= most:
             return inside
     return inside[:: math.ceil(len(inside) / most)] if len(inside) > most else [low, high]

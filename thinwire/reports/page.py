@@ -84,7 +84,7 @@ def _html(piece: Piece, name: str) -> str:
     if isinstance(piece, Headline):
         return f'<p class="lead">{escape(piece.text)}</p>'
     if isinstance(piece, Cells):
-        table = _table_html(piece)
+        table = table_html(piece)
         return f"<details><summary>{escape(piece.caption)}</summary>{table}</details>" if piece.folded else table
     drawn = (
         f'<div class="{size}">{figures.svg(piece.draw(width=width), piece.title, f"{name}-{size}")}</div>'
@@ -94,7 +94,8 @@ def _html(piece: Piece, name: str) -> str:
     return f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>{''.join(drawn)}</figure>"
 
 
-def _table_html(table: Cells) -> str:
+def table_html(table: Cells) -> str:
+    """A table as HTML."""
     kind = ' class="words"' if len(table.heads) == 2 else ""
     kind = kind or (' class="long-names"' if any(len(row[0]) > LONG_NAME for row in table.rows) else "")
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.heads)

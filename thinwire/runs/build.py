@@ -38,17 +38,14 @@ from thinwire.core.reference import (
 )
 from thinwire.core.registry import lookup
 from thinwire.core.text import unfit_for_a_name, visible
-from thinwire.data.examples import AugmentedImages, Examples, Images, Source, image_values, standardized
+from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.fingerprint import fingerprint
-from thinwire.data.losses import loss_by_name
-from thinwire.data.task import Task, assign_clients, client_names, validation_fraction
+from thinwire.data.task import Task, assign_clients, scaled, task_of, validation_fraction
 from thinwire.errors import ConfigError, DataError
 from thinwire.federation.job import Job
 from thinwire.federation.settings import Settings, TaskSettings
 from thinwire.metrics import metrics_by_name
 from thinwire.models.exact_init import seeded
-from thinwire.runs.parts import arguments
-from thinwire.runs.toml import Table
 
 MOST_BY_DEFAULT = 10  # clients of a round, and of a dataset without users, where nothing states them
 
@@ -95,41 +92,22 @@ def build_task(choice: TaskSettings, key: Key, data_dir: Path | None = None) -> 
     clients = assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
-    validation = None
-    if choice.validation_fraction:
-        clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
     train, test = prepared(choice, source)
-    return Task(
-        model,
-        train,
-        clients,
-        test,
-        validation,
-        loss_by_name(source.loss),
-        source.note,
-        metrics_by_name(source.metrics),
-        source.objective,
-        source.class_names,
-        client_names(source, clients),
-    )
+    return task_of(replace(source, train=train, test=test), model, clients, choice.validation_fraction, key)
 
 
 def chosen_of(choice: TaskSettings, task: Task, key: Key) -> Task:
     """A task of one's own, which has clients and a model, with validation examples and fewer clients if wanted."""
-    own = len(task.clients)
-    stated = [name for name in ("partition", "model") if getattr(choice, name) is not None]
-    stated += ["scale"] * (choice.scale != "unit") + ["augment"] * (choice.augment != "none")
-    if choice.clients not in (0, own) or stated:
+    own, clients, validation = len(task.clients), task.clients, task.client_tests
+    plain = replace(choice, clients=0, partition=None, model=None, scale="unit", augment="none")
+    if choice.clients not in (0, own) or replace(choice, clients=0) != plain:
         raise ConfigError(
-            f"{choice.label} is a Task, which has a model and {own} clients of its own; leave "
-            f"task.{stated[0] if stated else 'clients'} out"
+            f"{choice.label} is a Task, which has a model and {own} clients of its own; leave task.clients, "
+            "task.partition, task.model, task.scale and task.augment out"
         )
-    clients, validation = task.clients, task.client_tests
     if some := choice.participating_clients:
-        if some > own:
-            raise ConfigError(f"task.participating_clients must be 0 (all) or at most the {own} clients, not {some}")
-        clients, validation = clients.first(some), validation.first(some) if validation is not None else None
+        clients, validation = clients.first(some), validation and validation.first(some)
     if choice.validation_fraction and validation is None:
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     return replace(task, clients=clients, client_tests=validation)
@@ -137,50 +115,33 @@ def chosen_of(choice: TaskSettings, task: Task, key: Key) -> Task:
 
 def prepared(choice: TaskSettings, source: Source) -> tuple[Examples, Examples]:
     """Training and test examples with the scale and the augmentation of the task."""
-    train, test = source.train, source.test
-    if choice.scale != "unit":
-        values = image_values(train)
-        if values is None or image_values(test) is None:
-            raise ConfigError(f"{choice.label} has no images; write task.scale = 'unit'")
-        mean, std = source.mean, source.std
-        if not len(mean) == len(std) == values.shape[1]:
-            raise ConfigError(
-                f"task.scale = 'standard' needs {values.shape[1]} values of mean and std from the dataset, and "
-                f"{choice.label} states {len(mean)} and {len(std)}; write task.scale = 'unit'"
-            )
-        train, test = (standardized(part, mean, std) for part in (train, test))
+    source = scaled(source, choice.scale, choice.label)
     if choice.augment == "none":
-        return train, test
-    if not isinstance(train, Images):
+        return source.train, source.test
+    if not isinstance(source.train, Images):
         raise ConfigError(f"{choice.label} has no images stored as bytes; write task.augment = 'none'")
-    return AugmentedImages(train), test
+    return AugmentedImages(source.train), source.test
 
 
 def build_model(choice: TaskSettings, source: Source, key: Key) -> nn.Module:
     """The model, with one output for each class of the dataset, initialized from the seed."""
     if choice.model is None:
         raise ConfigError(
-            f"{choice.label} returns a Source, which has no model; write --set task.model=mlp, or a class of your own, "
+            f"{choice.label} has no model; write --set task.model=mlp, or a class of your own, "
             "--set task.model=FILE.py:NAME"
         )
     kind, make = choice.model.kind, lookup("model", choice.model.kind).make
     if isinstance(make, nn.Module):  # a reference to a module that is built already; training copies it
         return make
-    options = dict(choice.model.options)
-    own = is_reference(kind)
-    known = inspect.signature(make).parameters
-    stated = dict(source.model)
+    stated = {"classes": source.classes, **dict(source.model)}
     width = next((stated[name] for name in _WIDTH if name in stated), None)
-    if own and width is not None:
+    if is_reference(kind) and width is not None:
         stated = {**dict.fromkeys(_WIDTH, width), **stated}
-    for name, value in stated.items():
-        if name in known:
-            options.setdefault(name, value)
-    if "classes" in known:
-        given = options.setdefault("classes", source.classes)
-        if given < source.classes:
-            raise ConfigError(f"task.model.classes is {given}, but {choice.label} has {source.classes} classes")
-    if own and (name := missing_argument(make, options)):
+    known = inspect.signature(make).parameters
+    options = {**{name: value for name, value in stated.items() if name in known}, **dict(choice.model.options)}
+    if (given := options.get("classes", source.classes)) < source.classes:
+        raise ConfigError(f"task.model.classes is {given}, but {choice.label} has {source.classes} classes")
+    if is_reference(kind) and (name := _missing(make, options)):
         raise ConfigError(
             f"{short_name(kind)} has a parameter {name!r} without a default, and {choice.label} does not state it; "
             f"write --set task.model.{name}=VALUE"
@@ -189,7 +150,7 @@ def build_model(choice: TaskSettings, source: Source, key: Key) -> nn.Module:
         with seeded(key.fold("model")):
             model: nn.Module = make(**options)
     except Exception as error:
-        if own:
+        if is_reference(kind):
             raise failure(error, source_file(make)) from error
         raise
     if not isinstance(model, nn.Module):
@@ -223,34 +184,16 @@ def task_name(on: str | OwnTask, name: str = "") -> str:
     return kind
 
 
-def own_options(kind: str) -> list[str]:
-    """The options of an own task: the parameters of its function, but for `seed` and `data_dir`."""
-    found = _object(kind)
-    return [] if isinstance(found, Task | Source) else [name for name in _parameters(found) if name not in FILLED]
+def task_options(kind: str) -> tuple[Any, dict[str, Any]]:
+    """The loader of a dataset, or the function or object of an own task, and its options with their defaults."""
+    own = own_kind(kind)
+    make = _object(kind) if own else lookup("dataset", kind).make
+    filled = FILLED if own else ("data_dir",)
+    known = {} if isinstance(make, Task | Source) else _parameters(make)
+    return make, {name: one.default for name, one in known.items() if name not in filled}
 
 
-def checked_options(kind: str, given: Table) -> Table:
-    """Options converted to the types of the parameters of the function of an own task.
-
-    The default of a parameter `clients` is stated too, for readers of the configuration.
-    """
-    found = _object(kind)
-    if isinstance(found, Task | Source):
-        return {}
-    known = _parameters(found).get("clients")
-    stated = {"clients": known.default} if known and isinstance(known.default, int) else {}
-    return checked_arguments(found, {**stated, **given}, "task")
-
-
-def checked_arguments(make: Callable[..., Any], options: Table, where: str) -> Table:
-    """As `arguments`; of a user's function whose type hints cannot be read, types are not checked."""
-    try:
-        return arguments(make, options, where)
-    except (NameError, TypeError, AttributeError):
-        return dict(options)
-
-
-def missing_argument(make: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def _missing(make: Callable[..., Any], given: Mapping[str, Any]) -> str:
     """The first parameter without a default that is not given; "" if there is none."""
     needed = (name for name, one in _parameters(make).items() if one.default is inspect.Parameter.empty)
     return next((name for name in needed if name not in given), "")
@@ -292,7 +235,7 @@ def call_own(
     """
     filled = {"seed": key.value, "data_dir": data_dir}
     given = {**options, **{name: filled[name] for name in FILLED if name in _parameters(make)}}
-    if name := missing_argument(make, given):
+    if name := _missing(make, given):
         raise ConfigError(f"{label} has a parameter {name!r} without a default; write --set task.{name}=VALUE")
     try:
         with seeded(key.fold("model")):

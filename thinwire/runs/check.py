@@ -12,13 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from thinwire.core.tree import restrict
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
-from thinwire.federation.local_engine import LocalEngine
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulated import GroupTask, SimulatedClients
+from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.client import Group, initial_client_state
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import pack_snapshot
@@ -26,12 +25,11 @@ from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.receive import switch_stage
 from thinwire.protocol.round import Reply, Round
 from thinwire.protocol.server import append_entry
-from thinwire.protocol.setup import initial_server_state, plan_round
+from thinwire.protocol.setup import initial_server_state
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.runs.build import build_job
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
-from thinwire.training.batches import plan_batches
 from thinwire.wire.bits import Bytes
 
 TRAINED = 10  # clients of the first cohort that take a step
@@ -40,8 +38,6 @@ TRAINED = 10  # clients of the first cohort that take a step
 class Traffic(NamedTuple):
     """Bytes of one stage of a method: of a client, and of all rounds."""
 
-    rounds: int
-    trainable: int
     up_per_client: int
     down_per_client: int
     up: int
@@ -57,38 +53,39 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     the CPU; None where the system does not tell (Linux does).
     """
     backend = experiment.engine.backend
-    engine = LocalEngine("cpu", "loop" if backend in ("auto", "graph") else backend)
+    engine = Engine("cpu", "loop" if backend in ("auto", "graph") else backend)
     job = build_job(experiment, data_dir)
-    simulation = engine.prepare(job)
-    contract = simulation.contract
-    plan_round(contract, simulation.start().server)  # raises if the method cannot run
-    sizes = job.task.clients.sizes()
-    steps = [plan_batches([int(n)], [simulation.federation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
-    cohort = min(job.cohort, len(simulation.federation.eligible))
-    _reset_peak()
-    before = _resident("VmRSS")
-    message = _upload(simulation, simulation.federation.first, first := simulation.federation.sampler.cohort(0)[0])
+    simulation = make_simulation(engine, job)
+    contract, public = simulation.contract, simulation.first
+    Round.open(contract, simulation.start().server)  # raises if the method cannot run
+    cohort = min(job.cohort, len(simulation.eligible))
+    with suppress(OSError):  # let the peak of this process begin again, where the system can
+        Path("/proc/self/clear_refs").write_text("5")
+    before, first = _resident("VmRSS"), simulation.sampler.cohort(0)[0]
+    message = _upload(simulation, public, first)
     peak = _resident("VmHWM")
-    stages = _stages(simulation, {(0, first): message})
+    until = min([job.rounds, *(later.since for later in contract.stages[1:])])
+    stages = [_traffic(simulation, public, until, {first: message})]
+    for later in contract.stages[1:]:  # from the initial weights
+        switched = switch_stage(contract.stages[0], later, public._replace(version=later.since))
+        stages.append(_traffic(simulation, switched, job.rounds, {}))
     up, down, catchup = (sum(getattr(stage, way) for stage in stages) for way in ("up", "down", "catchup"))
-    per_client = stages[0].up_per_client + stages[0].down_per_client
-    planned = contract.coords.restrict(contract.sendable.named)
+    notes = [job.task.note, *(stage.method.space.note(stage.weights) for stage in contract.stages)]
+    if varies := any(map(_vary, contract.stages)):
+        notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
+    if (goal := experiment.eval.target_accuracy) < 1:
+        notes.append(f"A run that reaches {100 * goal:g} % ends before its last round.")
     return {
         "method": experiment.name,
         "task": experiment.task.label,
         "clients": len(job.task.clients),
         "cohort": cohort,
-        "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
-        "steps_per_round": {"min": min(steps), "max": max(steps)},
-        "parameters": simulation.federation.model.parameters(),
+        "parameters": simulation.model.parameters(),
         "trainable": contract.coords.size,
-        **_tiers(simulation),
-        "values_uploaded": job.method.sketch.spec(planned).size,
         "bytes_up_per_client": stages[0].up_per_client,
         "bytes_down_per_client": stages[0].down_per_client,
-        "bytes_per_round": cohort * per_client,
-        "lengths_depend_on_values": any(map(_vary, contract.stages)),
-        **({f"stage_{i}": stage._asdict() for i, stage in enumerate(stages, 1)} if len(stages) > 1 else {}),
+        "bytes_per_round": cohort * (stages[0].up_per_client + stages[0].down_per_client),
+        "lengths_depend_on_values": varies,
         "rounds": job.rounds,
         "bytes_up_of_all_rounds": up,
         "bytes_down_of_all_rounds": down,
@@ -96,67 +93,56 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
         "bytes_of_all_rounds": up + down + catchup,
         "memory_before": before,
         "memory_of_a_client": None if before is None or peak is None else peak - before,
-        "note": " ".join(filter(None, (job.task.note, *_notes(experiment, simulation)))),
+        "note": " ".join(dict.fromkeys(filter(None, notes))),
     }
-
-
-def _stages(simulation: Federation, known: dict[tuple[int, int], Bytes]) -> list[Traffic]:
-    """The bytes of each stage; the second starts from the initial weights."""
-    contracts, public = simulation.contract.stages, simulation.federation.first
-    until = min([simulation.job.rounds, *(later.since for later in contracts[1:])])
-    found = [_traffic(simulation, public, until, known)]
-    for later in contracts[1:]:
-        switched = switch_stage(contracts[0], later, public._replace(version=later.since))
-        found.append(_traffic(simulation, switched, simulation.job.rounds, known))
-    return found
 
 
 def _upload(simulation: Federation, public: PublicState, client: int) -> Bytes:
     """The upload of a client after one step of local training."""
     plan = Plan(simulation.contract.at(public.version).sendable.named)
     group = Group(public, plan, (client,), (initial_client_state(simulation.contract, public, client),))
-    work = simulation.federation.sampler.workload(public.version, (client,))
+    work = simulation.sampler.workload(public.version, (client,))
     if not simulation.job.local.trainer:
         work = work.first(1, 1)
-    cohort = tuple(sorted({client, *simulation.federation.sampler.cohort(public.version)}))
+    cohort = tuple(sorted({client, *simulation.sampler.cohort(public.version)}))
     clients = SimulatedClients(simulation)
-    with simulation.compute(None):
-        return clients.answer(GroupTask(public.version, clients.backend[0], None, group, cohort), work)[0].message
+    with simulation.compute():
+        return clients.answer(GroupTask(public.version, clients.backend[0], group, cohort, work))[0].message
 
 
-def _traffic(simulation: Federation, public: PublicState, until: int, known: dict[tuple[int, int], Bytes]) -> Traffic:
-    """The bytes of the rounds from a version up to another one; `known` are uploads by version and client."""
+def _traffic(simulation: Federation, public: PublicState, until: int, known: dict[int, Bytes]) -> Traffic:
+    """The bytes of the rounds from a version up to another one; `known` are uploads of this version by client."""
     contract, since, clients = simulation.contract.at(public.version), public.version, simulation.job.task.clients
     plan, tiers = Plan(contract.sendable.named), [contract.tier(client) for client in range(len(clients))]
     one_of_each = {tier: tiers.index(tier) for tier in set(tiers)}
-    few = simulation.federation.sampler.cohort(since)
+    few = simulation.sampler.cohort(since)
     if not contract.method.secure_aggregation:  # whose masks only cancel in the sum of all
         few = few[: TRAINED if _vary(contract) else 1]
     one_of_each |= {tiers[client]: client for client in few}
-    messages = {c: known.get((since, c)) or _upload(simulation, public, c) for c in {*few, *one_of_each.values()}}
+    messages = {c: known.get(c) or _upload(simulation, public, c) for c in {*few, *one_of_each.values()}}
     up = [len(messages[one_of_each[tier]]) for tier in tiers]
     server = initial_server_state(contract, public)
     full, after = contract.method.download == "full", server
     if not full:
         after = _next(simulation, server, plan, {client: messages[client] for client in few})
-    made = Round(contract, after, plan).downloads(dict.fromkeys(one_of_each.values(), since))
+    made = Round(contract, after, plan).downloads.messages(dict.fromkeys(one_of_each.values(), since))
     sizes = {tier: len(made[client]) for tier, client in one_of_each.items()}
     down = [sizes[tier] for tier in tiers]
     total, held = [0, 0, 0], dict[int, int]()
     for version in range(since, until):
-        cohort = simulation.federation.sampler.cohort(version)
+        cohort = simulation.sampler.cohort(version)
         total[0] += sum(up[client] for client in cohort)
         if full:
             total[1] += sum(down[client] for client in cohort)
             continue
         server = server._replace(public=after.public._replace(version=version))
-        round = Round(contract, server, plan)
-        ordinary, extra = round.split(round.downloads({client: held.get(client, 0) for client in cohort}))
+        downloads = Round(contract, server, plan).downloads
+        ordinary, extra = downloads.split(downloads.parts({client: held.get(client, 0) for client in cohort}))
         total[1], total[2] = total[1] + ordinary, total[2] + extra
         held.update(dict.fromkeys(cohort, version))
         server = server._replace(ledger=_appended(contract, server, after, plan))
     means = (-(-sum(lengths) // len(lengths)) for lengths in (up, down))  # rounded up
-    return Traffic(max(0, until - since), contract.coords.size, *means, *total)
+    return Traffic(*means, *total)
 
 
 def _next(simulation: Federation, server: ServerState, plan: Plan, messages: dict[int, Bytes]) -> ServerState:
@@ -164,7 +150,7 @@ def _next(simulation: Federation, server: ServerState, plan: Plan, messages: dic
     round, version = Round(simulation.contract, server, plan), server.public.version
     sent = [Reply(client, version, data, 0.0, 1, ClientState(version)) for client, data in messages.items()]
     uploads = [round.read(one) for one in sorted(sent)]
-    cohort = simulation.federation.sampler.cohort(server.public.version)
+    cohort = simulation.sampler.cohort(server.public.version)
     repeated = {client: uploads[i % len(uploads)] for i, client in enumerate(cohort)}
     return round.close(repeated, len(simulation.job.task.clients), sum_masked=sum_masked).server
 
@@ -185,12 +171,6 @@ def _appended(contract: Contract, server: ServerState, after: ServerState, plan:
     return append_entry(contract, server.ledger, plan, body, end, adds_up=after.ledger.adds_since == 0)
 
 
-def _reset_peak() -> None:
-    """Let the peak of this process begin again, where the system can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _resident(name: str) -> int | None:
     """Resident memory of this process in bytes, now (VmRSS) or at its peak (VmHWM); None where it is not known."""
     file = Path("/proc/self/status")
@@ -204,21 +184,3 @@ def _vary(contract: Contract) -> bool:
     if contract.method.download == "full":
         downs = [(codec, contract.sendable) for codec in contract.method.downs]
     return any(codec.size(spec) is None for codec, spec in (*downs, *((c, contract.code) for c in contract.method.ups)))
-
-
-def _notes(experiment: Settings, simulation: Federation) -> list[str]:
-    """What the spaces derive from the model, such as a rank, and what the bytes depend on."""
-    stages, goal = simulation.contract.stages, experiment.eval.target_accuracy
-    notes = [stage.method.space.note(stage.weights) for stage in stages]
-    if any(map(_vary, stages)):
-        notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
-    if goal < 1:
-        notes.append(f"A run that reaches {100 * goal:g} % ends before its last round.")
-    return list(dict.fromkeys(notes))
-
-
-def _tiers(simulation: Federation) -> dict[str, Any]:
-    """The number of clients of each tier, where there are tiers."""
-    known = simulation.job.method.budget.tiers
-    tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
-    return {"tiers": {f"tier {i}": tiers.count(i) for i in range(len(known))}} if known else {}

@@ -2,9 +2,10 @@
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
 SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
-newest are kept: two, or `checkpoint.keep`. Nothing is pickled. `pack` writes any record of tensors, bytes, numbers and
-other records by its annotations, and `unpack` checks each value against them. The JSON also holds the lines of
-`metrics.jsonl` up to its round, to restore that file if it is damaged.
+newest are kept: two, or `checkpoint.keep`. Each holds the best model so far, so that a run that is resumed, or goes
+back, has the best model of an uninterrupted run; and the lines of `metrics.jsonl` up to its round, to restore that file
+if it is damaged. Nothing is pickled. `pack` writes any record of tensors, bytes, numbers and other records by its
+annotations, and `unpack` checks each value against them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,27 +35,33 @@ FORMAT = 3
 ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
 
 
-def save_checkpoint(
-    folder: Path,
-    state: RunState,
-    config: str,
-    metrics: str = "",
-    keep: int = KEEP,
-    best: Tree | None = None,
-) -> None:
-    """Write the state after a round.
+class Checkpoint(NamedTuple):
+    """What a run continues from.
+
+    Args:
+        state: the state after a round.
+        best: the best model so far, if it is kept.
+        metrics: the lines of `metrics.jsonl` up to that round.
+    """
+
+    state: RunState
+    best: Mapping[str, Tensor] = {}
+    metrics: str = ""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, config: str, keep: int = KEEP) -> None:
+    """Write a checkpoint.
 
     Args:
         folder: the folder of checkpoints.
-        state: the state.
+        checkpoint: the checkpoint.
         config: the digest of the experiment.
-        metrics: the lines of `metrics.jsonl` up to that round.
         keep: number of checkpoints in the folder that are kept.
-        best: the best model so far, if it is kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    state, best, metrics = checkpoint
     file, tensors = checkpoint_file(folder, state.round), dict[str, Tensor]()
-    packed = {"state": pack(state, tensors), "best": pack(best or {}, tensors, "/best")}
+    packed = {"state": pack(state, tensors), "best": pack(best, tensors, "/best")}
     data = tensor_bytes(tensors)
     write_atomically(file.with_suffix(".safetensors"), data)
     sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -70,8 +77,8 @@ def tensor_bytes(tensors: Tree, **metadata: str) -> bytes:
     return bytes(save(blocks, metadata=metadata or None))
 
 
-def load_checkpoint(folder: Path, config: str, device: Device = None, number: int | None = None) -> RunState | None:
-    """The state of a checkpoint, by default the newest; None if there is none.
+def load_checkpoint(folder: Path, config: str, device: Device = None, number: int | None = None) -> Checkpoint | None:
+    """A checkpoint, by default the newest; None if there is none.
 
     Args:
         folder: the folder of checkpoints.
@@ -83,6 +90,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, number: in
     if not rounds or number not in (None, rounds[-1]):
         return None
     path = checkpoint_file(folder, rounds[-1])
+    weights = path.with_suffix(".safetensors")
     older = f"; remove it to continue from round {rounds[-2]}" if len(rounds) > 1 else ""
     meta = read_checked(path, older)
     try:
@@ -90,33 +98,18 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, number: in
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
         if meta["config"] != config:
             raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        if (size := weights.stat().st_size) != meta["bytes"]:
+            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
+        data = weights.read_bytes()
+        if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+            raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = {
-            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one
-            for name, one in _tensors(path, meta, older).items()
+            name: one.to(device or "cpu") if name.startswith(ON_DEVICE) else one for name, one in load(data).items()
         }
-        state: RunState = unpack(RunState, meta["state"], tensors)
-        return state
+        found: Checkpoint = unpack(Checkpoint, {key: meta[key] for key in Checkpoint._fields}, tensors)
+        return found
     except (OSError, *INVALID, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
-
-
-def load_best(folder: Path, number: int) -> Tree:
-    """The best model as of the checkpoint of a round; empty if it was not kept."""
-    path = checkpoint_file(folder, number)
-    meta = read_checked(path)
-    tensors = _tensors(path, meta) if meta["best"] else {}
-    return {name: tensors[key] for name, key in meta["best"].items()}
-
-
-def _tensors(path: Path, meta: dict[str, Any], older: str = "") -> Tree:
-    """The tensors of a checkpoint, whose SHA-256 must match."""
-    weights = path.with_suffix(".safetensors")
-    if (size := weights.stat().st_size) != meta["bytes"]:
-        raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
-    data = weights.read_bytes()
-    if hashlib.sha256(data).hexdigest() != meta["sha256"]:
-        raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
-    return dict(load(data))
 
 
 def pack(value: Any, tensors: Tree, path: str = "") -> Any:
@@ -131,7 +124,7 @@ def pack(value: Any, tensors: Tree, path: str = "") -> Any:
     if isinstance(value, Tensor):
         tensors[path] = value
         return path
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, Mapping):  # a Vector is both
         value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     elif hasattr(value, "_asdict"):
         value = value._asdict()

@@ -14,8 +14,8 @@ A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, 
 Its `recipe = "paper"` names another recipe than the default one.
 
 A recipe (`presets/recipes`) has training settings for methods that are named, where nothing else states them. In its
-`[method]`, a table without a kind holds options for a part of any kind: `client_opt = { clip_norm = 5.0 }` applies to
-SGD and Adam alike, and not to an optimizer without that option. A table with a kind is used where no part is stated. A
+`[method]`, a table with a kind is used where no part is stated. One without a kind holds options for a part of any
+kind: `client_opt = { clip_norm = 5.0 }` applies to SGD and Adam alike, and not to an optimizer without that option. A
 file that states every slot of the recipe (as those of `thinwire show` and of run directories do) is used as it is.
 
 A task is one of
@@ -27,45 +27,37 @@ A task is one of
     chats.jsonl                   the dataset `causal-lm` with this file
 
 A task file starts from the settings of its `task.kind`. Paths in it are relative to its folder.
-
-Methods that fill different slots of `Method` can be joined by `+`. Where two fill one slot with different values:
-
-    method.up, method.down     codecs are chained in the order of the names: topk+int8 quantizes the largest values
-    method.client_opt          the first method that fills it wins: a learning rate is tuned for one method
-    any other slot             is refused, in one line that names the slot and both methods
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from torch import nn
 
-from thinwire.codecs.chain import Chain
 from thinwire.core.reference import OWN, PATH_OPTIONS, in_folder, is_file, own_kind
-from thinwire.core.registry import SLOTS, entries, is_left_out, lookup
-from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
+from thinwire.core.registry import SLOTS, entries, lookup
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.federation.settings import ModelSettings, Settings, TaskSettings
 from thinwire.federation.speed import Speed
 from thinwire.protocol.method import Method
-from thinwire.runs.build import checked_arguments, checked_options, own_options
-from thinwire.runs.parts import arguments, build, coerce, describe, named, part_kind, plain, type_hints
+from thinwire.runs.build import task_options
+from thinwire.runs.parts import arguments, coerce, describe, named, part_kind, plain, type_hints
 from thinwire.runs.plugins import loaded, read_imports
-from thinwire.runs.presets import Preset, names, preset
+from thinwire.runs.presets import join, named_methods, names, preset
 from thinwire.runs.task_files import anchored, portable
-from thinwire.runs.toml import Table, dumps, read_toml
+from thinwire.runs.toml import DEEPEST, Table, dumps, read_toml
 
 DEFAULT_TASK = "digits"
 DEFAULT_RECIPE = "default"
 T = TypeVar("T")
 
-
-_SECTIONS = ("cohort", "local", "engine", "eval", "checkpoint", "speed", "method")
+_SECTIONS = ("cohort", "local", "engine", "eval", "checkpoint", "speed")
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
@@ -83,7 +75,7 @@ def nested(overrides: Mapping[str, Any]) -> Table:
     """
     out: Table = {}
     for path, value in overrides.items():
-        *parents, last = path.split(".")
+        *parents, last = path.split(".", DEEPEST)
         here = out
         for key in parents:
             below = here.get(key, {})
@@ -93,7 +85,7 @@ def nested(overrides: Mapping[str, Any]) -> Table:
     return out
 
 
-def update(settings: T, *changes: Mapping[str, Any], recipe: Table | None = None, where: str = "") -> T:
+def update(settings: T, *changes: Mapping[str, Any], where: str = "") -> T:
     """A copy of a frozen dataclass with nested changes; a later one wins.
 
     A table of the same kind changes a part, one of another kind makes a new part; a digit selects from a list.
@@ -101,81 +93,51 @@ def update(settings: T, *changes: Mapping[str, Any], recipe: Table | None = None
     Args:
         settings: the settings, or a section or part of them.
         *changes: nested tables; values may also be objects.
-        recipe: tables of parts, as in `[method]` of a recipe: a new part gets their options.
         where: the path of `settings`, for errors.
 
     >>> update(Method(), {"space": "mapo"}, {"space": {"k": 8}, "download": "full"}).space.k
     8
     """
-    top = isinstance(settings, Settings)
     hints: dict[str, Any] = type_hints(type(settings))  # type: ignore[arg-type]
-    known = {"import" if top and one.name == "imports" else one.name: one.name for one in fields(settings) if one.init}  # type: ignore[arg-type]
+    known = ["import" if one.name == "imports" else one.name for one in fields(settings) if one.init]  # type: ignore[arg-type]
     given: dict[str, list[Any]] = {}
     for table in changes:
         for key, value in table.items():
             if key not in known:
                 raise UnknownName(f"key in {where}" if where else "key", key, known)
             given.setdefault(key, []).append(value)
-    new = {}
-    for key in sorted(given, key=lambda key: key != "import"):  # first: other keys may name parts of these modules
-        name, path = known[key], f"{where}.{key}" if where else key
-        if name == "imports":
-            new[name] = read_imports(given[key][-1])
+    new: Table = {}
+    if modules := given.pop("import", None):  # first: other keys may name parts of these modules
+        new["imports"] = read_imports(modules[-1])
+    for key, values in given.items():
+        old, path = getattr(settings, key), f"{where}.{key}" if where else key
+        is_section = is_dataclass(old) and path != "task" and part_kind(hints[key]) is None
+        if is_section and all(type(value) is dict for value in values):  # made once, from all changes
+            new[key] = update(old, *values, where=path)  # type: ignore[type-var]
             continue
-        old, under = getattr(settings, name), (recipe or {}).get(key)
-        if name in _SECTIONS and all(type(value) is dict for value in given[key]):  # made once, from all changes
-            new[name] = update(old, *given[key], recipe=under, where=path)
-            continue
-        for value in given[key]:
-            old = _changed(old, value, hints[name], path, under)
-        new[name] = old
-    found = replace(settings, **new)  # type: ignore[type-var]
-    if isinstance(found, Settings) and found.task.model is None and not own_kind(found.task.kind):
-        raise ConfigError("task.model is missing; `thinwire show fedavg` prints a complete experiment")
-    return found
+        for value in values:
+            old = _changed(old, value, hints[key], path)
+        new[key] = old
+    return replace(settings, **new)  # type: ignore[type-var]
 
 
-def _changed(old: Any, value: Any, hint: Any, where: str, recipe: Table | None) -> Any:
+def _changed(old: Any, value: Any, hint: Any, where: str) -> Any:
     """A value after a change."""
-    if where == "task" or (where == "task.model" and isinstance(value, dict | str)):
-        return _task(old, _table(value, where)) if where == "task" else _model(old, value)
+    if where == "task":
+        return _task(old, _table(value, where))
+    if where == "task.model" and isinstance(value, dict | str):
+        return _model(old, value)
     kind = part_kind(hint)
-    if kind is not None:
-        return _part(kind, old, value, hint, where, recipe)
-    if is_dataclass(old) and isinstance(value, dict):
-        if isinstance(value, Whole):  # from the defaults, with the options of the recipe that are in force
-            in_force = {
-                slot: options
-                for slot, options in (recipe or {}).items()
-                if all(getattr(getattr(old, slot), key, one) == one for key, one in options.items())
-            }
-            make: Any = type(old)
-            old = update(make(), in_force)
-        return update(old, dict(value), recipe=recipe, where=where)
-    if is_dataclass(old) and "." not in where and not isinstance(value, type(old)):
+    if kind is None and is_dataclass(old) and isinstance(value, dict):
+        return update(type(old)() if isinstance(value, Whole) else old, dict(value), where=where)  # type: ignore[type-var, misc]
+    changes = kind is not None and old is not None and type(value) is dict
+    if kind and changes and ("kind" not in value or lookup(kind, named(value, where)[0]).make is type(old)):
+        return update(old, {key: one for key, one in value.items() if key != "kind"}, where=where)
+    if kind is None and is_dataclass(old) and not isinstance(value, type(old)):
         _table(value, where)
     if isinstance(old, tuple) and isinstance(value, dict):
         return _places(old, value, hint, where)
     return coerce(value, hint, where)
-
-
-def _part(kind: str, old: Any, value: Any, hint: Any, where: str, recipe: Table | None) -> Any:
-    """A part after a change: the same one with other options, or another one."""
-    stated = {} if recipe is None or "kind" in recipe else recipe
-    options = {key: one for key, one in stated.items() if getattr(old, key, one) == one}
-    if is_dataclass(value):
-        rare = {one.name for one in fields(value) if is_left_out(one, getattr(value, one.name))}
-        return replace(value, **{key: one for key, one in options.items() if key in rare})  # type: ignore[type-var]
-    if type(value) is dict and old is not None:
-        same = "kind" not in value or lookup(kind, named(value, where)[0]).make is type(old)
-        of_recipe = "kind" in value and recipe is not None and "kind" in recipe and old == build(kind, recipe, where)
-        if same and not of_recipe:  # a part of the recipe is not mixed with one that is stated
-            return update(old, {key: one for key, one in value.items() if key != "kind"}, where=where)
-    if not options or value is None:
-        return coerce(value, hint, where)
-    name, given = named(value, where)
-    known = inspect.signature(lookup(kind, name).make).parameters
-    return build(kind, {"kind": name, **{key: one for key, one in options.items() if key in known}, **given}, where)
 
 
 def _places(old: tuple[Any, ...], value: Table, hint: Any, where: str) -> tuple[Any, ...]:
@@ -186,7 +148,7 @@ def _places(old: tuple[Any, ...], value: Table, hint: Any, where: str) -> tuple[
             raise ConfigError(
                 f"{place!r} names no part of the {len(out)} of {where}; write its place from 0, such as 0.density"
             )
-        out[int(place)] = _changed(out[int(place)], one, get_args(hint)[0], f"{where}.{place}", None)
+        out[int(place)] = _changed(out[int(place)], one, get_args(hint)[0], f"{where}.{place}")
     return tuple(out)
 
 
@@ -198,22 +160,21 @@ def _task(old: TaskSettings, value: Table) -> TaskSettings:
     kind = coerce(value.get("kind", DEFAULT_TASK if isinstance(value, Whole) else old.kind), str, "task.kind")
     if isinstance(value, Whole) or kind != old.kind:
         old = TaskSettings(kind)
-    loader = None if own_kind(kind) else lookup("dataset", kind).make
-    options = own_options(kind) if loader is None else [*inspect.signature(loader).parameters]
-    options = [name for name in options if name != "data_dir"]
-    settings = [one.name for one in fields(TaskSettings) if one.name != "options"]
+    make, options = task_options(kind)
+    hints = {name: hint for name, hint in type_hints(TaskSettings).items() if name != "options"}
     for key in value:
-        if key not in (*settings, *options):
-            raise UnknownName("key in task", key, (*settings, *options))
-    given = {**dict(old.options), **value}
-    given = {key: given[key] for key in options if key in given}
-    loading = checked_options(kind, given) if loader is None else arguments(loader, given, "task")
-    hints = type_hints(TaskSettings)
+        if key not in hints and key not in options:
+            raise UnknownName("key in task", key, (*hints, *options))
+    # the default of a parameter `clients` of a function of the user is stated, for readers of the configuration
+    stated = {"clients": options.get("clients")} if own_kind(kind) and isinstance(options.get("clients"), int) else {}
+    given = {**stated, **dict(old.options), **value}
+    loading = arguments(make, {key: given[key] for key in options if key in given}, "task")
     own = {
-        key: one for key, one in value.items() if key in settings and key != "kind" and (loader or key not in options)
+        key: _changed(getattr(old, key), one, hints[key], f"task.{key}")
+        for key, one in value.items()
+        if key in hints and key != "kind" and not (own_kind(kind) and key in options)
     }
-    new = {key: _changed(getattr(old, key), one, hints[key], f"task.{key}", None) for key, one in own.items()}
-    return replace(old, options=tuple(loading.items()), **new)
+    return replace(old, options=tuple(loading.items()), **own)
 
 
 def _model(old: ModelSettings | None, value: Any) -> ModelSettings:
@@ -224,7 +185,7 @@ def _model(old: ModelSettings | None, value: Any) -> ModelSettings:
     make = lookup("model", kind).make
     if isinstance(make, nn.Module) and options:
         raise ConfigError(f"task.model = {kind!r} is a module that is already built; write its class to set options")
-    return ModelSettings(kind, tuple((checked_arguments(make, options, "task.model") if options else {}).items()))
+    return ModelSettings(kind, tuple((arguments(make, options, "task.model") if options else {}).items()))
 
 
 def _table(value: Any, where: str) -> Table:
@@ -241,6 +202,7 @@ def section(table: Mapping[str, Any], key: str, under: str = "") -> Table:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 _NOT_IN_DIGEST = ("accounting", "import", "fingerprint")
+_ALWAYS = ("download", "upload", "drift_check")
 # fields of a method that are written where they differ from its defaults, so that older digests stay the same
 _RARE = (
     *("budget", "secure_aggregation", "next_stage", "norm_bound", "evaluate", "opt_lifetime", "opt_owner"),
@@ -259,16 +221,9 @@ def from_table(table: Table) -> Settings:
 
 
 def to_table(settings: Settings) -> Table:
-    """All settings as plain values, every default included."""
+    """All settings as plain values, every default included, but for those that are rarely set."""
     task = settings.task
-    sections = {key: plain(getattr(settings, key)) for key in _SECTIONS[:-1]}
-    # rarely set; without these, digests of older runs stay the same
-    if not settings.engine.workers:
-        del sections["engine"]["workers"]
-    if settings.speed == Speed():
-        del sections["speed"]
-    if settings.checkpoint.on_divergence == "stop":
-        del sections["checkpoint"]["on_divergence"]
+    sections = {key: plain(getattr(settings, key)) for key in _SECTIONS if key != "speed" or settings.speed != Speed()}
     return {
         **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
         **({"import": list(settings.imports)} if settings.imports else {}),
@@ -278,10 +233,7 @@ def to_table(settings: Settings) -> Table:
             **({"clients": task.clients} if task.clients else {}),
             **({"partition": describe("partition", task.partition)} if task.partition else {}),
             **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
-            "validation_fraction": task.validation_fraction,
-            "participating_clients": task.participating_clients,
-            "scale": task.scale,
-            "augment": task.augment,
+            **{key: getattr(task, key) for key in ("validation_fraction", "participating_clients", "scale", "augment")},
             **dict(task.options),
         },
         **sections,
@@ -297,26 +249,18 @@ def method_table(method: Method, strict: bool = True) -> Table:
         method: the method.
         strict: whether a part that is not registered is an error; otherwise its `repr` is its kind.
     """
-
-    def part_table(kind: str, part: Any) -> Table:
+    hints, default, table = type_hints(Method), Method(), dict[str, Any]()
+    for name in (*SLOTS, *_ALWAYS, *_RARE):
+        value = getattr(method, name)
+        if name in ("mask", *_RARE) and value == getattr(default, name):
+            continue
         try:
-            return describe(kind, part)
+            table[name] = plain(value, hints[name])
         except ConfigError:
-            if strict:
+            if strict or name not in SLOTS:
                 raise
-            return {"kind": repr(part)}
-
-    slots = {slot: part_table(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
-    if not method.mask.active:
-        del slots["mask"]  # rarely set, as above
-    shown = {"budget": bool(method.budget.tiers), "asynchronous": method.asynchronous.active}
-    rare = {
-        name: plain(value)
-        for name in _RARE
-        for value in [getattr(method, name)]
-        if shown.get(name, value != getattr(Method, name))
-    }
-    return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}
+            table[name] = {"kind": repr(value)}
+    return table
 
 
 def digest(settings: Settings | Table) -> str:
@@ -357,33 +301,45 @@ def resolve(
     if on is not None:
         file.pop("task", None)
     on_task = section(_table(file.pop("on", {}), "on"), task, "on.")  # the file's own settings for this task
-    layers = task_layers(task)
-    kind = layers[-1]["task"]["kind"]
+    of_task = task_layers(task)
+    kind = of_task[-1]["task"]["kind"]
     # a task in a file of its own has the methods' settings of its kind
     on_kind = kind if Path(task).suffix in (".toml", ".jsonl") else task
-    slots = {} if isinstance(what, Method) else chosen.get("method", {})
-    stated = {**section(file, "method"), **section(on_task, "method")} if isinstance(what, str) else {}
-    if all(slot in stated and not (isinstance(stated[slot], dict) and "kind" not in stated[slot]) for slot in slots):
-        slots = {}  # the file is complete
     modules = list(dict.fromkeys([*loaded(), *file.pop("import", [])]))
+    objects = {path: value for path, value in (overrides or {}).items() if is_dataclass(value)}
+    values = {path: value for path, value in (overrides or {}).items() if path not in objects}
     layers = [
-        {"name": name, "import": modules, "method": slots},
-        *layers,
+        *of_task,
         {} if own_kind(kind) else {"task": chosen.get("task", {})},
         join(named_methods(methods), on_kind) if methods else {},
         file,
         on_task,
+        nested(objects),
+        anchored(nested(values), Path.cwd(), kind),
     ]
-    layers = [anchored(layer, Path.cwd()) for layer in layers]
-    settings = update(Settings("run", TaskSettings(kind)), *layers, recipe={"method": slots})
-    if not overrides:
-        return settings
-    objects = {path: value for path, value in overrides.items() if is_dataclass(value)}
-    changes = nested({path: value for path, value in overrides.items() if path not in objects})
-    if type(changes.get("task")) is dict:  # its paths are made absolute by kind
-        changes["task"] = {"kind": settings.task.kind, **changes["task"]}
-    options = {slot: value for slot, value in slots.items() if "kind" not in value}
-    return update(settings, nested(objects), anchored(changes, Path.cwd()), recipe={"method": options})
+    slots: dict[str, Any] = chosen.get("method", {})
+    stated = [layer.get("method", {}) for layer in layers]
+    own = [one for one in (file.get("method"), on_task.get("method")) if isinstance(one, dict)]
+    complete = all(any(slot in parts and _is_part(parts[slot]) for parts in own) for slot in slots)
+    if complete or any(isinstance(one, Method) for one in stated):
+        slots = {}
+    tables = {slot: [one[slot] for one in stated if isinstance(one, dict) and slot in one] for slot in slots}
+    used = {slot: one for slot, one in slots.items() if "kind" in one and not any(map(_is_part, tables[slot]))}
+    start = {"name": name, "import": modules, "method": used}
+    settings = update(Settings("run", TaskSettings(kind)), start, *layers)
+    for slot, options in slots.items():
+        part = getattr(settings.method, slot)
+        if "kind" not in options and is_dataclass(part):
+            unset = {one.name for one in fields(part) if getattr(part, one.name) == one.default}
+            unset -= {key for table in tables[slot] if isinstance(table, dict) for key in table}
+            free = {key: value for key, value in options.items() if key in unset}
+            settings = update(settings, {"method": {slot: free}})
+    return settings
+
+
+def _is_part(value: Any) -> bool:
+    """Whether the value of a slot is a whole part, and not options of one."""
+    return not isinstance(value, dict) or "kind" in value
 
 
 def _stated(what: str | Method) -> tuple[str, str, Table, str]:
@@ -467,78 +423,3 @@ def _with_data(dataset: str, path: str) -> list[Table]:
     parameters = inspect.signature(lookup("dataset", dataset).make).parameters
     option = next((name for name in PATH_OPTIONS if name in parameters), PATH_OPTIONS[0])
     return [*_by_name(dataset), {"task": {"kind": dataset, option: str(Path(path).expanduser().absolute())}}]
-
-
-# -- methods joined by + ---------------------------------------------------------------------------------------------
-
-_CHAINED = ("method.up", "method.down")
-_FIRST_WINS = ("method.client_opt",)
-
-
-def named_methods(expression: str) -> list[Preset]:
-    """The presets of an expression, for example `mapo+int8`, in its order."""
-    names = [name.strip() for name in expression.split("+")]
-    if len(names) > 1 and not all(names):
-        raise ConfigError(f"{expression!r} has a + with no method on one side; write for example mapo+int8")
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ConfigError(f"{expression!r} names {name!r} twice; once is enough")
-    return [preset("methods", name) for name in names]
-
-
-def join(methods: Sequence[Preset], task: str | None = None) -> Table:
-    """One table from several presets, with the values that they have on a task.
-
-    Raises:
-        IncompatibleParts: two methods fill the same slot.
-
-    >>> join(named_methods("scaffold+int8"))["method"]["correction"]
-    Scaffold()
-    >>> join(named_methods("mapo+fedpara"))
-    Traceback (most recent call last):
-    thinwire.errors.IncompatibleParts: mapo+fedpara: 'mapo' and 'fedpara' both fill method.space; keep one of them
-    """
-    expression = "+".join(method.name for method in methods)
-    filled: Table = {}  # by path, two levels deep: `rounds`, `method.space`, `local.batch`
-    owners: dict[str, list[str]] = {}  # the methods that filled a slot
-    for method in methods:
-        for key, section in method.on_task(task).items():
-            values = (
-                {f"{key}.{name}": one for name, one in section.items()} if isinstance(section, dict) else {key: section}
-            )
-            for slot, value in values.items():
-                before = owners.setdefault(slot, [])
-                old = filled.get(slot, value)
-                if old == value:
-                    filled[slot] = value
-                elif slot in _CHAINED:
-                    filled[slot] = _chain(expression, slot, [*before, method.name], old, value)
-                elif slot in _FIRST_WINS or (slot == "method.server_opt" and type(old) is type(value)):
-                    continue  # the learning rates of the first method
-                else:
-                    raise IncompatibleParts(
-                        f"{expression}: {before[0]!r} and {method.name!r} both fill {slot}; keep one of them"
-                    )
-                before.append(method.name)
-    out: Table = {}
-    for slot, value in filled.items():
-        key, _, name = slot.partition(".")
-        out.update({key: {**out.get(key, {}), name: value}} if name else {key: value})
-    return out
-
-
-def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second: Any) -> Chain:
-    """Two codecs in sequence, or an error that names the order in which they can be chained."""
-    try:
-        return Chain.of(first, second)
-    except ConfigError as error:
-        earlier, name = " and ".join(map(repr, names[:-1])), names[-1]
-        reason = f"do not chain: {error}"
-        try:
-            Chain.of(second, first)
-        except ConfigError:
-            pass
-        else:
-            others = [known for known in expression.split("+") if known not in names]
-            reason = f"do not chain in this order; write {'+'.join([*others, name, *names[:-1]])}"
-        raise IncompatibleParts(f"{expression}: {earlier} and {name!r} both fill {slot} and {reason}") from error

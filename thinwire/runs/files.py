@@ -1,11 +1,11 @@
-"""Atomic writes, and reading of JSON that may be damaged: a crash at any moment leaves the old file or the new one.
+"""Files of a run: atomic writes, JSON that may be damaged, and the lock of a directory.
 
-Errors of the system (no space, no permission, a name that is too long) contain the path that was given.
+A crash at any moment leaves the old file or the new one. Errors of the system (no space, no permission, a name that is
+too long) contain the path that was given.
 
-Who writes to a run directory: one process at a time, and whether that process is still there.
-
-The directory itself is locked, since its files are replaced; the system releases the lock when the process ends, also
-after `kill -9`. `process.json` has the machine and the process that wrote last; it is removed when the run is finished.
+One process at a time writes to a run directory. The directory itself is locked, since its files are replaced; the
+system releases the lock when the process ends, also after `kill -9`. `process.json` has the machine and the process
+that wrote last; it is removed when the run is finished.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -56,56 +57,40 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if hasattr(os, "O_DIRECTORY"):  # the renamed entry, too, where the system supports it
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file; if that fails, the file keeps its old length."""
-    with naming(path), path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            with suppress(OSError):
-                file.truncate(before)
-            raise
+    """Append to a file."""
+    with naming(path), path.open("ab") as file:
+        file.write(data)
+
+
+def append_json(path: Path, *values: Any) -> None:
+    """Append values to a file, each as a line of JSON."""
+    append(path, "".join(json.dumps(value) + "\n" for value in values).encode())
 
 
 def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write several files below a folder, which is created; if one fails, the new ones are removed."""
-    written: list[Path] = []
-    made: list[Path] = []
+    """Write several files below a folder; if one fails, a folder that did not exist is removed. Returns their paths."""
+    new = not folder.exists()
     try:
         for name, data in files.items():
             path = folder / name
-            missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
             with naming(path.parent):
-                for parent in reversed(missing):
-                    parent.mkdir()
-                    made.append(parent)
-            new = not path.exists()
+                path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, data)
-            written += [path] if new else []
             path.chmod(0o644)  # temporary files are readable by their owner only
     except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        for parent in reversed(made):
-            with suppress(OSError):
-                parent.rmdir()
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return [folder / name for name in files]
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder (renames, removals) to disk, where the system supports it."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 _HINTS = {
@@ -156,27 +141,19 @@ def write_json(file: Path, value: Any) -> None:
     write_atomically(file, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def read_lines(file: Path, parse: Callable[[bytes], T]) -> list[T]:
-    """The parsed lines of a file up to the first that is incomplete or not valid; empty if there is no file."""
-    return parse_lines(_read(file) if file.is_file() else b"", parse)
+def read_lines(source: Path | bytes, parse: Callable[[Any], T]) -> list[T]:
+    """The parsed lines of JSON up to the first that is incomplete, or that `parse` refuses with one of `INVALID`.
 
-
-def parse_lines(data: bytes, parse: Callable[[bytes], T]) -> list[T]:
-    """The complete lines of some data up to the first that `parse` refuses with one of `INVALID`."""
+    Args:
+        source: a file, which need not exist, or its contents.
+        parse: makes a record of a value of JSON.
+    """
+    data = source if isinstance(source, bytes) else _read(source) if source.is_file() else b""
     found: list[T] = []
     with suppress(*INVALID, RecursionError):
         for line in data.split(b"\n")[:-1]:  # the last one may still be written
-            found.append(parse(line))
+            found.append(parse(json.loads(line)))
     return found
-
-
-def read_as(kind: type[T], file: Path) -> T | None:
-    """The record in a JSON file (see `unpack`); None if there is no file, or it is not valid."""
-    try:
-        found: T = unpack(kind, json.loads(_read(file)))
-        return found
-    except (OSError, CheckpointError, RecursionError, *INVALID):
-        return None
 
 
 def why_unreadable(error: BaseException) -> str:
@@ -185,15 +162,8 @@ def why_unreadable(error: BaseException) -> str:
     >>> why_unreadable(RecursionError()), why_unreadable(UnicodeDecodeError("utf-8", b"x", 0, 1, "invalid"))
     ('it is nested too deeply', 'it is not UTF-8')
     """
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if "integer string conversion" in str(error):
-        return "it holds a number of thousands of digits"
-    return visible(str(error), 200)
+    known = {RecursionError: "it is nested too deeply", UnicodeDecodeError: "it is not UTF-8"}
+    return known.get(type(error)) or visible(getattr(error, "strerror", None) or str(error), 200)
 
 
 def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
@@ -248,13 +218,11 @@ def read_checked(file: Path, hint: str = "") -> dict[str, Any]:
     """
     try:
         value = read_json(file)
-        right = value.pop("checksum", None) == _checksum(value)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{hint}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{file} cannot be read ({why_unreadable(error)}){hint}") from error
-    if not right:
-        raise CheckpointError(f"{file} is damaged: its checksum does not match{hint}")
+        if value.pop("checksum", None) != _checksum(value):
+            raise CheckpointError(f"{file} is damaged: its checksum does not match")
+    except (CheckpointError, RecursionError) as error:
+        text = error if isinstance(error, CheckpointError) else f"{file} cannot be read ({why_unreadable(error)})"
+        raise CheckpointError(f"{text}{hint}") from error
     return value
 
 

@@ -1,173 +1,306 @@
-"""The round loop: one generator for simulations and the Flower server app.
+"""The round loop of a run: from round 1 or a checkpoint, into a directory or in memory.
 
-    for state, record in rounds(simulation, simulation.start(), Stop(rounds=10)):
-        ...
+    run.py, execute.py  ->  train  ->  Loop.round  ->  Federation.round
 
-It yields after every round. The loop adds the change of status to the record (`alarm`, see `collapse.py`), ends early
-where `Stop` says so, and saves checkpoints: both after the caller has handled the record. `retry.py` goes back to a
-healthy state when the loop raises `Diverged`.
+After every round, in this order: the record is written to `metrics.jsonl`, `on_round` is called, then `stop`; last, a
+checkpoint is written if one is due. Where training fails, the run goes back to its newest checkpoint (`retry.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from thinwire.errors import Diverged
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError, Diverged, Unfit
 from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
+from thinwire.federation.settings import Settings
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.best import Lead, selected_by
-from thinwire.runs.collapse import Course, Verdict, chance_of, news
-from thinwire.schedules.base import LayerFacts
-from thinwire.training.inputs import Backend
-
-
-class Training(NamedTuple):
-    """How clients are trained: the fields of `RunState` that may change rounding, and the reason for the backend."""
-
-    backend: Backend
-    backend_reason: str
-    chunk: int
-    onednn: bool | None
-
-    @classmethod
-    def of(cls, state: RunState) -> Training:
-        """These fields of a state."""
-        return cls(state.backend, state.backend_reason, state.chunk, state.onednn)
-
+from thinwire.runs.checkpoint import Checkpoint
+from thinwire.runs.collapse import chance_of, judge, news
+from thinwire.runs.retry import MAX_RETRIES, MAX_ROLLBACKS, ROLLED_BACK, Retry, halved, left_out_until, read_retries
+from thinwire.runs.run_directory import RunFolder, Summary, model_files
+from thinwire.runs.summary import summarize_run
 
 OnRound = Callable[[RoundRecord], Any]
 EndedBy = Literal["rounds", "target accuracy", "patience", "stop function", "divergence"]
 
 
-class Stop(NamedTuple):
-    """When a run ends.
+class Watch(NamedTuple):
+    """Functions of the caller.
 
     Args:
-        rounds: after this round.
-        target_accuracy: after a round that reaches this accuracy on the test set; 1 for never.
-        patience: after so many evaluations without a new best one (`best.py`); 0 for never.
-        when: after a record for which this function is true.
-
-    >>> from thinwire.metrics.objective import Objective
-    >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 0, 0, 0, 1, 0.1)
-    >>> Stop(5).ended_by([record], Lead(Objective())), Stop(5, 0.8).ended_by([record], Lead(Objective()))
-    (None, 'target accuracy')
-    """
-
-    rounds: int
-    target_accuracy: float = 1.0
-    patience: int = 0
-    when: OnRound | None = None
-
-    def ended_by(self, records: Sequence[RoundRecord], lead: Lead) -> EndedBy | None:
-        """Why a run with these records ends; None if it goes on."""
-        if not records:
-            return None
-        last = records[-1]
-        if last.round >= self.rounds:
-            return "rounds"
-        if self.target_accuracy < 1 and last.accuracy is not None and last.accuracy >= self.target_accuracy:
-            return "target accuracy"
-        if 0 < self.patience <= lead.since:
-            return "patience"
-        return "stop function" if self.when and self.when(last) else None
-
-
-class Checkpoints(NamedTuple):
-    """How checkpoints are saved.
-
-    Args:
-        every: rounds between two of them; the last round is always saved.
-        save: writes one.
-    """
-
-    every: int
-    save: Callable[[RunState], None]
-
-
-class Collapsed(Diverged):
-    """Training failed with finite values: accuracy fell to chance, or the loss is far too high."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.why)
-        self.verdict = verdict
-
-
-def rounds(
-    simulation: Federation,
-    state: RunState,
-    stop: Stop,
-    *,
-    records: Sequence[RoundRecord] = (),
-    checkpoints: Checkpoints | None = None,
-    on_message: OnMessage | None = None,
-    on_healthy: Callable[[RunState], None] | None = None,
-    completed: Callable[[RoundRecord], RoundRecord] = lambda record: record,
-) -> Iterator[tuple[RunState, RoundRecord]]:
-    """Train the rounds that are left; yields the state and the record after each.
-
-    Args:
-        simulation: the job on its device; in a deployment, a `FlowerServer`.
-        state: the state to continue from.
-        stop: when the run ends.
-        records: the records of the rounds before `state`.
-        checkpoints: how the state is saved; not at all by default. On Ctrl-C, the state before the round is saved.
+        on_round: is called after every round, first with the records of earlier rounds; after going back, again with
+            the rounds that are repeated.
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
-        on_healthy: is called with every state that an evaluation found healthy, to save it: only these and the last
-            state are saved. A run that collapses then raises `Collapsed`, after its record was yielded.
-        completed: adds to a record what the loop does not know.
+        on_continue: is called with the number of rounds that are done, before the others are trained.
+        stop: the run ends after a record for which it is true.
     """
-    course = Course(chance_of(simulation)).along(record._asdict() for record in records)
-    _check(course, on_healthy is not None)
-    history = list(records)
-    lead = Lead(selected_by(simulation.job)).along(record._asdict() for record in history)
-    ended = stop.ended_by(history, lead)
-    while not ended:
-        before, old = Training.of(state), state
-        try:
-            state, record = simulation.round(state, on_message)
-        except KeyboardInterrupt:
-            if checkpoints and on_healthy is None:
-                checkpoints.save(state)  # the current round is lost, the rounds before it are not
-            raise
-        earlier, course = course, course.after(record._asdict())
-        record = completed(record._replace(alarm=news(earlier, course), layers=_measured(simulation, state)))
-        history.append(record)
-        lead = lead.after(record._asdict())
-        yield state, record
-        ended = stop.ended_by(history, lead)
-        if on_healthy is not None:
-            _check(course, True)
-            judged = _judged(simulation, old, state, record)
-            if judged is not None and course.healthy:
-                on_healthy(judged)
-        if checkpoints is None:
-            continue
+
+    on_round: OnRound | None = None
+    on_message: OnMessage | None = None
+    on_continue: Callable[[int], None] | None = None
+    stop: OnRound | None = None
+
+
+class Loop:
+    """A run while it is trained: its state, its records, and the best model if it is kept.
+
+    Args:
+        settings: the settings of the run.
+        federation: what runs its rounds, as the settings say.
+        folder: the run directory; None for a run in memory.
+        resume: whether to continue from the newest checkpoint of the directory.
+    """
+
+    def __init__(self, settings: Settings, federation: Federation, folder: RunFolder | None, resume: bool) -> None:
+        self.settings, self.folder, self.job, self.federation = settings, folder, federation.job, federation
+        self.retries_failures = settings.checkpoint.on_divergence == "retry"
+        self.retries = read_retries(folder.path) if folder else []
+        self.chance = chance_of(federation)
+        self.objective = selected_by(self.job.ranked_by, self.job.task.client_tests is not None)
+        self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
+        self.lines: list[dict[str, Any]] = []
+        self.summary: Summary = {}
+        self.trained_by = ("", "")  # the training backend in `environment.json`, and the reason
+        self._prepare()
+        found = folder.load(settings.engine.device) if folder and resume else None
+        if found:
+            check_blocks(self.federation, found.state)
+        self._continue_from(found)
+
+    def _prepare(self) -> None:
+        """Halve the learning rates, and leave out the clients, of the times that the run went back."""
+        if at := [retry.from_version for retry in self.retries if retry.halves]:
+            self.federation = make_simulation(
+                self.settings.engine, replace(self.job, method=halved(self.job.method, at))
+            )
+        times = [(retry.from_round, retry.left_out) for retry in self.retries]
+        self.federation.clients.leave_out(left_out_until(times), len(self.retries))
+
+    def _continue_from(self, start: Checkpoint | None) -> None:
+        """Continue after a checkpoint; None for the start."""
+        self.state = start.state if start else self.federation.start()
+        self.saved = self.state.round  # the round of the newest checkpoint
+        self.due: RunState | None = None  # a state to be saved
+        if self.folder:
+            self.lines = [one._asdict() for one in self.folder.rewind(start, len(self.retries))]
+        del self.lines[self.state.round :]
+        self.verdict = judge(self.lines, self.chance)
+        self.lead = Lead(self.objective).along(self.lines)
+        keeps_best = self.settings.checkpoint.best
+        self.best: Tree = dict(start.best) if start and keeps_best else {}
+        if keeps_best and self.lead.round and not self.best:
+            raise CheckpointError(f"the best model, of round {self.lead.round}, was not kept; run it again")
+
+    @property
+    def records(self) -> list[RoundRecord]:
+        """The records of all rounds."""
+        return [RoundRecord(**line) for line in self.lines]
+
+    def round(self, on_message: OnMessage | None) -> RoundRecord:
+        """Train one round, and write its record."""
+        before = self.state
+        state, record = self.federation.round(before, on_message)
+        lost = sum(retry.bytes_abandoned for retry in self.retries if retry.from_round == before.round)
+        contract = self.federation.contract.at(state.server.public.version)
+        layers = contract.method.schedule.measured(state.server.schedule, contract.coords)
+        record = record._replace(bytes_abandoned=lost, layers=layers)
+        self.lines.append(record._asdict())
+        known, self.verdict = self.verdict, judge(self.lines, self.chance)
+        self.lines[-1]["alarm"] = news(known, self.verdict)
+        record = RoundRecord(**self.lines[-1])
+        if self.folder:
+            self.folder.record(record)
+        self.state, self.lead = state, self.lead.after(self.lines[-1])
+        if self.settings.checkpoint.best and self.lead.round == record.round:
+            self.best = self.weights()
+        self.due = self._saved_next(before, record)
+        if self.folder and self.trained_by != (state.backend, state.backend_reason):
+            self.trained_by = (state.backend, state.backend_reason)
+            self.folder.write_environment(self.facts())
+        return record
+
+    def _saved_next(self, before: RunState, record: RoundRecord) -> RunState | None:
+        """The state that is saved after a round; None if no checkpoint is due."""
+        state: RunState | None = self.state
+        if self.retries_failures:  # only states that an evaluation found healthy
+            task = self.job.task
+            if task.test is None and task.client_tests is None:
+                state = before  # the training loss is that of the state before the round
+            elif record.test_loss is None and record.client_accuracy is None:
+                state = None
+            state = state if self.verdict.healthy else None
+        if state is None or state.round == 0 or not (self.folder or self.retries_failures):
+            return None
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
-        due = Training.of(state) != before or state.round % checkpoints.every == 0
-        if ended or (due and on_healthy is None):
-            checkpoints.save(state)
+        changed = (state.backend, state.chunk) != (before.backend, before.chunk)
+        return state if changed or state.round - self.saved >= self.settings.checkpoint.every else None
+
+    def save(self, state: RunState) -> None:
+        """Write a checkpoint, or keep it in memory."""
+        if self.folder:
+            self.folder.save(state, self.best)
+        else:
+            self.memory = Checkpoint(state, self.best)
+        self.saved, self.due = state.round, None
+
+    def ended_by(self, stop: OnRound | None) -> EndedBy | None:
+        """Why the run ends after these records; None if it goes on."""
+        last, wanted = self.lines[-1] if self.lines else None, self.settings.eval
+        if last is None:
+            return None
+        if last["round"] >= self.settings.rounds:
+            return "rounds"
+        if wanted.target_accuracy < 1 and (last["accuracy"] or 0.0) >= wanted.target_accuracy:
+            return "target accuracy"
+        if 0 < wanted.patience <= self.lead.since:
+            return "patience"
+        return "stop function" if stop and stop(RoundRecord(**last)) else None
+
+    def go_back(self, error: Diverged) -> None:
+        """Go back to a checkpoint, with half the learning rate or without the clients that were far off.
+
+        Raises:
+            Diverged: the error, if the run must not go back, or did so too often.
+        """
+        unfit, failed, status = isinstance(error, Unfit), self.state.round + 1, "diverged"
+        why = str(error).removeprefix(f"round {failed}: ")
+        before = [retry for retry in self.retries if retry.halves != unfit]
+        number, left_out = self.saved, list[int]()
+        if isinstance(error, Unfit):
+            status, left_out = ROLLED_BACK, sorted(error.far)
+            number = self.state.round if error.back_to is None else error.back_to
+        elif not self.retries_failures:
+            raise error
+        elif self.verdict.too_fast:
+            failed, (status, _, why) = self.state.round, self.verdict[:3]
+        if len(before) >= (MAX_ROLLBACKS if unfit else MAX_RETRIES):
+            tried = f"{len(before)} retries, with learning rate {before[-1].lr:.4g}"
+            raise Diverged(f"{error}; also after {tried}", error.sent) from error
+        start = None
+        if number:
+            start = self.folder.load(self.settings.engine.device, number) if self.folder else self.memory
+            if start is None or start.state.round != number:
+                raise error
+        version = start.state.server.public.version if start else 0
+        lost = sum(line[f"bytes_{way}"] for line in self.lines[number:] for way in ("up", "down", "catchup"))
+        retry = Retry(failed, status, why, number, version, 0.0, lost + sum(error.sent), left_out)
+        self.retries.append(retry)
+        self._prepare()
+        retry = retry._replace(lr=self.federation.contract.at(version).client_opt(version).lr)
+        self.retries[-1] = retry
+        if self.folder:
+            self.folder.go_back(number, [one._asdict() for one in self.retries])
+        self._continue_from(start)
+        if not unfit:
+            name = f"{self.folder.path}: " if self.folder else ""
+            text = f"{name}{retry.text} (retry {len(before) + 1} of {MAX_RETRIES})"
+            warnings.warn(text, stacklevel=2)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> Tree:
+        """The weights and the buffers of the newest version, or their average, on the CPU."""
+        weights, buffers = self.federation.final(self.state)
+        return {name: one.detach().cpu() for name, one in {**weights, **buffers}.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """How clients are trained on this machine, for `environment.json`."""
+        engine, state = self.settings.engine, self.state
+        return {
+            "device": engine.device,
+            "precision": engine.precision,
+            "clients_trained_by": state.backend,
+            "because": state.backend_reason,
+            "note": self.job.task.note,
+            "convolutions": self.federation.clients.convolutions(state),
+            "clients_at_a_time": str(state.chunk or engine.chunk or "all"),
+            "chance": self.chance._asdict() if self.chance else None,
+        }
+
+    def finish(self, ended_by: EndedBy, error: Diverged | None = None) -> None:
+        """Make the totals, and write them with the models; a run that diverged has no models."""
+        self.summary = summarize_run(self.settings, self.federation, self.state, self.lines, self.retries, error)
+        self.summary["ended_by"] = ended_by
+        if self.settings.checkpoint.best and self.lead.round:
+            found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
+            self.summary["best"] = found
+        if self.folder:
+            self.folder.finish(self.summary, {} if error else model_files(self.weights(), self.best, self.lead.round))
 
 
-def _measured(simulation: Federation, state: RunState) -> LayerFacts:
-    """What the schedule measured about layers in the last round."""
-    contract = simulation.contract.at(state.server.public.version)
-    return contract.method.schedule.measured(state.server.schedule, contract.coords)
+def train(
+    settings: Settings,
+    federation: Federation,
+    folder: RunFolder | None,
+    watch: Watch,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Loop:
+    """Train the rounds of a run that are left, and write its results.
 
-
-def _check(course: Course, wanted: bool) -> None:
-    """Raise `Collapsed` if training failed."""
-    if wanted and course.too_fast:
-        raise Collapsed(course.verdict)
-
-
-def _judged(simulation: Federation, before: RunState, after: RunState, record: RoundRecord) -> RunState | None:
-    """The state that the values of a record are about; None if the round was not evaluated.
-
-    Without examples to evaluate on there is only the training loss, which is that of the state before the round.
+    Args:
+        settings: the settings of the run, which were checked.
+        federation: what runs its rounds.
+        folder: the run directory; None for a run in memory.
+        watch: functions of the caller.
+        resume: whether to continue from the newest checkpoint.
+        overwrite: whether to delete the run in the directory.
     """
-    task = simulation.job.task
-    if task.test is None and task.client_tests is None:
-        return before if before.round else None
-    return after if record.test_loss is not None or record.client_accuracy is not None else None
+    with folder.locked() if folder else nullcontext():
+        if folder:
+            if overwrite or folder.summary():  # a finished run that is trained again
+                folder.clear()
+            folder.create()
+        loop = Loop(settings, federation, folder, resume)
+        if watch.on_continue:
+            watch.on_continue(loop.state.round)
+        for record in loop.records if watch.on_round else ():
+            watch.on_round(record)  # type: ignore[misc]
+        try:
+            while True:
+                try:
+                    if loop.retries_failures and loop.verdict.too_fast:
+                        raise Diverged(loop.verdict.why)
+                    ended = loop.ended_by(watch.stop)
+                    if ended and folder and loop.saved < loop.state.round:
+                        loop.due = loop.state
+                    if loop.due:
+                        loop.save(loop.due)
+                    if ended:
+                        break
+                    record = loop.round(watch.on_message)
+                except Diverged as error:
+                    loop.go_back(error)
+                    continue
+                if watch.on_round:
+                    watch.on_round(record)
+        except Diverged as error:
+            loop.finish("divergence", error)
+            raise
+        except KeyboardInterrupt:  # the last complete round; where failures are retried, only healthy states are saved
+            if folder and loop.saved < loop.state.round and not loop.retries_failures:
+                loop.save(loop.state)
+            raise
+        loop.finish(ended)
+    return loop
+
+
+def check_blocks(federation: Federation, state: RunState) -> None:
+    """Refuse a checkpoint whose blocks are not those of this model and method."""
+    public, contract = state.server.public, federation.contract.at(state.server.public.version)
+    wanted = (Spec.of(federation.first.base), contract.coords, contract.shared, contract.buffers)
+    model = (*contract.weights, *contract.buffers) if federation.averages and state.round else ()
+    same = {one.name: one.shape for one in model} == {name: tuple(one.shape) for name, one in state.average.items()}
+    if not same or any(Spec.of(tree) != spec for tree, spec in zip(public[1:], wanted, strict=True)):
+        raise CheckpointError(
+            f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
+        )

@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -70,12 +71,17 @@ def named(table: Any, where: str) -> tuple[str, Table]:
     return table["kind"], {k: v for k, v in table.items() if k != "kind"}
 
 
-def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterable[str] = ()) -> Table:
-    """Check options against the parameters of a constructor and convert them to its types."""
-    known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
+def arguments(make: Callable[..., Any], options: Table, where: str) -> Table:
+    """Check options against the parameters of a constructor or function, and convert them to its types."""
+    if not options:
+        return {}
+    known = inspect.signature(make).parameters
     # the hints of inherited fields of a dataclass are resolved in the module of the base class
     plain_class = inspect.isclass(make) and not dataclasses.is_dataclass(make)
-    hints = type_hints(make.__init__ if plain_class else make)
+    try:
+        hints = type_hints(make.__init__ if plain_class else make)
+    except (NameError, TypeError, AttributeError):  # of a user's function; its arguments are passed as they are
+        hints = {}
     out = {}
     for key, value in options.items():
         if key not in known:
@@ -98,18 +104,15 @@ def plain(value: Any, hint: Any = Any) -> Any:
     A rarely set field (`metadata={"rare": True}`) is left out while it has its default: digests of older experiments
     stay the same.
     """
-    inner, kinds = get_args(hint), contract_kinds()
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next((h for h in inner if h is type(value) or (h in kinds and value is not None)), Any)
-        inner = ()
-    if hint in kinds:
-        return describe(kinds[hint], value)
+    if value is not None and (kind := part_kind(hint)) is not None:
+        return describe(kind, value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = type_hints(type(value))
         given = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         kept = {f.name: one for f, one in given if one is not None and not is_left_out(f, one)}  # TOML has no None
         return {name: plain(one, hints[name]) for name, one in kept.items()}
     if isinstance(value, tuple | list):
+        inner = get_args(hint)
         return [plain(v, inner[0] if inner[1:] == (Ellipsis,) else Any) for v in value]
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
@@ -125,35 +128,30 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         return value
     if (kind := contract_kinds().get(hint)) is not None:
         return value if dataclasses.is_dataclass(value) else build(kind, value, where)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-        return _record(hint, value, where)
-    if origin is Literal:
-        if value not in inner:
-            raise UnknownName(f"value of {where}", str(value), [str(v) for v in inner])
-        return value
     if origin in (Union, types.UnionType):
         errors = []
         for option in inner:
             try:
                 return coerce(value, option, where)
             except ConfigError as error:
-                errors.append(str(error))
-        raise ConfigError(errors[0])
+                errors.append(error)
+        raise errors[0]
+    if origin is Literal:
+        if value not in inner:
+            raise UnknownName(f"value of {where}", str(value), [str(v) for v in inner])
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        hints = inner[:1] * len(value) if inner[1:] == (Ellipsis,) else inner
+        if len(hints) == len(value):
+            return tuple(coerce(v, h, where) for v, h in zip(value, hints, strict=True))
     if origin is Callable and callable(value):
         return value
-    if hint is type(None) and value is None:
-        return None
-    if origin is tuple and isinstance(value, list | tuple):
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(coerce(v, inner[0], where) for v in value)
-        if len(inner) == len(value):
-            return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
-    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):  # of numpy, too
-        return int(value)
-    huge = isinstance(value, int) and abs(value) >= 1 << 1000
-    if hint is float and isinstance(value, Real) and not isinstance(value, bool) and not huge:
-        return float(value)  # or infinite or NaN: parts check whether they can use it
-    if isinstance(hint, type) and isinstance(value, hint) and hint is not int:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _record(hint, value, where)
+    if hint in (int, float) and not isinstance(value, bool) and isinstance(value, Integral if hint is int else Real):
+        with suppress(OverflowError):  # of a whole number of more than 1024 bits
+            return hint(value)  # a float may be infinite or NaN: parts check whether they can use it
+    elif isinstance(hint, type) and isinstance(value, hint) and hint is not int:
         return value
     wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
     is_number = hint in (int, float) and isinstance(value, str) and value.strip().replace(".", "", 1).isdigit()

@@ -29,17 +29,18 @@ from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
-from thinwire.federation.local_engine import LocalEngine
-from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
+from thinwire.federation.simulation import make_simulation
+from thinwire.models import CausalLM, ImageClassifier, Pretrained
 from thinwire.models.causal_lm import library
 from thinwire.models.pretrained import quiet
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState
 from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import tensor_bytes
-from thinwire.runs.execute import check_blocks
 from thinwire.runs.files import write_all
+from thinwire.runs.loop import check_blocks
 from thinwire.runs.run_directory import RunFolder
 from thinwire.spaces.adapters import NAMES
 from thinwire.spaces.base import Space
@@ -114,9 +115,8 @@ def save_adapter(
 
 def inside(model: nn.Module) -> tuple[Any, str]:
     """The model of transformers inside of a model of thinwire, and what its names begin with there."""
-    if isinstance(model, CausalLM | ImageClassifier | Pretrained | Roberta):
-        return model.model, "model."
-    return model, ""
+    wrapped = isinstance(model, CausalLM | ImageClassifier | Pretrained)
+    return (model.model, "model.") if wrapped else (model, "")
 
 
 def no_adapter_of_average() -> ConfigError:
@@ -132,13 +132,12 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
 
     A matrix that is smaller than the rank has its own rank, and an alpha with which peft computes the same scale.
     """
-    config: Any = getattr(model, "config", None)
-    lower = {path: rank for path, rank in ranks.items() if rank != space.rank}
+    name, lower = type(model).__name__, {path: rank for path, rank in ranks.items() if rank != space.rank}
     rslora = space.scaling == "rslora"
     return {
         "peft_type": "LORA",
-        "task_type": next((task for end, task in _TASKS.items() if type(model).__name__.endswith(end)), None),
-        "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
+        "task_type": next((task for end, task in _TASKS.items() if name.endswith(end)), None),
+        "base_model_name_or_path": getattr(getattr(model, "config", None), "_name_or_path", None) or None,
         "r": space.rank,
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
         "lora_dropout": space.lora_dropout,
@@ -159,14 +158,14 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
 def of_run(run: Path, data_dir: Path | None) -> tuple[Federation, PublicState, Method, Tree]:
     """The simulation of a run directory, its newest public state, the method there, and its basis."""
     opened = RunFolder.open(run)
-    simulation = LocalEngine().prepare(build_job(opened.experiment, data_dir))
-    state = opened.load("cpu")
-    if state is None:
+    simulation = make_simulation(Engine(), build_job(opened.experiment, data_dir))
+    found = opened.load("cpu")
+    if found is None:
         raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` continues it")
-    check_blocks(simulation, state)
-    if simulation.federation.averages:
+    check_blocks(simulation, found.state)
+    if simulation.averages:
         raise no_adapter_of_average()
-    public = state.server.public
+    public = found.state.server.public
     method = simulation.contract.at(public.version).method
     return simulation, public, method, simulation.contract.basis(public.version, "cpu")
 

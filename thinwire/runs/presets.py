@@ -5,10 +5,14 @@ A preset is a part of an experiment file, with a line of text (`about`) and its 
 >>> preset("methods", "fedprox").table
 {'method': {'correction': FedProx(mu=0.1)}}
 
-The catalog: everything that has a name, one row each (`thinwire list`).
+Methods that fill different slots of `Method` can be joined by `+`. Where two fill one slot with different values:
 
-`methods`, `tasks` and `recipes` are presets, `parts` is every part of a method; the other lists are the kinds of the
-registry.
+    method.up, method.down     codecs are chained in the order of the names: topk+int8 quantizes the largest values
+    method.client_opt          the first method that fills it wins: a learning rate is tuned for one method
+    any other slot             is refused, in one line that names the slot and both methods
+
+The catalog has everything with a name, one row each (`thinwire list`): `methods`, `tasks` and `recipes` are presets,
+`parts` is every part of a method; the other lists are the kinds of the registry.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -25,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thinwire.core import plugins
 from thinwire.core.registry import KINDS, Entry, entries, registered
-from thinwire.errors import ConfigError, UnknownName
+from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
 from thinwire.runs.toml import Table, loads
 
 if TYPE_CHECKING:
@@ -136,6 +141,78 @@ def _loaded(file: Path) -> Table:
 def _read(file: Path) -> Preset:
     table = copy.deepcopy(_loaded(file))
     return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
+
+
+_CHAINED = ("method.up", "method.down")
+_FIRST_WINS = ("method.client_opt",)
+
+
+def named_methods(expression: str) -> list[Preset]:
+    """The presets of an expression, for example `mapo+int8`, in its order."""
+    names = [name.strip() for name in expression.split("+")]
+    if len(names) > 1 and not all(names):
+        raise ConfigError(f"{expression!r} has a + with no method on one side; write for example mapo+int8")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ConfigError(f"{expression!r} names {name!r} twice; once is enough")
+    return [preset("methods", name) for name in names]
+
+
+def join(methods: Sequence[Preset], task: str | None = None) -> Table:
+    """One table from several presets, with the values that they have on a task.
+
+    Raises:
+        IncompatibleParts: two methods fill the same slot.
+
+    >>> join(named_methods("scaffold+int8"))["method"]["correction"]
+    Scaffold()
+    >>> join(named_methods("mapo+fedpara"))
+    Traceback (most recent call last):
+    thinwire.errors.IncompatibleParts: mapo+fedpara: 'mapo' and 'fedpara' both fill method.space; keep one of them
+    """
+    expression = "+".join(method.name for method in methods)
+    filled: Table = {}  # by path, two levels deep: `rounds`, `method.space`, `local.batch`
+    owners: dict[str, list[str]] = {}  # the methods that filled a slot
+    for method in methods:
+        for key, section in method.on_task(task).items():
+            values = (
+                {f"{key}.{name}": one for name, one in section.items()} if isinstance(section, dict) else {key: section}
+            )
+            for slot, value in values.items():
+                before = owners.setdefault(slot, [])
+                old = filled.get(slot, value)
+                if old == value:
+                    filled[slot] = value
+                elif slot in _CHAINED:
+                    filled[slot] = _chain(expression, slot, [*before, method.name], old, value)
+                elif slot in _FIRST_WINS or (slot == "method.server_opt" and type(old) is type(value)):
+                    continue  # the learning rates of the first method
+                else:
+                    raise IncompatibleParts(
+                        f"{expression}: {before[0]!r} and {method.name!r} both fill {slot}; keep one of them"
+                    )
+                before.append(method.name)
+    out: Table = {}
+    for slot, value in filled.items():
+        key, _, name = slot.partition(".")
+        out.update({key: {**out.get(key, {}), name: value}} if name else {key: value})
+    return out
+
+
+def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second: Any) -> Any:
+    """Two codecs in sequence, or an error that names the order in which they can be chained."""
+    from thinwire.codecs.chain import Chain  # late: it imports torch
+
+    try:
+        return Chain.of(first, second)
+    except ConfigError as error:
+        reason = f"do not chain: {error}"
+        with suppress(ConfigError):
+            Chain.of(second, first)
+            others = [name for name in expression.split("+") if name not in names]
+            reason = f"do not chain in this order; write {'+'.join([*others, names[-1], *names[:-1]])}"
+        earlier = " and ".join(map(repr, names[:-1]))
+        raise IncompatibleParts(f"{expression}: {earlier} and {names[-1]!r} both fill {slot} and {reason}") from error
 
 
 Row = dict[str, Any]

@@ -8,7 +8,6 @@ Reading of `metrics.jsonl` stops at an incomplete line (the run is still writing
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from thinwire.core.reference import task_label
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.runs.collapse import Chance, Verdict, judge, known_chance, known_verdict
-from thinwire.runs.files import read_checked, read_json, read_lines
+from thinwire.runs.files import read_json, read_lines
 from thinwire.runs.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl
@@ -111,9 +110,8 @@ def read_records(file: Path) -> list[Record]:
     return read_lines(file, parse_record)
 
 
-def parse_record(line: bytes) -> Record:
-    """The record of a line; one that is not valid is a ValueError."""
-    record: Record = json.loads(line)
+def parse_record(record: Any) -> Record:
+    """The record of a line; one that is not valid raises an error."""
     record.setdefault("accuracy", None)
     counts = [*(record.get(key) for key in _COUNTS), record.get("bytes_abandoned", 0)]
     shares = (value for key in ("accuracy", "client_accuracy") if (value := record.get(key)) is not None)
@@ -121,7 +119,7 @@ def parse_record(line: bytes) -> Record:
     sound = all(map(_is_count, counts)) and all(type(one) is float or _is_count(one) for one in numbers)
     if not sound or not all(map(math.isfinite, numbers[1:])):
         raise ValueError("not the record of a round")
-    return record
+    return dict(record)
 
 
 def _is_count(value: Any) -> bool:
@@ -140,15 +138,14 @@ def totals(
     """
     if abandoned is None:
         abandoned = sum(record.get("bytes_abandoned", 0) for record in records)
-    last = records[-1] if records else {}
-    up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
-    found: dict[str, Any] = {}
+    last, found = records[-1] if records else {}, dict[str, Any]()
     for name in ("accuracy", "client_accuracy"):
         known = [record[name] for record in records if record.get(name) is not None]
         found |= {f"final_{name}": known[-1] if known else None, f"best_{name}": max(known, default=None)}
     found["final_loss"] = last.get("loss")
     for name in ("metrics", "clients_eval"):  # which not all runs have
         found |= next(({f"final_{name}": one[name]} for one in reversed(records) if one.get(name)), {})
+    up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
     found |= byte_totals(up, down, catchup, accounting, abandoned)
     found |= {} if last.get("clock") is None else {"clock": last["clock"]}
     return found | {"seconds": round(sum(record["seconds"] for record in records), 3)}
@@ -257,21 +254,3 @@ def remove_checkpoint(folder: Path, number: int) -> None:
     """Remove both files of a checkpoint; it exists while its JSON does."""
     checkpoint_file(folder, number).unlink(missing_ok=True)
     checkpoint_file(folder, number).with_suffix(".safetensors").unlink(missing_ok=True)
-
-
-def lines_at(folder: Path, number: int) -> str | None:
-    """The lines of `metrics.jsonl` that a checkpoint holds; None if it has none, or is damaged."""
-    try:
-        text = read_checked(checkpoint_file(folder, number)).get("metrics")
-    except CheckpointError:
-        return None
-    return text if isinstance(text, str) else None
-
-
-def begins_with(file: Path, data: bytes) -> bool:
-    """Whether a file begins with these bytes; a missing file is empty."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(data)) == data
-    except FileNotFoundError:
-        return not data

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from safetensors.torch import load_file
 
+from thinwire.core.tree import to_device
 from thinwire.errors import CheckpointError, ConfigError
-from thinwire.federation.job import RoundRecord
+from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
-from thinwire.runs.cohort_file import COHORTS, CohortLog, RoundCohort
-from thinwire.runs.execute import final_model, settled
+from thinwire.runs.deployment_records import COHORTS, CohortLog, RoundCohort
+from thinwire.runs.execute import settled
 from thinwire.runs.run_directory import RunFolder
 
 
@@ -55,40 +56,30 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     experiment, records = folder.experiment, folder.history()
     if folder.summary() is None:
         raise CheckpointError(f"{path} is not finished; replay it when it is")
-    known = _recorded(path, len(records), experiment.method.asynchronous.active)
-    if experiment.method.privacy.active:
-        raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")
-    job = settled(experiment, data_dir)[1] if experiment.fingerprint else build_job(experiment, data_dir)
-    simulation = experiment.engine.prepare(job)
-    if job.method.asynchronous.active:
-        based = {number: zip(one.accepted or (), one.based, strict=True) for number, one in known.items()}
-        simulation.federation.arrivals = {number: dict(pairs) for number, pairs in based.items()}
-    else:
-        simulation.federation.recorded = {number: one.accepted or () for number, one in known.items()}
-    state, replayed = simulation.start(), list[RoundRecord]()
-    for _ in records:
-        state, record = simulation.round(state)
-        replayed.append(record)
-    final, buffers = final_model(simulation, state)
-    weights = {**final, **buffers}
-    deployed = load_file(path / "model.safetensors")
-    differ = tuple(name for name, one in deployed.items() if name not in weights or not one.equal(weights[name]))
-    pairs = [(deployed[name], weights[name]) for name in differ if name in weights]
-    largest = max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.shape == b.shape), default=0.0)
-    first = next((a.round for a, b in zip(records, replayed, strict=True) if a.test_loss != b.test_loss), None)
-    uploads = sum(len(one.accepted or ()) for one in known.values())
-    return Replay(len(records), uploads, differ, largest, first)
-
-
-def _recorded(path: Path, rounds: int, asynchronous: bool) -> dict[int, RoundCohort]:
-    """The rounds of a deployment, each with its accepted clients, and with their versions in asynchronous rounds."""
     if not (path / COHORTS).is_file():
         raise CheckpointError(f"{path} has no {COHORTS}: it was simulated")
-    known = CohortLog(path).rounds
-    for number in range(1, rounds + 1):
-        if number not in known or not (accepted := known[number].accepted):
-            raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
-        based = known[number].based
-        if asynchronous and (len(based) != len(accepted) or max(based) >= number):
-            raise CheckpointError(f"{path / COHORTS} lacks the versions of the accepted clients of round {number}")
-    return {number: known[number] for number in range(1, rounds + 1)}
+    if experiment.method.privacy.active:
+        raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")
+    known, asynchronous = CohortLog(path).rounds, experiment.method.asynchronous.active
+    for number in range(1, len(records) + 1):
+        one = known.get(number, RoundCohort((), ()))
+        if not one.accepted or (asynchronous and (len(one.based) != len(one.accepted) or max(one.based) >= number)):
+            what = "the versions of the accepted clients" if one.accepted else "the accepted clients"
+            raise CheckpointError(f"{path / COHORTS} lacks {what} of round {number}")
+    job = settled(experiment, data_dir)[1] if experiment.fingerprint else build_job(experiment, data_dir)
+    simulation = make_simulation(experiment.engine, job)
+    accepted = {number: one.accepted or () for number, one in known.items()}
+    if asynchronous:
+        simulation.arrivals = {n: dict(zip(accepted[n], one.based, strict=True)) for n, one in known.items()}
+    else:
+        simulation.recorded = accepted
+    state, first = simulation.start(), None
+    for record in records:
+        state, again = simulation.round(state)
+        first = record.round if first is None and record.test_loss != again.test_loss else first
+    final, buffers = simulation.final(state)
+    weights, deployed = to_device({**final, **buffers}, "cpu"), load_file(path / "model.safetensors")
+    differ = [name for name, one in deployed.items() if name not in weights or not one.equal(weights[name])]
+    pairs = [(deployed[name], weights[name]) for name in differ if name in weights]
+    largest = max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.shape == b.shape), default=0.0)
+    return Replay(len(records), sum(map(len, accepted.values())), tuple(differ), largest, first)

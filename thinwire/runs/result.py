@@ -1,7 +1,6 @@
 """The result of `tw.simulate`, `tw.run` and `tw.load_run`: records, bytes, weights, and the trained model.
 
-For readers a run is four lines, a table of HTML in notebooks, and a pandas frame. `run.save` writes one that was kept
-in memory as a run directory.
+For readers a run is four lines, and a pandas frame. `run.save` writes one that was kept in memory as a run directory.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from torch import nn
 
 from thinwire.core.frames import data_frame
 from thinwire.core.text import html_text, human_bytes, visible
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, to_device
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.objective import Objective
-from thinwire.runs.best import Lead, by_validation, recorded_objective
-from thinwire.runs.checkpoint import tensor_bytes
+from thinwire.runs.best import Lead, recorded_objective, selected_by
+from thinwire.runs.execute import RunPlan
+from thinwire.runs.loop import Loop
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
 from thinwire.runs.records import BEST, columns, read_run, verify
 from thinwire.runs.retry import Retry, read_retries
-from thinwire.runs.run_directory import RunFolder, records_of
+from thinwire.runs.run_directory import RunFolder, environment, model_files, records_of
 from thinwire.runs.toml import Table
 from thinwire.runs.watch import how_to_resume
 from thinwire.spaces.base import Full, Space
@@ -43,11 +43,6 @@ class Run:
             the buffers too.
         buffers: the final floating-point buffers by name, averaged alike.
         summary: its totals, as in `summary.json`.
-        objective: what runs are ranked by.
-        selected_by: what the best round is chosen by: the objective, or with validation examples the clients'
-            validation accuracy or loss.
-        backend: the backend: `graph`, `threads`, `vmap` or `loop`.
-        backend_reason: the reason, if it is not the fastest.
         path: the run directory, if one was written.
         coords: the coordinates of the last version, the values that were trained, by name: for LoRA the factors A and
             B. Empty in a loaded run.
@@ -58,20 +53,15 @@ class Run:
     weights: Tree
     buffers: Tree
     summary: dict[str, Any] = field(default_factory=dict)
-    objective: Objective = Objective()
-    selected_by: Objective = Objective()
-    backend: str = ""
-    backend_reason: str = ""
     path: Path | None = None
     coords: Tree = field(default_factory=dict)
     retries: list[Retry] = field(default_factory=list)
     _table: Table = field(default_factory=dict)
     _environment: dict[str, Any] = field(default_factory=dict)
-    _start: nn.Module | None = None
     _best: Tree | None = None
+    _start: nn.Module | None = None
     _space: Space | None = None
     _basis: Tree = field(default_factory=dict)
-    _averaged: bool = False
 
     @property
     def name(self) -> str:
@@ -92,6 +82,27 @@ class Run:
     def ended_by(self) -> str:
         """Why it ended: `rounds`, `target accuracy`, `patience`, `stop function` or `divergence`."""
         return str(self.summary.get("ended_by", ""))
+
+    @property
+    def objective(self) -> Objective:
+        """What runs are ranked by."""
+        return recorded_objective(self.summary) or Objective()
+
+    @property
+    def selected_by(self) -> Objective:
+        """What the best round is chosen by: the objective, or the clients' validation accuracy or loss."""
+        validated = any(one.client_accuracy is not None or one.client_loss is not None for one in self.history)
+        return selected_by(self.objective, validated)
+
+    @property
+    def backend(self) -> str:
+        """The training backend: `graph`, `chain`, `threads`, `vmap` or `loop`."""
+        return str(self._environment.get("clients_trained_by", ""))
+
+    @property
+    def backend_reason(self) -> str:
+        """The reason for the backend, if it is not the default."""
+        return str(self._environment.get("because", ""))
 
     @property
     def bytes_up(self) -> int:
@@ -189,73 +200,56 @@ class Run:
 
     def save(self, path: Path | str) -> Path:
         """Write a run directory, for `tw.load_run` and `tw.report`; it must not exist, or be empty."""
-        path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        folder = RunFolder(Path(path), self._table)
+        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise CheckpointError(f"{path} exists; name a folder that does not, or an empty one")
-        folder, best = RunFolder(path, self._table), None
         with folder.locked():
             folder.create()
             folder.write_environment(self._environment)
             for record in self.history:
                 folder.record(record)
-            if self.best and self._best is not None:
-                number = str(self.summary.get("best", {}).get("round", ""))
-                best = tensor_bytes(self._best, round=number)
-            folder.finish(self.summary, {**self.weights, **self.buffers}, best)
-        return path
+            best_round = self.summary.get("best", {}).get("round", 0)
+            folder.finish(self.summary, model_files({**self.weights, **self.buffers}, self._best, best_round))
+        return folder.path
 
     def save_adapter(self, folder: Path | str) -> None:
         """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
-        if self._averaged:
+        if self._table.get("method", {}).get("evaluate") == "average":
             raise no_adapter_of_average()
         if self._start is None:
             raise ConfigError("a loaded run holds no adapter; `thinwire export RUN FOLDER` reads its checkpoint")
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
-    def lines(self) -> list[tuple[str, str]]:
-        """At most four pairs of a name and its value.
+    def __repr__(self) -> str:
+        """At most four lines.
 
         >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
-        >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience"}
-        >>> for line in Run([record], {}, {}, totals, _table={"rounds": 20}).lines():
-        ...     print(*line)
-        mapo on digits 1 of 20 rounds, ended by patience
-        test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
-        sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
+        >>> Run([record], {}, {}, {"method": "mapo", "task": "digits", "ended_by": "patience"}, _table={"rounds": 20})
+        Run mapo on digits: 1 of 20 rounds, ended by patience
+          test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
+          sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
         """
         planned, objective = self._table.get("rounds", len(self.history)), self.objective
-        why = f"ended by {self.ended_by or '-'}"
-        why = why if self.status == "finished" else f"{self.status}: {self.status_reason}"
-        head = f"{self.name or 'run'} on {self.summary.get('task', 'a task')}"
-        lines = [(head, f"{len(self.history)} of {planned} rounds, {why}")]
-        if self.history:
-            values = [value for one in self.history if (value := objective.value(one._asdict())) is not None]
-            text = objective.text(values[-1] if values else None)
-            if best := self.best:
-                at = f"{objective.text(objective.value(best._asdict()))} in round {best.round}"
-                by = f"; {at}, the best by {self.selected_by.label}"
-                text += f" (best {at})" if self.selected_by == objective else by
-            lines.append((objective.label, f"{text}; training loss {self.history[-1].loss:.4f}"))
-        sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
-        if lost := self.summary.get("bytes_abandoned", 0):
-            sizes["abandoned"] = lost
-        parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
-        lines.append(("sent", f"{human_bytes(sum(sizes.values()))}: {parts}"))
-        return [*lines, *([("directory", str(self.path))] if self.path else [])]
-
-    def __repr__(self) -> str:
-        (head, first), *rest = self.lines()
-        return visible(f"Run {head}: {first}", 300) + "".join(
-            f"\n  {visible(f'{key} {value}', 300)}" for key, value in rest
+        why = (
+            f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
         )
+        head = f"Run {self.name or 'run'} on {self.summary.get('task', 'a task')}"
+        lines = [f"{head}: {len(self.history)} of {planned} rounds, {why}"]
+        if best := self.best:
+            values = [value for one in self.history if (value := objective.value(one._asdict())) is not None]
+            at = f"{objective.text(objective.value(best._asdict()))} in round {best.round}"
+            by = f" (best {at})" if self.selected_by == objective else f"; {at}, the best by {self.selected_by.label}"
+            lines.append(f"{objective.label} {objective.text(values[-1] if values else None)}{by}; ")
+        if self.history:
+            lines[1:] = [f"{''.join(lines[1:])}training loss {self.history[-1].loss:.4f}"]
+        sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
+        sizes |= {"abandoned": self.bytes_abandoned} if self.bytes_abandoned else {}
+        parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
+        lines.append(f"sent {human_bytes(self.bytes_total)}: {parts}")
+        return "\n  ".join(visible(line, 300) for line in [*lines, *([f"directory {self.path}"] if self.path else [])])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html_text(key)}</th>"
-            f"<td style='text-align:left'>{html_text(value)}</td></tr>"
-            for key, value in self.lines()
-        )
-        return f"<table>{rows}</table>"
+        return "<pre>" + "\n".join(map(html_text, repr(self).splitlines())) + "</pre>"
 
 
 def load_run(path: Path | str) -> Run:
@@ -273,24 +267,39 @@ def load_run(path: Path | str) -> Run:
     if run.summary is None:
         how = how_to_resume(path, run.table)
         raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
-    records, environment = records_of(run.records), run.environment
-    objective = recorded_objective(run.summary) or Objective()
-    validated = any(record.client_accuracy is not None or record.client_loss is not None for record in records)
     weights, best = (
         dict(load_file(file)) if file.is_file() else None for file in (path / "model.safetensors", path / BEST)
     )
     return Run(
-        records,
+        records_of(run.records),
         weights or {},
         {},
         run.summary,
-        objective,
-        by_validation(objective) if validated else objective,
-        str(environment.get("clients_trained_by", "")),
-        str(environment.get("because", "")),
-        path,
+        path=path,
         retries=read_retries(path),
         _table=run.table,
-        _environment=environment,
+        _environment=run.environment,
         _best=best,
+    )
+
+
+def result_of(plan: RunPlan, loop: Loop) -> Run:
+    """The result of a run that has ended, with all tensors on the CPU."""
+    federation, public = loop.federation, loop.state.server.public
+    space, device = federation.contract.at(public.version).method.space, federation.engine.device
+    weights, buffers = federation.final(loop.state)
+    return Run(
+        loop.records,
+        to_device(weights, "cpu"),
+        to_device(buffers, "cpu"),
+        loop.summary,
+        plan.folder.path if plan.folder else None,
+        to_device(public.coords, "cpu"),
+        loop.retries,
+        plan.table,
+        {**environment(), **loop.facts()},
+        dict(loop.best) or None,
+        copy.deepcopy(loop.job.task.model).cpu(),
+        space,
+        to_device(federation.contract.basis(public.version, device), "cpu") if space.exports_adapter else {},
     )

@@ -1,12 +1,12 @@
 """Going back when training fails: to the newest checkpoint, with half the client learning rate.
 
-    fails        a value is not finite (`Diverged`), or accuracy or loss collapses (`Course.too_fast`)
+    fails        a value is not finite (`Diverged`), or accuracy or loss collapses (`Verdict.too_fast`)
     checkpoints  states that an evaluation found healthy, `checkpoint.every` rounds apart; before the first, the start
     then         factor of the learning rate = schedule(t) * 0.5^(number of retries from version t or before)
 
 The rates are a function of the version (`HalvedLR`), a warm-up does not start again, and clients go back to their own
 states of that round. Abandoned rounds are left out of the records; their bytes are in `bytes_abandoned` of the record
-that follows, so that sums over records are what was sent. `retries.json` lists the retries with these rounds' records.
+that follows, so that sums over records are what was sent. `retries.json` lists the retries.
 A process that is killed at any moment and resumed goes on with the same bits.
 
 A deployment goes back otherwise (`Unfit`): to the state before a round in which clients were far off, with the same
@@ -17,21 +17,16 @@ Clients of a deployment that are ahead of the server receive the whole state.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from thinwire.errors import CheckpointError, ConfigError, Diverged, Unfit
-from thinwire.federation.engine import EngineSettings
-from thinwire.federation.federation import Federation, OnMessage
-from thinwire.federation.job import Job, RoundRecord, RunState
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.federation.engine import Engine
 from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runs.files import read_checked
-from thinwire.runs.loop import Checkpoints, Collapsed, Stop, rounds
-from thinwire.runs.records import ROLLED_BACK, rounds_in
+from thinwire.runs.records import ROLLED_BACK as ROLLED_BACK, rounds_in
 from thinwire.runs.run_directory import RETRIES, RunFolder
 
 MAX_RETRIES = 5
@@ -49,7 +44,6 @@ class Retry(NamedTuple):
     from_version: int
     lr: float  # the client learning rate from there on
     bytes_abandoned: int  # of the abandoned rounds, with what the failed one sent
-    records: list[dict[str, Any]]  # of the abandoned rounds
     left_out: Sequence[int] = ()  # clients of a deployment that are left out of the next cohorts
 
     @property
@@ -57,11 +51,11 @@ class Retry(NamedTuple):
         """Whether the learning rate is halved from there on."""
         return self.status != ROLLED_BACK
 
-    def as_summary(self) -> dict[str, Any]:
-        """The keys of a summary."""
-        return {
-            key: value for key, value in self._asdict().items() if key != "records" and (value or key != "left_out")
-        }
+    @property
+    def text(self) -> str:
+        """What happened, in one line."""
+        back = f"round {self.from_round}" if self.from_round else "the start"
+        return f"round {self.round} {self.status}: {self.why}; back to {back} with learning rate {self.lr:.4g}"
 
 
 def read_retries(path: Path) -> list[Retry]:
@@ -75,160 +69,6 @@ def read_retries(path: Path) -> list[Retry]:
         raise CheckpointError(
             f"{file} holds no retries that this version reads; `--overwrite` runs from the start"
         ) from error
-
-
-@dataclass
-class Rescue:
-    """Trains the rounds of a run, and goes back where training fails.
-
-    Args:
-        prepare: makes the runner of a job.
-        job: the job, with the learning rates of the first try.
-        folder: the run directory, with the retries so far; None for a run without one.
-        device: the device of states that are loaded.
-        every: rounds between two good states.
-        active: whether to halve the learning rate; if not, an error ends the run, as it does after five retries.
-        begin: is called with the runner and the state before the first round of each try.
-    """
-
-    prepare: Callable[[Job], Federation]
-    job: Job
-    folder: RunFolder | None
-    device: str
-    every: int
-    active: bool = True
-    begin: Callable[[Federation, RunState], RunState] = lambda runner, state: state
-    good: RunState | None = None  # the newest good state, without a directory; states never change
-
-    def __post_init__(self) -> None:
-        self.retries = read_retries(self.folder.path) if self.folder else []
-        if self.folder:
-            self.folder.retries = len(self.retries)
-
-    @property
-    def round(self) -> int:
-        """The round of the newest good state; 0 for the initial one."""
-        if self.folder:
-            return max(rounds_in(self.folder.checkpoints), default=0)
-        return self.good.round if self.good else 0
-
-    def runner(self, first: Federation) -> Federation:
-        """The runner with the learning rates after the retries so far."""
-        self._leave_out(first)
-        return self._prepared() if any(retry.halves for retry in self.retries) else first
-
-    def _leave_out(self, runner: Federation) -> None:
-        """Tell the server of a deployment which clients are left out."""
-        times = [(retry.from_round, retry.left_out) for retry in self.retries]
-        runner.clients.leave_out(left_out_until(times), len(self.retries))
-
-    def _prepared(self, *more: int) -> Federation:
-        """The runner with learning rates that are halved at the versions of the retries so far, and at `more`."""
-        at = (*(retry.from_version for retry in self.retries if retry.halves), *more)
-        return self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at)))
-
-    def rounds(
-        self,
-        simulation: Federation,
-        state: RunState,
-        stop: Stop,
-        records: list[RoundRecord],
-        checkpoints: Checkpoints | None = None,
-        on_message: OnMessage | None = None,
-    ) -> Iterator[tuple[Federation, RunState, RoundRecord]]:
-        """Train the rounds that are left; yields the runner, the state and the record after each.
-
-        Args:
-            simulation: the runner, with the learning rates after the retries so far.
-            state: the state to continue from.
-            stop: when the run ends.
-            records: the records of the rounds before; the caller appends to them, here they are cut.
-            checkpoints: how the state is saved; not at all by default.
-            on_message: is called with every message.
-        """
-
-        def keep(good: RunState) -> None:
-            if good.round - self.round < self.every:
-                return
-            if checkpoints:
-                checkpoints.save(good)
-            else:
-                self.good = good
-
-        while True:
-            try:
-                state = self.begin(simulation, state)
-                loop = rounds(
-                    simulation,
-                    state,
-                    stop,
-                    records=records,
-                    checkpoints=checkpoints,
-                    on_message=on_message,
-                    on_healthy=keep if self.active else None,
-                    completed=self._with_abandoned,
-                )
-                for state, record in loop:
-                    yield simulation, state, record
-                return
-            except Diverged as error:
-                simulation, state = self._back(simulation, state, error, records)
-
-    def _with_abandoned(self, record: RoundRecord) -> RoundRecord:
-        lost = sum(retry.bytes_abandoned for retry in self.retries if retry.from_round == record.round - 1)
-        return record._replace(bytes_abandoned=lost) if lost else record
-
-    def _back(
-        self, runner: Federation, state: RunState, error: Diverged, records: list[RoundRecord]
-    ) -> tuple[Federation, RunState]:
-        """The runner and the state to continue with: half the rate, or without clients; raises if it cannot."""
-        unfit, failed = isinstance(error, Unfit), state.round + 1
-        before = [retry for retry in self.retries if retry.halves != unfit]
-        if isinstance(error, Unfit):
-            number = state.round if error.back_to is None else error.back_to
-            status, why, left_out = ROLLED_BACK, str(error), error.far
-            start = self._load(number)
-            if (number and start is None) or len(before) >= MAX_ROLLBACKS:
-                raise error
-        else:
-            if not self.active:
-                raise error
-            if len(before) >= MAX_RETRIES:
-                what = f"{error.verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
-                tried = f"{len(before)} retries, with learning rate {before[-1].lr:.4g}"
-                raise Diverged(f"{what}; also after {tried}", error.sent) from error
-            number, left_out = self.round, {}
-            status, why = "diverged", str(error).removeprefix(f"round {failed}: ")
-            if isinstance(error, Collapsed):
-                failed, (status, _, why) = state.round, error.verdict
-            start = self._load(number)
-        version = start.server.public.version if start else 0
-        runner = runner if unfit else self._prepared(version)
-        lr = runner.contract.at(version).client_opt(version).lr
-        sent, lost = _abandoned(records, number)
-        del records[number:]
-        sent += sum(error.sent)
-        self.retries.append(Retry(failed, status, why, number, version, lr, sent, lost, sorted(left_out)))
-        if self.folder:
-            self.folder.go_back(number, [one._asdict() for one in self.retries])
-        self._leave_out(runner)
-        if not unfit:
-            name, back = f"{self.folder.path}: " if self.folder else "", f"round {number}" if number else "the start"
-            text = f"{name}round {failed} {status}: {why}; back to {back} with learning rate {lr:.4g}"
-            warnings.warn(f"{text} (retry {len(before) + 1} of {MAX_RETRIES})", stacklevel=2)
-        return runner, start or runner.start()
-
-    def _load(self, number: int) -> RunState | None:
-        """The state after a round; None for the initial one, and for one that is not stored."""
-        if self.folder:
-            return self.folder.load(self.device, number) if number else None
-        return self.good if self.good and self.good.round == number else None
-
-
-def _abandoned(records: Sequence[RoundRecord], number: int) -> tuple[int, list[dict[str, Any]]]:
-    """The bytes and the records of the rounds after `number`."""
-    lost = [record._asdict() for record in records[number:]]
-    return sum(line[f"bytes_{way}"] for line in lost for way in ("up", "down", "catchup")), lost
 
 
 def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
@@ -253,13 +93,13 @@ def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]
 def halved(method: Method, at: Sequence[int]) -> Method:
     """The method with a client learning rate that is halved from each of these versions on.
 
-    >>> halved(Method(), (0, 20)).client_opt_at(20).lr
-    0.025
+    >>> halved(Method(), (0, 20)).lr_schedule.factor(20)
+    0.25
     """
     return method.replace(lr_schedule=HalvedLR(tuple(at), method.lr_schedule)) if at else method
 
 
-def check_retry(method: Method, engine: EngineSettings) -> None:
+def check_retry(method: Method, engine: Engine) -> None:
     """Refuse what cannot go back."""
     opt, asked = method.client_opt, "on_divergence = 'retry'"
     if not dataclasses.is_dataclass(opt) or not any(part.name == "lr" for part in dataclasses.fields(opt)):
@@ -284,23 +124,26 @@ def roll_back(path: Path, number: int, left_out: Sequence[int] = ()) -> Retry:
     """
     folder = RunFolder.open(path)
     with folder.locked():
+        newest = folder.load("cpu")
+        if newest is None:
+            raise CheckpointError(f"{path} has no checkpoint to go back to")
         _check(folder, number, left_out)
         start = folder.load("cpu", number) if number else None
-        version = start.server.public.version if start else 0
+        retries, version = read_retries(path), start.state.server.public.version if start else 0
+        records = folder.rewind(newest, len(retries))
         folder.clear_results()
-        records = folder.rewind(rounds_in(folder.checkpoints)[-1])
+        lost = sum(one.bytes_up + one.bytes_down + one.bytes_catchup for one in records[number:])
         lr = (records[number].lr if number < len(records) else None) or 0.0
         why, clients = "rolled back by hand", sorted(set(left_out))
-        retry = Retry(len(records), ROLLED_BACK, why, number, version, lr, *_abandoned(records, number), clients)
-        folder.go_back(number, [one._asdict() for one in (*read_retries(path), retry)])
-    return retry
+        retries.append(Retry(len(records), ROLLED_BACK, why, number, version, lr, lost, clients))
+        folder.go_back(number, [one._asdict() for one in retries])
+        folder.rewind(start, len(retries))
+    return retries[-1]
 
 
 def _check(folder: RunFolder, number: int, left_out: Sequence[int]) -> None:
     """Raise an error for a round without a checkpoint, and for clients that cannot be left out."""
     rounds = rounds_in(folder.checkpoints)
-    if not rounds:
-        raise CheckpointError(f"{folder.path} has no checkpoint to go back to")
     if number != 0 and number not in rounds:
         listed = ", ".join(map(str, rounds[:10]))
         raise CheckpointError(

@@ -12,11 +12,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,23 +24,21 @@ from typing import Any, Unpack
 from torch import nn
 
 from thinwire.core.text import visible
-from thinwire.core.tree import to_device
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Cohort, Settings
 from thinwire.protocol.method import Method
-from thinwire.runs.best import selected_by
 from thinwire.runs.build import OwnTask, task_name
 from thinwire.runs.config import DEFAULT_TASK, resolve
-from thinwire.runs.execute import Finished, RunPlan, environment_facts, final_model, reopen, train
+from thinwire.runs.execute import RunPlan
 from thinwire.runs.files import message_of
+from thinwire.runs.loop import Watch
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.progress import shown, style_of
 from thinwire.runs.records import rounds_in
-from thinwire.runs.result import Run
-from thinwire.runs.run_directory import environment
+from thinwire.runs.result import Run, result_of
 
 
 def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
@@ -125,7 +122,8 @@ def settings_of(
 def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
     """Train what is left of a run, or read it, and make its result."""
     path = Path(options["out"]) if options.get("out") is not None else None
-    resume, overwrite, stop = bool(options.get("resume")), bool(options.get("overwrite")), options.get("stop")
+    data_dir = Path(options["data_dir"]) if options.get("data_dir") is not None else None
+    resume, overwrite, on_round = bool(options.get("resume")), bool(options.get("overwrite")), options.get("on_round")
     if path is None and (resume or overwrite):
         raise ConfigError(f"{'resume' if resume else 'overwrite'}=True needs the folder of the run: out='runs/mine'")
     if resume and overwrite:
@@ -133,28 +131,20 @@ def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
     for name in ("stop", "on_round"):
         if not callable(options.get(name, print)):
             raise ConfigError(f"{name} must be a function of the record, not {options[name]!r}")
-    data_dir = options.get("data_dir")
     style = style_of(options.get("progress"))
     with _one_line(path, style != "nothing"), shown(settings.name, settings.rounds, style, settings.accounting) as show:
-        plan = RunPlan.of(settings, path, None if data_dir is None else Path(data_dir))
+
+        def seen(record: RoundRecord) -> None:
+            if record.alarm:
+                warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
+            show(record)
+            if on_round:
+                on_round(record)
+
+        plan = RunPlan.of(settings, path, data_dir)
         done = None if overwrite else plan.finished(resume)
-        watch: dict[str, Any] = {"on_round": _seen(options.get("on_round"), show), "stop": stop}
-        watch["on_message"] = options.get("on_message")
-        ended = reopen(plan, done) if done else train(plan, resume=resume, overwrite=overwrite, **watch)
-    return _result(plan, ended)
-
-
-def _seen(on_round: Callable[[RoundRecord], Any] | None, show: Callable[[RoundRecord], None]) -> Any:
-    """The caller's function, with progress and alarms."""
-
-    def on_record(record: RoundRecord) -> None:
-        if record.alarm:
-            warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
-        show(record)
-        if on_round:
-            on_round(record)
-
-    return on_record
+        watch = Watch(seen, options.get("on_message"), stop=options.get("stop"))
+        return result_of(plan, plan.reopen(done) if done else plan.train(watch, resume, overwrite))
 
 
 @contextmanager
@@ -170,44 +160,10 @@ def _one_line(path: Path | None, visibly: bool) -> Iterator[None]:
         raise CheckpointError(f"{message_of(error)}{left}") from error
     except KeyboardInterrupt:
         if visibly:
-            print(visible(_stopped(path)), file=sys.stderr)
+            text = "stopped; nothing was saved, since out= names no folder"
+            if path is not None:
+                rounds = rounds_in(path / "checkpoints")
+                at = f"round {rounds[-1]} is saved" if rounds else "before its first round"
+                text = f"stopped, {at}; the same call with resume=True continues the run in {path}"
+            print(visible(text), file=sys.stderr)
         raise
-
-
-def _stopped(path: Path | None) -> str:
-    if path is None:
-        return "stopped; nothing was saved, since out= names no folder"
-    rounds = rounds_in(path / "checkpoints")
-    at = f"round {rounds[-1]} is saved" if rounds else "before its first round"
-    return f"stopped, {at}; the same call with resume=True continues the run in {path}"
-
-
-def _result(plan: RunPlan, ended: Finished) -> Run:
-    """The run with all tensors on the CPU."""
-    simulation, state = ended.simulation, ended.state
-    public = state.server.public
-    space = simulation.contract.at(public.version).method.space
-    basis = {}
-    if space.exports_adapter:
-        basis = to_device(simulation.contract.basis(public.version, simulation.federation.engine.device), "cpu")
-    weights, buffers = final_model(simulation, state)
-    return Run(
-        ended.records,
-        weights,
-        buffers,
-        ended.summary,
-        simulation.job.ranked_by,
-        selected_by(simulation.job),
-        state.backend,
-        state.backend_reason,
-        plan.folder.path if plan.folder else None,
-        to_device(public.coords, "cpu"),
-        ended.retries,
-        plan.table,
-        {**environment(), **environment_facts(plan.settings, simulation, state)},
-        copy.deepcopy(simulation.job.task.model).cpu(),
-        ended.best.weights if ended.best else None,
-        space,
-        basis,
-        simulation.federation.averages,
-    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.runs.files import read_as, write_json
+from thinwire.errors import CheckpointError
+from thinwire.runs.files import INVALID, read_json, unpack, write_json
 
 FILE = "search.json"
 
@@ -50,5 +51,8 @@ def write_search(run: Path, record: SearchRecord) -> None:
 
 def read_search(run: Path) -> SearchRecord | None:
     """The record of a search in a run directory; None if there is none, or if it is not valid."""
-    found = read_as(SearchRecord, run / FILE)
-    return found if found and found.tried else None
+    try:
+        found: SearchRecord = unpack(SearchRecord, read_json(run / FILE))
+    except (CheckpointError, *INVALID):
+        return None
+    return found if found.tried else None

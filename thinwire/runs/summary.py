@@ -1,9 +1,4 @@
-"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer.
-
-How often each layer was synchronized, and its bytes: a table for summaries (`layer_chart.py` draws it).
-
-Bytes are known where the upload codec encodes block by block, and None where it encodes all blocks together.
-"""
+"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer."""
 
 from __future__ import annotations
 
@@ -14,76 +9,64 @@ from thinwire.core.spec import Block, Spec, layer_of
 from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
 from thinwire.federation.federation import Federation
-from thinwire.federation.job import RoundRecord, RunState
-from thinwire.federation.settings import Accounting
+from thinwire.federation.job import RunState
+from thinwire.federation.settings import Settings
 from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.state import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runs.collapse import Verdict, chance_of, judge, summary_of
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import byte_totals, totals
+from thinwire.runs.records import totals
 from thinwire.runs.retry import Retry
 from thinwire.runs.run_directory import Summary
 
 
 def summarize_run(
-    name: str,
-    task: str,
-    accounting: Accounting,
-    simulation: Federation,
+    settings: Settings,
+    federation: Federation,
     state: RunState,
-    records: Sequence[RoundRecord],
+    lines: list[dict[str, Any]],
     retries: Sequence[Retry],
+    error: Diverged | None = None,
 ) -> Summary:
     """The totals of a run.
 
     Args:
-        name: the label of its method.
-        task: the label of its task.
-        accounting: which bytes count in the total.
-        simulation: the job on its device.
+        settings: its settings.
+        federation: what ran its rounds.
         state: the state after the rounds.
-        records: one record a round.
+        lines: one record a round.
         retries: how often it went back; the bytes of the abandoned rounds are counted.
+        error: why it ended, if it diverged; the bytes of the round that failed are counted.
     """
-    lines = [record._asdict() for record in records]
-    all_lines = [*lines, *(line for retry in retries for line in retry.records)]
-    again = {"retries": [retry.as_summary() for retry in retries]} if retries else {}
-    chance, privacy = chance_of(simulation), dict[str, Any]()
-    if (spent := simulation.federation.epsilon(len(records)) if records else None) is not None:
-        privacy = {"epsilon": spent[0], "delta": simulation.job.method.privacy.delta}
+    chance, privacy = chance_of(federation), dict[str, Any]()
+    verdict = Verdict("diverged", len(lines) + 1, str(error)) if error else judge(lines, chance)
+    abandoned = sum(retry.bytes_abandoned for retry in retries) + sum(error.sent if error else ())
+    if (spent := federation.epsilon(len(lines)) if lines else None) is not None:
+        privacy = {"epsilon": spent[0], "delta": federation.job.method.privacy.delta}
         privacy |= {"epsilon_unknown": spent[1]} if spent[1] else {}
-    sent = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
+    sent = {block.name: block for stage in federation.contract.stages for block in stage.coords}
     return {
-        "method": name,
-        "task": task,
-        "seed": simulation.job.seed,
-        "rounds": len(records),
-        **summary_of(judge(lines, chance), chance),
-        "parameters": simulation.federation.model.parameters(),
-        "trainable": Spec.of(simulation.federation.first.coords).size,
-        **totals(lines, accounting, sum(retry.bytes_abandoned for retry in retries)),
-        "objective": simulation.job.ranked_by.summary(lines),
-        "seconds": round(sum(line["seconds"] for line in all_lines), 3),
-        **again,
+        "method": settings.name,
+        "task": settings.task.label,
+        "seed": settings.seed,
+        "rounds": len(lines),
+        **summary_of(verdict, chance),
+        "parameters": federation.model.parameters(),
+        "trainable": Spec.of(federation.first.coords).size,
+        **totals(lines, settings.accounting, abandoned),
+        "objective": federation.job.ranked_by.summary(lines),
+        **({"retries": [retry._asdict() for retry in retries]} if retries else {}),
         **privacy,
-        "seconds_by_link": seconds_by_link(all_lines),
+        "seconds_by_link": seconds_by_link(lines),
         "layers": layers_of(Spec(tuple(sent.values())), state.sync_counts),
-        **_adapters(simulation, state),
+        **_adapters(federation, state),
     }
 
 
-def diverged_summary(summary: Summary, error: Diverged) -> Summary:
-    """The totals of a run that ended with an error: its status, and the bytes of the round that failed."""
-    verdict = Verdict("diverged", summary["rounds"] + 1, str(error))
-    sizes = (summary["bytes_up"], summary["bytes_down"], summary["bytes_catchup"])
-    lost = summary["bytes_abandoned"] + sum(error.sent)
-    return summary | byte_totals(*sizes, summary["accounting"], lost) | summary_of(verdict)
-
-
-def _adapters(simulation: Federation, state: RunState) -> Summary:
+def _adapters(federation: Federation, state: RunState) -> Summary:
     """Where adapters are masked or sent in part: the share of B that is left, and the adapters that cannot change."""
-    contract, public = simulation.contract.at(state.server.public.version), state.server.public
+    contract, public = federation.contract.at(state.server.public.version), state.server.public
     method = contract.method
     masked, sparse = method.mask.active, method.download == "full" and not method.down.exact
     if not masked and not sparse:
@@ -97,7 +80,10 @@ def _adapters(simulation: Federation, state: RunState) -> Summary:
 
 
 def layers_of(coords: Spec, sync_counts: SyncCounts) -> list[dict[str, Any]]:
-    """One row for each layer in the order of the model; blocks of a layer with different counts have one row each.
+    """How often each layer was synchronized, and its bytes, in the order of the model.
+
+    Blocks of a layer with different counts have one row each. Bytes are None where the upload codec encodes all blocks
+    together.
 
     >>> import torch
     >>> spec = Spec.of({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)})

@@ -10,7 +10,7 @@ folder of data in the options `PATH_OPTIONS`, and `import` lists Python files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,28 @@ from thinwire.core.reference import (
     own_kind,
     short_name,
 )
-from thinwire.runs.toml import DEEPEST, Table
+from thinwire.runs.toml import Table
 
 
-def anchored(table: Table, folder: Path) -> Table:
-    """A table of settings in which relative paths are relative to the folder, as absolute paths."""
-    return _changed(table, lambda text: in_folder(text, folder), lambda text: str(_in(folder, text)))
+def anchored(table: Table, folder: Path, kind: str = "") -> Table:
+    """A table of settings in which relative paths are relative to the folder, as absolute paths.
+
+    Args:
+        table: the table.
+        folder: the folder.
+        kind: the kind of its task, if it does not state it.
+    """
+    return _changed(
+        table,
+        kind,
+        lambda text: in_folder(text, folder),
+        lambda text: str((folder / Path(text).expanduser()).absolute()),
+    )
 
 
 def portable(table: Table) -> Table:
     """A table of settings in which files have no folders: for digests that do not depend on where a project lies."""
-    return _changed(table, short_name, lambda text: Path(text).name)
+    return _changed(table, "", short_name, lambda text: Path(text).name)
 
 
 def names_new_code(table: Table) -> bool:
@@ -42,9 +53,16 @@ def names_new_code(table: Table) -> bool:
 
     A page or a list of runs must not import it: the files of a run directory may come from elsewhere.
     """
+    named: list[str] = []
+
+    def note(text: str) -> str:
+        named.append(text)
+        return text
+
+    _changed(table, "", note, str)
     task = table.get("task")
     by_script = isinstance(task, dict) and str(task.get("kind", "")).startswith(OWN)
-    return by_script or any(needs_import(text) for text in _references(table))
+    return by_script or any(map(needs_import, named))
 
 
 def folder_name(label: str) -> str:
@@ -56,40 +74,20 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", label.replace(".py:", ":"))
 
 
-def _changed(table: Table, reference: Callable[[str], str], path: Callable[[str], str]) -> Table:
+def _changed(table: Table, kind: str, reference: Callable[[str], str], path: Callable[[str], str]) -> Table:
     """The table with other references and paths."""
 
-    def change(value: Any, depth: int = 0) -> Any:
+    def change(value: Any) -> Any:
         if isinstance(value, str):
-            return reference(value) if is_reference(value) and is_file(value.rpartition(":")[0]) else value
-        if depth > DEEPEST:  # it is refused when it is read
-            return value
+            return reference(value) if is_reference(value) else value
         if isinstance(value, dict):
-            return type(value)({key: change(one, depth + 1) for key, one in value.items()})
-        return [change(one, depth + 1) for one in value] if isinstance(value, list) else value
+            return type(value)({key: change(one) for key, one in value.items()})
+        return [change(one) for one in value] if isinstance(value, list) else value
 
     out: Table = change(table)
     if isinstance(modules := out.get("import"), list):
         out["import"] = [reference(one) if isinstance(one, str) and is_file(one) else one for one in modules]
     task = out.get("task")
-    if isinstance(task, dict) and not own_kind(str(task.get("kind", ""))):
+    if isinstance(task, dict) and not own_kind(str(task.get("kind", kind))):
         task.update({key: path(task[key]) for key in PATH_OPTIONS if isinstance(task.get(key), str)})
     return out
-
-
-def _references(table: Table) -> Iterator[str]:
-    """All references in a table, and the files and modules of `import`."""
-
-    def walk(value: Any) -> Iterator[str]:
-        if isinstance(value, str) and is_reference(value):
-            yield value
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            yield from walk(one)
-
-    yield from walk(table)
-    modules = table.get("import")
-    yield from (one for one in modules or () if isinstance(modules, list) and isinstance(one, str) and is_file(one))
-
-
-def _in(folder: Path, text: str) -> Path:
-    return (folder / Path(text).expanduser()).absolute()

@@ -7,17 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from thinwire.core.text import human_bytes, human_seconds, percent, visible
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.files import read_json, writer
-from thinwire.runs.records import honest_bytes, read_run
+from thinwire.runs.records import read_run
 from thinwire.runs.toml import Table
 
-WAYS = ("up", "down", "catchup", "total", "abandoned")
-RECENT = 20  # rounds for bytes and seconds per round
+RECENT = 20  # rounds for seconds per round
 
 
 class Standing(NamedTuple):
@@ -35,40 +34,28 @@ class Standing(NamedTuple):
     bytes_up: int
     bytes_down: int
     bytes_catchup: int
-    bytes_total: int
-    bytes_per_round: float | None  # recently
+    bytes_abandoned: int  # of rounds before the run went back
+    bytes_total: int  # of all these
     seconds_per_round: float | None  # recently
     eta_seconds: float | None
     idle_seconds: float | None  # since the last line was written, by the clock of this machine
-    status: str = "finished"  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
-    status_why: str = ""
-    bytes_abandoned: int = 0  # of rounds before the run went back; in bytes_total
-    resume: str = ""  # what continues the run, if it is not finished
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return self._asdict()
+    status: str  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
+    status_why: str
+    resume: str  # what continues the run, if it is not finished
 
 
-def standing(path: Path, now: float | None = None) -> Standing:
-    """The progress of a run.
-
-    Args:
-        path: the run directory.
-        now: the time, for tests; by default that of the clock.
-    """
+def standing(path: Path) -> Standing:
+    """The progress of the run in a directory."""
     run = read_run(path)
     records, total = run.records, run.totals
-    recent = records[-RECENT:]
-    pace = statistics.median(record["seconds"] for record in recent) if recent else None
-    each = statistics.fmean(honest_bytes(r) - r.get("bytes_abandoned", 0) for r in recent) if recent else None
+    pace = statistics.median(record["seconds"] for record in records[-RECENT:]) if records else None
     rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
     finished = run.summary is not None and len(records) >= rounds
     state = "finished" if finished else "stopped" if writer(path) == "gone" else "running" if records else "starting"
     idle = None
     with suppress(OSError):
-        changed = (path / "metrics.jsonl").stat().st_mtime
-        idle = round(max(0.0, (time.time() if now is None else now) - changed), 1)
+        idle = max(0.0, time.time() - (path / "metrics.jsonl").stat().st_mtime)
+    ways = ("up", "down", "catchup", "abandoned", "total")
     return Standing(
         run=str(path),
         method=run.name,
@@ -78,8 +65,8 @@ def standing(path: Path, now: float | None = None) -> Standing:
         rounds=run.rounds,
         loss=total["final_loss"],
         accuracy=total["final_accuracy"],
-        **{key: total[key] for key in ("best_accuracy", *(f"bytes_{way}" for way in WAYS))},
-        bytes_per_round=each,
+        best_accuracy=total["best_accuracy"],
+        **{f"bytes_{way}": total[f"bytes_{way}"] for way in ways},
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
         idle_seconds=idle,
@@ -115,27 +102,24 @@ def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
         time.sleep(every)
 
 
-def status_line(status: Standing) -> str:
+def status_line(now: Standing) -> str:
     """Format the state of a run as one line."""
-    parts = [f"{status.method} on {status.task}", f"round {status.round}/{status.rounds}"]
-    if status.state != "starting":
-        parts += ["loss -" if status.loss is None else f"loss {status.loss:.4f}"]
-        parts += [f"accuracy {percent(status.accuracy)} (best {percent(status.best_accuracy)})"]
-        lost = f" ({human_bytes(status.bytes_abandoned)} abandoned)" if status.bytes_abandoned else ""
-        parts += [f"{human_bytes(status.bytes_total)} sent{lost}"]
-    if status.bytes_per_round is not None:
-        parts += [f"{human_bytes(status.bytes_per_round)} per round"]
-    if status.seconds_per_round is not None:
-        parts += [f"{human_seconds(status.seconds_per_round)} per round"]
-    if status.status in BROKEN:
-        parts += [f"{status.status}: {status.status_why}"]
-    if status.state == "finished":
+    parts = [f"{now.method} on {now.task}", f"round {now.round}/{now.rounds}"]
+    if now.state != "starting":
+        lost = f" ({human_bytes(now.bytes_abandoned)} abandoned)" if now.bytes_abandoned else ""
+        parts += ["loss -" if now.loss is None else f"loss {now.loss:.4f}"]
+        parts += [f"accuracy {percent(now.accuracy)} (best {percent(now.best_accuracy)})"]
+        parts += [f"{human_bytes(now.bytes_total)} sent{lost}"]
+    if now.seconds_per_round is not None:
+        parts += [f"{human_seconds(now.seconds_per_round)} per round"]
+    if now.status in BROKEN:
+        parts += [f"{now.status}: {now.status_why}"]
+    if now.state == "finished":
         parts += ["finished"]
-    elif status.state == "stopped":
-        parts += [f"stopped: its process is gone; {status.resume}"]
-    elif status.eta_seconds is not None:
-        parts += [f"{human_seconds(status.eta_seconds)} left"]
-    idle, pace = status.idle_seconds, status.seconds_per_round or 0.0
-    if status.state not in ("finished", "stopped") and idle is not None and idle > max(60.0, 10 * pace):
-        parts += [f"no new round for {human_seconds(idle)}; if it was stopped, {status.resume}"]
+    elif now.state == "stopped":
+        parts += [f"stopped: its process is gone; {now.resume}"]
+    elif now.eta_seconds is not None:
+        parts += [f"{human_seconds(now.eta_seconds)} left"]
+        if (now.idle_seconds or 0.0) > max(60.0, 10 * (now.seconds_per_round or 0.0)):
+            parts += [f"no new round for {human_seconds(now.idle_seconds or 0.0)}; if it was stopped, {now.resume}"]
     return visible("  ".join(parts))

@@ -102,4 +102,4 @@ class AllBlocks(Schedule):
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all blocks except the private ones."""
-        return Plan(coords.named - self.never(coords))
+        return Plan(coords.named - self.never(coords) if self.private else coords.named)

@@ -18,18 +18,31 @@ each version, one upload under one set of masks.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
 from thinwire.core.key import SecretKey
-from thinwire.errors import CheckpointError, WireError
+from thinwire.errors import WireError
 from thinwire.protocol.round import Request, Response
 from thinwire.secure import frames
-from thinwire.secure.frames import Advert, Head, Reader, Shares
+from thinwire.secure.frames import (
+    ANSWERS,
+    CONFIRM,
+    KEYS,
+    MASK_KEY,
+    REQUESTS,
+    SEED,
+    SHARES,
+    UNMASK,
+    UPLOAD,
+    Advert,
+    Head,
+    Reader,
+    Shares,
+)
 from thinwire.secure.keys import KEY_BYTES, SiteKeys, agree, commit, seal, session_key, split, unseal
 from thinwire.secure.masks import SecAggCohort
 from thinwire.wire import message as wire
@@ -46,50 +59,33 @@ class Session(NamedTuple):
     mask_key: bytes  # private keys
     seal_key: bytes
     seed: bytes  # of its own mask
-    advert: bytes = b""  # as it was sent
-    listed: bytes = b""  # the request with all adverts
-    sealed: bytes = b""  # its answer with the shares for others
+    keys: bytes = b""  # its answer with its public keys
+    listed: bytes = b""  # the request with those of all clients
+    shares: bytes = b""  # its answer with the shares for others
+    own: bytes = b""  # its shares of its own secrets
     received: bytes = b""  # the sealed shares of others
-    own: Shares = Shares(0, 0)  # its shares of its own secrets
     uploaded: bool = False
     survivors: tuple[int, ...] = ()
-
-    @property
-    def listed_hash(self) -> bytes:
-        """The hash of the list of adverts: all clients must have received the same."""
-        return hashlib.sha256(self.listed).digest()
 
 
 class SecureStore(NamedTuple):
     """What a client stores of secure aggregation between messages."""
 
-    answered: int = -1  # the highest version for which an upload left this client
+    answered: int = 0  # uploads for lower versions left this client, or may have
     session: Session | None = None
 
-    def dump(self) -> bytes:
-        """As bytes: JSON, with byte strings in hexadecimal digits."""
-        return json.dumps(self, default=bytes.hex).encode()
 
-    @classmethod
-    def load(cls, data: bytes) -> SecureStore:
-        """From bytes; empty bytes are those of a client that has not taken part."""
-        if not data:
-            return cls()
-        try:
-            answered, session = json.loads(data)
-            if session is None:
-                return cls(int(answered))
-            (name, version), *texts, own, uploaded, left = session
-            head, shares = Head(bytes.fromhex(name), int(version)), Shares(*map(int, own))
-            rest = (*map(bytes.fromhex, texts), shares, bool(uploaded), tuple(map(int, left)))
-            return cls(int(answered), Session._make((head, *rest)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"what this client stored of secure aggregation cannot be read ({error})") from error
-
-
-Store = Any  # a NamedTuple: `response`, the last upload of a client; `secure`, a `SecureStore` as bytes
+Store = Any  # a NamedTuple: `response`, the last upload of a client; `secure`, a `SecureStore`
 MakeCohort = Callable[[float, int], SecAggCohort]  # loss and number of examples, which are summed, too
 Train = Callable[[int, Request, Store, MakeCohort], tuple[Response, Store]]
+
+
+class _Listed(NamedTuple):
+    """The clients of a session, as its list of keys names them."""
+
+    threshold: int
+    adverts: Mapping[int, Advert]
+    digest: bytes  # all clients must have received the same list
 
 
 @dataclass(frozen=True)
@@ -117,24 +113,23 @@ class SecureClient:
             store: what it stored.
             train: trains from a download and makes an upload under the masks of a cohort.
         """
-        head, reader = frames.read_head(request.data, request.phase, self.clients)
-        if not store.secure and request.accepted >= 0:  # it took part, and its disk was lost
-            kept = SecureStore(answered=head.version)
+        phase, kept = request.phase, store.secure
+        head, values, download = frames.read(REQUESTS, phase, request.data, self.clients)
+        if kept == SecureStore() and request.accepted >= 0:  # it took part, and its disk was lost
             why = f"its state was lost, so it may have answered version {head.version}; it takes part from the next on"
-            return Response(b"", error=f"{AlreadyAnswered.__name__}: {why}"), store._replace(secure=kept.dump())
-        kept = SecureStore.load(store.secure)
-        if request.phase == frames.KEYS:
-            reader.end()
+            lost = SecureStore(answered=head.version + 1)
+            return Response(b"", error=f"{AlreadyAnswered.__name__}: {why}"), store._replace(secure=lost)
+        if phase == KEYS:
             session = self._keys(client, head, kept)
-            answer = session.advert
+            answer = session.keys
         elif kept.session is None or kept.session.head != head:
             raise WireError("this client has no keys in this session")
-        elif request.phase == frames.UPLOAD:
-            return self._upload(client, request, reader, kept.session, store, train)
+        elif phase == UPLOAD:
+            return self._upload(client, request._replace(data=download), values[0], store, train)
         else:
-            phases = {frames.SHARES: self._shares, frames.CONFIRM: self._confirm, frames.UNMASK: self._unmask}
-            answer, session = phases[request.phase](client, kept.session, reader)
-        return Response(head.pack(request.phase) + answer), store._replace(secure=kept._replace(session=session).dump())
+            step: Any = {SHARES: self._shares, CONFIRM: self._confirm, UNMASK: self._unmask}[phase]
+            answer, session = step(client, kept.session, *values)
+        return Response(answer), store._replace(secure=kept._replace(session=session))
 
     # -- before the upload -----------------------------------------------------------------------------------------
 
@@ -142,170 +137,168 @@ class SecureClient:
         """New keys for a new session; the same for the same."""
         if kept.session is not None and kept.session.head == head:
             return kept.session
-        if head.version <= kept.answered:
-            raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
+        _check_new(head, kept)
         session = Session(head, token_bytes(KEY_BYTES), token_bytes(KEY_BYTES), token_bytes(KEY_BYTES))
         public = session_key(session.mask_key), session_key(session.seal_key)
-        advert = Advert(client, *public, commit(session.seed, self._context(head)))
+        advert = Advert(*public, commit(session.seed, self._context(head)))
         if self.site_keys is not None:
-            advert = advert._replace(signature=self.site_keys.sign(advert.statement(head, self.schema.digest)))
-        return session._replace(advert=advert.pack())
+            advert = advert._replace(signature=self.site_keys.sign(advert.statement(client, head, self.schema.digest)))
+        return session._replace(keys=frames.pack(ANSWERS, KEYS, head, advert))
 
-    def _shares(self, client: int, session: Session, reader: Reader) -> tuple[bytes, Session]:
+    def _shares(
+        self, client: int, session: Session, threshold: int, adverts: Mapping[int, Advert]
+    ) -> tuple[bytes, Session]:
         """Shares of both secrets for each other client of the list, sealed."""
+        request = frames.pack(REQUESTS, SHARES, session.head, threshold, adverts)
         if session.listed:
-            if session.listed != reader.data:
+            if session.listed != request:
                 raise WireError("this session has another list of keys")
-            return session.sealed, session
-        session = session._replace(listed=reader.data)
-        adverts, threshold = self._listed(client, session)
+            return session.shares, session
+        session = session._replace(listed=request)
+        listed = self._listed(client, session)
         points = [other + 1 for other in adverts]  # a share at 0 would be the secret
         keys, seeds = (split(secret, points, threshold) for secret in (session.mask_key, session.seed))
-        shares = {other: Shares(keys[other + 1], seeds[other + 1]) for other in adverts}
-        sealed = {}
-        for other in adverts.keys() - {client}:
-            text = frames.pack_shares(client, other, shares[other])
-            sealed[other] = seal(*self._box(session, adverts[other], client, other, text))
-        session = session._replace(own=shares[client], sealed=frames.pack_list(sealed))
-        return session.sealed, session
+        texts = {i: frames.BOTH_SHARES.write((keys[i + 1], seeds[i + 1])) for i in adverts}
+        own = texts.pop(client)
+        sealed = {i: seal(*self._box(session, listed, i, client, i, text)) for i, text in texts.items()}
+        shares = frames.pack(ANSWERS, SHARES, session.head, sealed)
+        return shares, session._replace(own=own, shares=shares)
 
-    def _listed(self, client: int, session: Session) -> tuple[dict[int, Advert], int]:
-        """The adverts of the list, and the threshold, both checked."""
-        head, reader = frames.read_head(session.listed, frames.SHARES, self.clients)
-        threshold, adverts = reader.number(), frames.read_adverts(reader)
-        reader.end()
+    def _listed(self, client: int, session: Session) -> _Listed:
+        """The list of keys of a session, checked: sites may have been revoked."""
+        head, (threshold, adverts), _ = frames.read(REQUESTS, SHARES, session.listed, self.clients)
         least = frames.threshold(max(len(adverts), self.cohort))
         if not least <= threshold <= len(adverts):
             raise WireError(
                 f"a threshold of {threshold} for {len(adverts)} clients; with a cohort of {self.cohort} it must be "
                 f"{least} or more, and at most the number of clients"
             )
-        if client not in adverts or adverts[client].pack() != session.advert:
+        own = adverts.get(client)
+        if own is None or frames.pack(ANSWERS, KEYS, head, own) != session.keys:
             raise WireError("the list of keys does not have the key of this client")
         if self.site_keys is not None:
-            for other in adverts.values():
-                self.site_keys.check(other.client, other.statement(head, self.schema.digest), other.signature)
-        return adverts, threshold
+            for other, advert in adverts.items():
+                self.site_keys.check(other, advert.statement(other, head, self.schema.digest), advert.signature)
+        return _Listed(threshold, adverts, hashlib.sha256(session.listed).digest())
 
     # -- the upload ------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, client: int, request: Request, reader: Reader, session: Session, store: Store, train: Train
+        self, client: int, request: Request, sealed: Mapping[int, bytes], store: Store, train: Train
     ) -> tuple[Response, Store]:
         """Train, and upload under the masks of the members; the same upload again, if it was made."""
-        kept, start = SecureStore.load(store.secure), reader.at
-        sealed = frames.read_sealed(reader)
-        received, download = reader.data[start : reader.at], reader.rest()
+        kept, session, received = store.secure, store.secure.session, frames.SEALED.write(sealed)
         if not session.listed:
             raise WireError("this client has shared no secrets in this session")
         if session.received and session.received != received:
             raise WireError("this session has other members")
         if session.uploaded and store.response is not None:
             return store.response, store
-        if session.head.version <= kept.answered:
-            raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
-        if wire.unpack(download, self.schema).version != session.head.version:
+        _check_new(session.head, kept)
+        if wire.unpack(request.data, self.schema).version != session.head.version:
             raise WireError("the download is of another version than the session")
         session = session._replace(received=received)
-        adverts, threshold = self._listed(client, session)
-        members = self._members(client, session, adverts, threshold)
-        for sender in sealed:
-            self._shares_of(client, session, adverts, sender, sealed[sender])
+        listed = self._listed(client, session)
+        members = tuple(sorted(self._members(client, session, listed)))
 
         @lru_cache(None)
         def secret(i: int, j: int) -> bytes:
-            other = adverts[j if i == client else i]
+            other = listed.adverts[j if i == client else i]
             return mask_secret(session.mask_key, other.mask_key, self._context(session.head), i, j)
 
         def cohort(loss: float, examples: int) -> SecAggCohort:
             extra = frames.pack_totals(loss, examples, len(members))
-            return SecAggCohort(members, secret, SecretKey.draw(), session.seed, extra, threshold)
+            return SecAggCohort(members, secret, SecretKey.draw(), session.seed, extra, listed.threshold)
 
-        response, after = train(client, request._replace(data=download), store, cohort)
+        response, after = train(client, request, store, cohort)
         uploaded = after.response is response  # else it is a request for the whole state
         if uploaded:
             response = Response(response.data)  # loss, examples and accuracy of one client stay on it
-            after, kept = after._replace(response=response), kept._replace(answered=session.head.version)
-        return response, after._replace(secure=kept._replace(session=session._replace(uploaded=uploaded)).dump())
+            after, kept = after._replace(response=response), kept._replace(answered=session.head.version + 1)
+        return response, after._replace(secure=kept._replace(session=session._replace(uploaded=uploaded)))
 
-    def _members(self, client: int, session: Session, adverts: dict[int, Advert], threshold: int) -> tuple[int, ...]:
-        """The clients whose masks are in the sum: those that shared their secrets with this one, and itself."""
-        senders = frames.read_sealed(Reader(session.received, self.clients))
-        members = tuple(sorted({*senders, client}))
-        if client in senders or not adverts.keys() >= senders.keys():
+    def _members(self, client: int, session: Session, listed: _Listed) -> dict[int, Shares]:
+        """The shares of the clients whose masks are in the sum: those that shared their secrets, and this one."""
+        sealed = frames.SEALED.read(Reader(session.received, self.clients))
+        if client in sealed or not listed.adverts.keys() >= sealed.keys():
             raise WireError("sealed shares of a client that is not on the list of keys")
-        if len(members) < threshold:
-            raise WireError(f"{len(members)} clients shared their secrets, {threshold} are needed")
-        return members
-
-    def _shares_of(
-        self, client: int, session: Session, adverts: dict[int, Advert], sender: int, sealed: bytes
-    ) -> Shares:
-        """The shares that another client sealed for this one."""
-        try:
-            text = unseal(*self._box(session, adverts[sender], sender, client, sealed))
-            return frames.read_shares(text, sender, client)
-        except WireError as error:
-            raise WireError(f"the shares of client {sender} cannot be read: {error}") from error
+        if len(sealed) + 1 < listed.threshold:
+            raise WireError(f"{len(sealed) + 1} clients shared their secrets, {listed.threshold} are needed")
+        texts = {client: session.own}
+        for sender, data in sealed.items():
+            try:
+                texts[sender] = unseal(*self._box(session, listed, sender, sender, client, data))
+            except WireError as error:
+                raise WireError(f"the shares of client {sender} cannot be read: {error}") from error
+        return {i: frames.BOTH_SHARES.read(Reader(text, self.clients)) for i, text in texts.items()}
 
     # -- after the upload ------------------------------------------------------------------------------------------
 
-    def _confirm(self, client: int, session: Session, reader: Reader) -> tuple[bytes, Session]:
+    def _confirm(self, client: int, session: Session, left: Mapping[int, bytes]) -> tuple[bytes, Session]:
         """The signature of the survivors, which are fixed by it."""
         if self.site_keys is None:
             raise WireError("this client has no site key to confirm survivors with")
-        session, statement = self._survivors(client, session, frames.read_clients(reader))
-        reader.end()
-        return frames.short(self.site_keys.sign(statement)), session
+        statement, _, _ = self._survivors(client, session, left)
+        answer = frames.pack(ANSWERS, CONFIRM, session.head, self.site_keys.sign(statement))
+        return answer, session._replace(survivors=tuple(left))
 
-    def _unmask(self, client: int, session: Session, reader: Reader) -> tuple[bytes, Session]:
+    def _unmask(
+        self, client: int, session: Session, left: Mapping[int, bytes], signatures: Mapping[int, bytes]
+    ) -> tuple[bytes, Session]:
         """For each member one share: of the seed, if it is a survivor, else of the mask key."""
-        session, statement = self._survivors(client, session, frames.read_clients(reader))
-        signatures = frames.read_signatures(reader)
-        reader.end()
-        adverts, threshold = self._listed(client, session)
+        statement, listed, shares = self._survivors(client, session, left)
         if self.site_keys is not None:
-            confirmed = [other for other in signatures if other in session.survivors]
+            confirmed = signatures.keys() & left.keys()
             for other in confirmed:
                 self.site_keys.check(other, statement, signatures[other])
-            if len(confirmed) < threshold:
-                raise WireError(f"{len(confirmed)} clients confirmed the survivors, {threshold} are needed")
-        sealed = frames.read_sealed(Reader(session.received, self.clients))
-        shares = {other: self._shares_of(client, session, adverts, other, sealed[other]) for other in sealed}
+            if len(confirmed) < listed.threshold:
+                raise WireError(f"{len(confirmed)} clients confirmed the survivors, {listed.threshold} are needed")
         revealed = {
-            other: (frames.SEED, mine.seed) if other in session.survivors else (frames.MASK_KEY, mine.mask_key)
-            for other, mine in {**shares, client: session.own}.items()
+            other: (SEED, one.seed) if other in left else (MASK_KEY, one.mask_key) for other, one in shares.items()
         }
-        return frames.pack_revealed(revealed), session
+        answer = frames.pack(ANSWERS, UNMASK, session.head, revealed)
+        return answer, session._replace(survivors=tuple(left))
 
-    def _survivors(self, client: int, session: Session, left: tuple[int, ...]) -> tuple[Session, bytes]:
-        """The session with these survivors, and the statement about them; refused if it has others."""
+    def _survivors(
+        self, client: int, session: Session, left: Mapping[int, bytes]
+    ) -> tuple[bytes, _Listed, dict[int, Shares]]:
+        """What sites sign before masks are recovered: which clients began the sum, and which are in it; the list of
+        keys; the members' shares. Refused if the session has other survivors, or too few.
+        """
         if not session.uploaded:
             raise WireError("this client has sent no upload in this session")
-        adverts, threshold = self._listed(client, session)
-        members = self._members(client, session, adverts, threshold)
-        if session.survivors and session.survivors != left:
+        listed = self._listed(client, session)
+        shares = self._members(client, session, listed)
+        if session.survivors and session.survivors != tuple(left):
             raise WireError("this session has other survivors")
-        if client not in left or not frozenset(members) >= frozenset(left) or len(left) < threshold:
+        if client not in left or not shares.keys() >= left.keys() or len(left) < listed.threshold:
             raise WireError(
-                f"{len(left)} survivors of {len(members)} clients; this client and {threshold} or more must be in it"
+                f"{len(left)} survivors of {len(shares)} clients; this client and {listed.threshold} or more must be "
+                "in it"
             )
-        statement = frames.survivors_statement(session.head, self.schema.digest, session.listed_hash, members, left)
-        return session._replace(survivors=left), statement
+        lists = (frames.CLIENTS.write(dict.fromkeys(clients, b"")) for clients in (shares, left))
+        context = self.schema.digest + session.head.pack(CONFIRM) + listed.digest
+        statement = b"thinwire secure aggregation: survivors\n" + context + b"".join(lists)
+        return statement, listed, shares
 
     # -- keys of two clients ---------------------------------------------------------------------------------------
 
     def _context(self, head: Head) -> bytes:
         """What distinguishes one session from all others."""
-        return self.schema.digest + head.pack(frames.KEYS)
+        return self.schema.digest + head.pack(KEYS)
 
     def _box(
-        self, session: Session, other: Advert, sender: int, receiver: int, content: bytes
+        self, session: Session, listed: _Listed, other: int, sender: int, receiver: int, content: bytes
     ) -> tuple[bytes, bytes, bytes]:
         """Key, content and context of what one client seals for another: all must have received the same list."""
         pair = self._context(session.head) + frames.number(sender) + frames.number(receiver)
-        key = agree(session.seal_key, other.seal_key, b"thinwire secure aggregation: shares", pair)
-        return key, content, pair + session.listed_hash
+        key = agree(session.seal_key, listed.adverts[other].seal_key, b"thinwire secure aggregation: shares", pair)
+        return key, content, pair + listed.digest
+
+
+def _check_new(head: Head, kept: SecureStore) -> None:
+    if head.version < kept.answered:
+        raise AlreadyAnswered(f"it answered version {kept.answered - 1}, and answers each version once")
 
 
 def mask_secret(private: bytes, public: bytes, context: bytes, i: int, j: int) -> bytes:

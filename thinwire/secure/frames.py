@@ -4,29 +4,29 @@
     list      4 count, then entries in ascending order of their client (4 bytes each), below the number of clients
 
     phase      request                                  answer
-    keys       head                                     head, advert: client, 32 mask key, 32 seal key, 32 commitment,
+    keys       head                                     head, advert: 32 mask key, 32 seal key, 32 commitment,
                                                           1 length, signature
-    shares     head, 4 threshold, list of adverts       head, list of (client, 90 sealed shares for it)
-    (upload)   head, list of (client, 90 sealed         an upload of thinwire
+    shares     head, 4 threshold, list of adverts       head, list of (client, 82 sealed shares for it)
+    (upload)   head, list of (client, 82 sealed         an upload of thinwire
                  shares of it), download of thinwire
     confirm    head, list of survivors                  head, 1 length, signature
     unmask     head, list of survivors, list of         head, list of (client, 1 kind, 33 share)
                  (client, 1 length, signature)
 
-Integers are little endian, shares big endian. A message with further or missing bytes is refused with a WireError.
+`REQUESTS` and `ANSWERS` are this table. Integers are little endian, shares big endian. A message with further or
+missing bytes is refused with a WireError.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from thinwire.errors import Diverged, WireError
 from thinwire.secure.keys import KEY_BYTES, LONGEST_SIGNATURE, PRIME, SHARE_BYTES, TAG_BYTES
-from thinwire.wire import message as wire
 
 KEYS, SHARES, UPLOAD, CONFIRM, UNMASK = "keys", "shares", "", "confirm", "unmask"
 PHASES = (KEYS, SHARES, UPLOAD, CONFIRM, UNMASK)
@@ -35,8 +35,6 @@ SESSION_BYTES = 16
 WORDS = 4  # of loss and number of examples, after the masked values
 _FORMAT = 1
 _BITS = 16
-_SEALED = 4 + 4 + 2 * SHARE_BYTES + TAG_BYTES
-_Entry = TypeVar("_Entry")
 
 
 class Head(NamedTuple):
@@ -47,25 +45,20 @@ class Head(NamedTuple):
 
     def pack(self, phase: str) -> bytes:
         """The first bytes of a message of this phase."""
-        return bytes([_FORMAT, PHASES.index(phase)]) + self.session + number(self.version)
+        return bytes([_FORMAT, PHASES.index(phase)]) + HEAD.write(self)
 
 
 class Advert(NamedTuple):
     """The public keys of one client for one session."""
 
-    client: int
     mask_key: bytes  # agrees on the masks of pairs; its private key is recovered if the client drops out
     seal_key: bytes  # seals shares; its private key never leaves the client
     commitment: bytes  # to the seed of the client's own mask
     signature: bytes = b""  # by the key of its site
 
-    def pack(self) -> bytes:
-        """As bytes."""
-        return number(self.client) + self.mask_key + self.seal_key + self.commitment + short(self.signature)
-
-    def statement(self, head: Head, schema: bytes) -> bytes:
+    def statement(self, client: int, head: Head, schema: bytes) -> bytes:
         """What the site of the client signs."""
-        unsigned = self._replace(signature=b"").pack()
+        unsigned = number(client) + ADVERT.write(self._replace(signature=b""))
         return b"thinwire secure aggregation: keys\n" + schema + head.pack(KEYS) + unsigned
 
 
@@ -74,6 +67,9 @@ class Shares(NamedTuple):
 
     mask_key: int
     seed: int
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -95,47 +91,15 @@ class Reader:
         return self.data[self.at - count : self.at]
 
     def number(self) -> int:
-        """The next integer."""
+        """The next integer of 32 bits."""
         return int.from_bytes(self.take(4), "little")
 
-    def client(self) -> int:
-        """The next client number."""
-        if (client := self.number()) >= self.clients:
-            raise WireError(f"client {client} does not exist, there are {self.clients}")
-        return client
 
-    def short(self) -> bytes:
-        """The next signature, which may be empty."""
-        if (length := self.take(1)[0]) > LONGEST_SIGNATURE:
-            raise WireError(f"a signature has {length} bytes, at most {LONGEST_SIGNATURE} are possible")
-        return self.take(length)
+class Field(NamedTuple):
+    """How a value is written, and how it is read."""
 
-    def share(self) -> int:
-        """The next share of a secret."""
-        if (value := int.from_bytes(self.take(SHARE_BYTES), "big")) >= PRIME:
-            raise WireError("a share is not below the prime")
-        return value
-
-    def entries(self, read: Callable[[int], _Entry]) -> dict[int, _Entry]:
-        """The next list, by client; `read` reads what follows the number of a client."""
-        if (count := self.number()) > self.clients:
-            raise WireError(f"a list has {count} entries, there are {self.clients} clients")
-        found: dict[int, _Entry] = {}
-        last = -1
-        for _ in range(count):
-            if (client := self.client()) <= last:
-                raise WireError(f"client {client} follows client {last} in a list")
-            found[client], last = read(client), client
-        return found
-
-    def rest(self) -> bytes:
-        """All further bytes."""
-        return self.take(len(self.data) - self.at)
-
-    def end(self) -> None:
-        """Raise WireError if there are further bytes."""
-        if extra := len(self.data) - self.at:
-            raise WireError(f"a message of secure aggregation has {extra} bytes too many")
+    write: Callable[[Any], bytes]
+    read: Callable[[Reader], Any]
 
 
 def number(value: int) -> bytes:
@@ -143,115 +107,115 @@ def number(value: int) -> bytes:
     return value.to_bytes(4, "little")
 
 
-def short(value: bytes) -> bytes:
-    """A byte string of at most 255 bytes, after its length."""
-    return bytes([len(value)]) + value
+def fixed(size: int) -> Field:
+    """So many bytes."""
+    return Field(bytes, lambda reader: reader.take(size))
 
 
-def pack_list(entries: Mapping[int, bytes]) -> bytes:
-    """A list: the number of each client, and its bytes."""
-    return number(len(entries)) + b"".join(number(client) + entries[client] for client in sorted(entries))
+def record(*fields: Field, of: Callable[[Iterable[Any]], Any] = tuple) -> Field:
+    """Several fields, one after the other; `of` makes a value of those that were read."""
+    return Field(
+        lambda values: b"".join(field.write(value) for field, value in zip(fields, values, strict=True)),
+        lambda reader: of(field.read(reader) for field in fields),
+    )
 
 
-def pack_clients(clients: Iterable[int]) -> bytes:
-    """A list of clients."""
-    return pack_list(dict.fromkeys(clients, b""))
+def by_client(field: Field) -> Field:
+    """A list: a value of each of some clients."""
+
+    def write(entries: Mapping[int, Any]) -> bytes:
+        return number(len(entries)) + b"".join(number(i) + field.write(entries[i]) for i in sorted(entries))
+
+    def read(reader: Reader) -> dict[int, Any]:
+        if (count := reader.number()) > reader.clients:
+            raise WireError(f"a list has {count} entries, there are {reader.clients} clients")
+        found: dict[int, Any] = {}
+        last = -1
+        for _ in range(count):
+            if not last < (client := reader.number()) < reader.clients:
+                raise WireError(f"client {client} follows client {last} in a list for {reader.clients} clients")
+            found[client], last = field.read(reader), client
+        return found
+
+    return Field(write, read)
 
 
-def read_head(data: bytes, phase: str, clients: int) -> tuple[Head, Reader]:
-    """The head of a message of this phase, and a reader of what follows."""
-    if phase not in PHASES:
-        raise WireError(f"unknown phase {phase[:20]!r}; expected one of {', '.join(filter(None, PHASES))} or none")
-    reader = Reader(data, clients)
-    form, code = reader.take(2)
-    if form != _FORMAT or code != PHASES.index(phase):
-        raise WireError(
-            f"a message of secure aggregation has format {form} and phase {code}, expected {_FORMAT} and "
-            f"{PHASES.index(phase)} ({phase or 'upload'!r})"
-        )
-    return Head(reader.take(SESSION_BYTES), reader.number()), reader
+def _signature(reader: Reader) -> bytes:
+    if (length := reader.take(1)[0]) > LONGEST_SIGNATURE:
+        raise WireError(f"a signature has {length} bytes, at most {LONGEST_SIGNATURE} are possible")
+    return reader.take(length)
 
 
-def read_advert(reader: Reader, client: int | None = None) -> Advert:
-    """The next advert; without its client number, if that was read."""
-    who = reader.client() if client is None else client
-    mask_key, seal_key, commitment = (reader.take(KEY_BYTES) for _ in range(3))
-    return Advert(who, mask_key, seal_key, commitment, reader.short())
+def _share(reader: Reader) -> int:
+    if (value := int.from_bytes(reader.take(SHARE_BYTES), "big")) >= PRIME:
+        raise WireError("a share is not below the prime")
+    return value
 
 
-def read_adverts(reader: Reader) -> dict[int, Advert]:
-    """A list of adverts, whose keys are all different."""
-    adverts = reader.entries(lambda client: read_advert(reader, client))
-    keys = [key for one in adverts.values() for key in (one.mask_key, one.seal_key)]
-    if len(set(keys)) < len(keys) or len({one.commitment for one in adverts.values()}) < len(adverts):
+def _kind(reader: Reader) -> int:
+    if (kind := reader.take(1)[0]) not in (MASK_KEY, SEED):
+        raise WireError(f"a share of kind {kind}, expected {MASK_KEY} or {SEED}")
+    return kind
+
+
+def _adverts(reader: Reader) -> dict[int, Advert]:
+    adverts: dict[int, Advert] = by_client(ADVERT).read(reader)
+    keys = [key for one in adverts.values() for key in one[:3]]
+    if len(set(keys)) < len(keys):
         raise WireError("two clients have the same key")
     return adverts
 
 
-def read_sealed(reader: Reader) -> dict[int, bytes]:
-    """A list of sealed shares."""
-    return reader.entries(lambda client: reader.take(_SEALED))
+NUMBER, KEY = Field(number, Reader.number), fixed(KEY_BYTES)
+SIGNATURE = Field(lambda value: bytes([len(value)]) + value, _signature)
+SHARE = Field(lambda value: value.to_bytes(SHARE_BYTES, "big"), _share)
+BOTH_SHARES = record(SHARE, SHARE, of=Shares._make)  # what is sealed
+HEAD = record(fixed(SESSION_BYTES), NUMBER, of=Head._make)
+ADVERT = record(KEY, KEY, KEY, SIGNATURE, of=Advert._make)
+ADVERTS = Field(by_client(ADVERT).write, _adverts)
+SEALED = by_client(fixed(2 * SHARE_BYTES + TAG_BYTES))
+REVEALED = by_client(record(Field(lambda kind: bytes([kind]), _kind), SHARE))
+CLIENTS, SIGNATURES = by_client(fixed(0)), by_client(SIGNATURE)
+REQUESTS = {
+    KEYS: record(),
+    SHARES: record(NUMBER, ADVERTS),
+    UPLOAD: record(SEALED),
+    CONFIRM: record(CLIENTS),
+    UNMASK: record(CLIENTS, SIGNATURES),
+}
+ANSWERS = {
+    KEYS: record(ADVERT),
+    SHARES: record(SEALED),
+    CONFIRM: record(SIGNATURE),
+    UNMASK: record(REVEALED),
+}
 
 
-def read_clients(reader: Reader) -> tuple[int, ...]:
-    """A list of clients."""
-    return tuple(reader.entries(lambda client: None))
-
-
-def read_signatures(reader: Reader) -> dict[int, bytes]:
-    """A list of signatures."""
-    return reader.entries(lambda client: reader.short())
-
-
-def read_revealed(reader: Reader) -> dict[int, tuple[int, int]]:
-    """A list of shares: kind and value, by client."""
-
-    def entry(client: int) -> tuple[int, int]:
-        if (kind := reader.take(1)[0]) not in (MASK_KEY, SEED):
-            raise WireError(f"a share of kind {kind}, expected {MASK_KEY} or {SEED}")
-        return kind, reader.share()
-
-    return reader.entries(entry)
-
-
-def pack_revealed(shares: Mapping[int, tuple[int, int]]) -> bytes:
-    """The inverse of `read_revealed`."""
-    return pack_list({client: bytes([kind]) + share_bytes(value) for client, (kind, value) in shares.items()})
-
-
-def share_bytes(value: int) -> bytes:
-    """A share as bytes."""
-    return value.to_bytes(SHARE_BYTES, "big")
-
-
-def pack_shares(sender: int, receiver: int, shares: Shares) -> bytes:
-    """The text that is sealed: who shares with whom, and the shares."""
-    return number(sender) + number(receiver) + share_bytes(shares.mask_key) + share_bytes(shares.seed)
-
-
-def read_shares(text: bytes, sender: int, receiver: int) -> Shares:
-    """The inverse of `pack_shares`, for this sender and receiver."""
-    reader = Reader(text, 1 << 32)
-    if (reader.number(), reader.number()) != (sender, receiver):
-        raise WireError(f"sealed shares are not those of client {sender} for client {receiver}")
-    shares = Shares(reader.share(), reader.share())
-    reader.end()
-    return shares
-
-
-def survivors_statement(head: Head, schema: bytes, listed: bytes, members: Sequence[int], left: Sequence[int]) -> bytes:
-    """What sites sign before masks are recovered: which clients began the sum, and which are in it.
+def pack(fields: Mapping[str, Field], phase: str, head: Head, *values: Any) -> bytes:
+    """A request or an answer.
 
     Args:
-        head: the session.
-        schema: the hash of method, model and seed.
-        listed: the hash of the list of adverts.
-        members: the clients whose masks are in the sum.
-        left: those of them whose uploads are in it.
+        fields: `REQUESTS` or `ANSWERS`.
+        phase: its phase.
+        head: its session.
+        values: one for each of its fields.
     """
-    return b"thinwire secure aggregation: survivors\n" + b"".join(
-        (schema, head.pack(CONFIRM), listed, pack_clients(members), pack_clients(left))
-    )
+    return head.pack(phase) + fields[phase].write(values)
+
+
+def read(fields: Mapping[str, Field], phase: str, data: bytes, clients: int) -> tuple[Head, Any, bytes]:
+    """The inverse of `pack` for a message that is not trusted: its head, its values, and the download after them."""
+    if phase not in fields:
+        raise WireError(f"unknown phase {phase[:20]!r}")
+    reader, expected = Reader(data, clients), bytes([_FORMAT, PHASES.index(phase)])
+    if (found := reader.take(2)) != expected:
+        what = f"expected {expected.hex()} ({phase or 'upload'!r})"
+        raise WireError(f"a message of secure aggregation begins with {found.hex()}, {what}")
+    head, values = HEAD.read(reader), fields[phase].read(reader)
+    rest = data[reader.at :]
+    if rest and phase != UPLOAD:
+        raise WireError(f"a message of secure aggregation has {len(rest)} bytes too many")
+    return head, values, rest
 
 
 def threshold(clients: int) -> int:
@@ -264,18 +228,6 @@ def threshold(clients: int) -> int:
     [2, 3, 3, 6, 7]
     """
     return 2 * clients // 3 + 1
-
-
-def is_late(data: bytes, phase: str) -> bool:
-    """Whether an answer is not of this phase but of an earlier one, which a transport may bring later.
-
-    >>> upload = bytes([wire.FORMAT << 4 | wire.UP])
-    >>> is_late(Head(bytes(16), 3).pack(KEYS), SHARES), is_late(upload, UPLOAD), is_late(upload, UNMASK)
-    (True, False, True)
-    """
-    if data[:1] == bytes([_FORMAT]) and len(data) > 1:
-        return data[1] < PHASES.index(phase)
-    return bool(data) and data[0] >> 4 == wire.FORMAT and PHASES.index(phase) > PHASES.index(UPLOAD)
 
 
 def pack_totals(loss: float, examples: int, clients: int) -> tuple[int, ...]:

@@ -8,22 +8,17 @@
     signature of a site  ECDSA with SHA-384; keys in OpenSSH form, as `ssh-keygen -t ecdsa` and `thinwire site key`
                          write them. A site signs with the key by which its node authenticates to Flower.
 
-The package `cryptography` computes all but shares and the form of public keys; it is imported when it is first used.
+The package `cryptography` computes all but shares; it is imported when it is first used.
 
 >>> shares = split(bytes(31) + b"!", [1, 2, 3, 7], 3)
 >>> combine({x: shares[x] for x in (1, 3, 7)})[-1:]
 b'!'
->>> public_key("ssh-rsa AAAA", "north.pub")  # doctest: +ELLIPSIS
-Traceback (most recent call last):
-thinwire.errors.ConfigError: north.pub is 'ssh-rsa AAAA', expected a key such as ecdsa-sha2-nistp384 AAAA...
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +31,6 @@ from thinwire.errors import ConfigError, WireError
 
 PRIME = (1 << 256) + 297
 SHARE_BYTES, KEY_BYTES, TAG_BYTES = 33, 32, 16
-CURVES = {"nistp256": 32, "nistp384": 48, "nistp521": 66}  # bytes of a coordinate
 LONGEST_FILE = 1 << 16  # bytes of a key file; the longest key has a few hundred
 LONGEST_SIGNATURE = 160  # bytes: of ECDSA with P-521 at most 139
 _SUBSETS = 200  # how many sets of shares are tried if some of them are wrong
@@ -126,18 +120,13 @@ def session_key(private: bytes) -> bytes:
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
-def is_private_key(private: bytes, public: bytes) -> bool:
-    """Whether a private key is that of this public key."""
-    return session_key(private) == public
-
-
 def agree(private: bytes, public: bytes, label: bytes, context: bytes) -> bytes:
     """The secret of two key pairs, for one purpose in one context; both sides compute the same.
 
     Args:
         private: one's own private key.
         public: the other's public key, not trusted.
-        label: the purpose.
+        label: the purpose; none begins with another.
         context: session, and who takes part.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -148,7 +137,7 @@ def agree(private: bytes, public: bytes, label: bytes, context: bytes) -> bytes:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:  # a point of small order: the secret would be 0 for any private key
         raise WireError("a public key is not valid") from error
-    return bytes(HKDF(SHA256(), KEY_BYTES, salt=None, info=_join(label, context)).derive(shared))
+    return bytes(HKDF(SHA256(), KEY_BYTES, salt=None, info=label + context).derive(shared))
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
@@ -171,17 +160,7 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
 
 def commit(seed: bytes, context: bytes) -> bytes:
     """A commitment to a seed of 32 random bytes: it fixes the seed and does not reveal it."""
-    return hashlib.sha256(_join(b"thinwire secure aggregation: seed", context) + seed).digest()
-
-
-def is_committed(seed: bytes, context: bytes, commitment: bytes) -> bool:
-    """Whether a commitment is that of this seed."""
-    return hmac.compare_digest(commit(seed, context), commitment)
-
-
-def _join(label: bytes, context: bytes) -> bytes:
-    """Label and context in one byte string, unambiguously."""
-    return len(label).to_bytes(4, "big") + label + context
+    return hashlib.sha256(b"thinwire secure aggregation: seed" + context + seed).digest()
 
 
 # -- keys of sites -----------------------------------------------------------------------------------------------------
@@ -194,23 +173,23 @@ def public_key(text: str, what: str) -> str:
         text: one line in OpenSSH form.
         what: where it was found, for errors.
     """
+    need_cryptography("a key of a site")
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     if "PRIVATE KEY" in text:
         raise ConfigError(f"{what} is a private key, which must stay at its site; give the file that ends in .pub")
-    kind, value, *_ = [*text.split(), "", ""]
-    curve = kind.removeprefix("ecdsa-sha2-")
-    size = 1 + 2 * CURVES.get(curve, 0)
-    fields = (kind.encode(), curve.encode())
-    head = b"".join(len(one).to_bytes(4, "big") + one for one in fields) + size.to_bytes(4, "big") + b"\x04"
     try:
-        data = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    one_line = len(text.strip().splitlines()) == 1
-    if not one_line or curve not in CURVES or not data.startswith(head) or len(data) != len(head) - 1 + size:
+        lines = text.strip().splitlines()
+        key = serialization.load_ssh_public_key(lines[0].encode()) if len(lines) == 1 else None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
         given = visible(text.strip(), 60)
         form = "expected a key such as ecdsa-sha2-nistp384 AAAA...; write: thinwire site key FILE"
         raise ConfigError(f"{what} is {given!r}, {form}")
-    return f"{kind} {value}"
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def read_public_key(file: Path) -> str:
@@ -232,13 +211,12 @@ def sign(file: Path, statement: bytes) -> bytes:
 
     try:
         key = serialization.load_ssh_private_key(_read(file), None)
+        why = "it is of another type"
     except (ValueError, TypeError) as error:  # TypeError: it has a passphrase
-        raise ConfigError(
-            f"{file} cannot be read ({visible(str(error), 100)}), expected a private ECDSA key without a passphrase; "
-            "write: thinwire site key FILE"
-        ) from error
+        key, why = None, visible(str(error), 100)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{file} is not an ECDSA key; write: thinwire site key FILE")
+        expected = "expected a private ECDSA key without a passphrase; write: thinwire site key FILE"
+        raise ConfigError(f"{file} cannot be read ({why}), {expected}")
     return bytes(key.sign(statement, ec.ECDSA(hashes.SHA384())))
 
 

@@ -78,7 +78,7 @@ def sum_masked(
         began: how many clients began the sum, and how many had to remain; 0: those of `payloads`.
     """
     privacy, up, peer = contract.method.privacy, contract.method.ups[0], contract.peer(version, EVERYONE)
-    spec = contract.upload_fields(plan)[1]
+    spec = contract.sent(plan).code
     size = up.size(spec)
     assert size is not None, "a summable codec has a constant size"
     total, weight = reveal(payloads, size // 4)

@@ -18,9 +18,9 @@ from thinwire.testing.aggregation import (
     check_sketch as check_sketch,
 )
 from thinwire.testing.codecs import check_codec as check_codec
-from thinwire.testing.optimizers import (
+from thinwire.testing.training import (
     check_correction as check_correction,
     check_lr_schedule as check_lr_schedule,
     check_optimizer as check_optimizer,
+    check_space as check_space,
 )
-from thinwire.testing.spaces import check_space as check_space

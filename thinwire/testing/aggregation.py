@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
 from thinwire.aggregators.base import Aggregator
-from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, restrict, tmap, weighted_mean
+from thinwire.core.tree import Tree, all_finite, restrict, weighted_mean, zeros_like
 from thinwire.privacy.base import Privacy
 from thinwire.schedules.base import Plan, Schedule
 from thinwire.sketches.base import Sketch
-from thinwire.testing.common import (
-    COORDS,
-    KEY,
-    SHAPES,
-    check_part,
-    check_spec,
-    check_tree,
-    close,
-    pure,
-    random_tree,
-)
+from thinwire.testing.common import COORDS, KEY, SHAPES, Calls, check_tree, close, random_tree
 
 
 def check_sketch(sketch: Sketch) -> None:
@@ -36,21 +25,20 @@ def check_sketch(sketch: Sketch) -> None:
     >>> from thinwire.sketches import Identity
     >>> check_sketch(Identity())
     """
-    check_part(sketch)
-    deltas = [random_tree(COORDS, KEY.fold("delta", i)) for i in range(3)]
+    call = Calls(sketch)
     for names in (tuple(COORDS), tuple(COORDS)[1:3], ()):
-        some = [restrict(delta, names) for delta in deltas]
-        coords, key = Spec.of(some[0]), KEY.fold("sketch", len(names))
-        codes = [pure("encode", sketch.encode, delta, key) for delta in some]
-        check_spec("encode", codes[0], sketch.spec(coords))
-        mean = weighted_mean(codes, [1.0, 2.0, 3.0])
-        decoded = pure("decode", sketch.decode, mean, coords, key)
-        check_spec("decode", decoded, coords)
-        direct = sketch.encode(weighted_mean(some, [1.0, 2.0, 3.0]), key)
-        decoded_each = weighted_mean([sketch.decode(code, coords, key) for code in codes], [1.0, 2.0, 3.0])
-        assert close(mean, direct) or close(decoded, decoded_each), (
-            "the mean of codes is not a code of the mean: neither encode nor decode is linear"
-        )
+        deltas = [restrict(random_tree(COORDS, "delta", i), names) for i in range(3)]
+        coords, key = Spec.of(deltas[0]), KEY.fold("sketch", len(names))
+        codes = [call("encode", delta, key, like=sketch.spec(coords).shapes()) for delta in deltas]
+        mean = _mean(codes)
+        decoded = call("decode", mean, coords, key, like=deltas[0])
+        assert close(mean, sketch.encode(_mean(deltas), key)) or close(
+            decoded, _mean([sketch.decode(code, coords, key) for code in codes])
+        ), "the mean of codes is not a code of the mean: neither encode nor decode is linear"
+
+
+def _mean(trees: Sequence[Tree]) -> Tree:
+    return weighted_mean(trees, [1.0 + i for i in range(len(trees))])
 
 
 def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
@@ -65,29 +53,26 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
     >>> from thinwire.schedules import AllBlocks
     >>> check_schedule(AllBlocks(private=("head.*",)))
     """
-    check_part(schedule)
-    spec = coords if coords is not None else Spec.of(random_tree(SHAPES, KEY))
+    call = Calls(schedule)
+    spec = coords if coords is not None else Spec.of(SHAPES)
     never = schedule.never(spec)
     assert isinstance(never, frozenset), f"never must return a frozenset, not {type(never).__name__}"
-    assert never <= set(spec.names), f"never names blocks that do not exist: {sorted(never - set(spec.names))}"
-    state = pure("init", schedule.init, spec)
+    assert never <= spec.named, f"never names blocks that do not exist: {sorted(never - spec.named)}"
+    state = call("init", spec)
     for version in range(20):
-        plan = pure("plan", schedule.plan, state, spec, version)
+        plan = call("plan", state, spec, version)
         assert isinstance(plan, Plan), f"plan must return a Plan, not {type(plan).__name__}"
-        assert isinstance(plan.names, frozenset), (
-            f"the names of a plan are a frozenset, not {type(plan.names).__name__}"
-        )
-        assert plan.names <= set(spec.names), f"planned blocks do not exist: {sorted(plan.names - set(spec.names))}"
+        assert isinstance(plan.names, frozenset), f"the names of a plan are a frozenset, not {plan.names!r}"
+        assert plan.names <= spec.named, f"planned blocks do not exist: {sorted(plan.names - spec.named)}"
         assert not plan.names & never, f"private blocks are planned: {sorted(plan.names & never)}"
-        resamples = schedule.resamples(version)
-        assert plan.resample == resamples, f"the plan of version {version} and resamples({version}) do not agree"
+        assert plan.resample == schedule.resamples(version), (
+            f"the plan of version {version} and resamples({version}) do not agree"
+        )
         planned = spec.restrict(plan.names)
-        shapes = {block.name: block.shape for block in planned}
-        deltas = [random_tree(shapes, KEY.fold("delta", version, i)) for i in range(2)]
-        reports = [pure("report", schedule.report, delta, plan) for delta in deltas]
-        check_spec("report", reports[0], Spec.of(schedule.report(planned.shapes(), plan)))
-        mean, mean_report = weighted_mean(deltas, [1.0, 1.0]), weighted_mean(reports, [1.0, 1.0])
-        state = pure("observe", schedule.observe, state, plan, mean, mean_report)
+        deltas = [random_tree(planned.shapes(), version, i) for i in range(2)]
+        like = schedule.report(planned.shapes(), plan)
+        reports = [call("report", delta, plan, like=like) for delta in deltas]
+        state = call("observe", state, plan, _mean(deltas), _mean(reports))
         check_tree("observe", state)
 
 
@@ -99,19 +84,12 @@ def check_privacy(privacy: Privacy) -> None:
     >>> from thinwire.privacy import NoPrivacy
     >>> check_privacy(NoPrivacy())
     """
-    check_part(privacy)
-
-    def aggregate(codes: list[Tree], key: Key) -> Tree:
-        return privacy.aggregate(codes, partial(weighted_mean, weights=[1.0, 1.0]), 2, key)
-
-    for code in (random_tree(COORDS, KEY.fold("code")), tmap(torch.zeros_like, random_tree(COORDS, KEY)), {}):
-        for what, out in (
-            ("bound", pure("bound", privacy.bound, code, KEY.fold("bound"))),
-            ("aggregate", pure("aggregate", aggregate, [code, code], KEY.fold("release"))),
-        ):
-            check_spec(what, out, Spec.of(code))
-            for name, block in out.items():
-                assert bool(torch.isfinite(block).all()), f"{what} returned a value in {name!r} that is not finite"
+    call = Calls(privacy)
+    for code in (random_tree(COORDS), COORDS, {}):
+        bound = call("bound", code, KEY.fold("bound"), like=code)
+        released = call("aggregate", [code, code], _mean, 2, KEY.fold("release"), like=code)
+        for what, tree in (("bound", bound), ("aggregate", released)):
+            assert all_finite(tree), f"{what} returned a value that is not finite"
 
 
 def check_aggregator(aggregator: Aggregator) -> None:
@@ -123,25 +101,23 @@ def check_aggregator(aggregator: Aggregator) -> None:
     >>> from thinwire.aggregators import Median
     >>> check_aggregator(Median())
     """
-    check_part(aggregator)
-    shapes = {**COORDS, "none": (0, 3)}
+    call = Calls(aggregator)
+    seen = _with_products if aggregator.of_values else dict  # one adapter is many pairs of factors
     for clients in (1, 2, 3, 5, 8):
-        random = [random_tree(shapes, KEY.fold("client", i)) for i in range(clients)]
+        random = [random_tree({**COORDS, "none": torch.zeros(0, 3)}, "client", i) for i in range(clients)]
         equal = [random[0]] * clients
-        cases: list[list[Tree]] = [random, equal, [tmap(torch.zeros_like, tree) for tree in random], [{}] * clients]
+        cases: list[list[Tree]] = [random, equal, [zeros_like(tree) for tree in random], [{}] * clients]
         for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
-            codes, weights = pure("admit", aggregator.admit, trees, given)
+            codes, weights = call("admit", trees, given)
             assert len(codes) == len(weights) == clients, "admit must return a tree and a weight for each client"
             assert all(0 <= weight < math.inf for weight in weights), f"admit returned the weights {weights}"
             assert any(weights), "admit must return at least one weight above 0"
-            out = pure("of", aggregator.of, codes, weights)
-            check_spec("of", out, Spec.of(trees[0]))
-            seen = _with_products if aggregator.of_values else dict  # one adapter is many pairs of factors
+            out = seen(call("of", codes, weights, like=trees[0]))
             if trees is equal and not aggregator.clips:
-                assert close(seen(out), seen(random[0])), "the aggregate of equal trees must be that tree"
+                assert close(out, seen(random[0])), "the aggregate of equal trees must be that tree"
             reverse = aggregator.of(*aggregator.admit(trees[::-1], given[::-1]))
-            assert close(seen(reverse), seen(out)), "the order of the clients must not matter"
+            assert close(seen(reverse), out), "the order of the clients must not matter"
 
 
 def _with_products(tree: Tree) -> Tree:

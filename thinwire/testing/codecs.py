@@ -10,17 +10,11 @@ import torch
 
 from thinwire.codecs.base import Codec, Peer
 from thinwire.core.spec import DTYPES, Spec
-from thinwire.core.tree import Tree, add, restrict, same
+from thinwire.core.tree import Tree, add, restrict, same, tmap, zeros_like
 from thinwire.errors import ConfigError, WireError
-from thinwire.testing.common import (
-    COORDS,
-    KEY,
-    check_part,
-    check_spec,
-    pure,
-    random_tree,
-    typed,
-)
+from thinwire.testing.common import COORDS, KEY, SOME, Calls, check_like, close, random_tree
+
+PEER = Peer(KEY.fold("peer"))
 
 
 def check_codec(codec: Codec, *, lossless: bool = False) -> None:
@@ -37,105 +31,99 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
     >>> from thinwire.codecs import Raw
     >>> check_codec(Raw(), lossless=True)
     """
-    check_part(codec)
+    call = Calls(codec)
     assert codec.exact or not codec.encodes_sums, "a codec of sums must be exact"
+    tree = random_tree(COORDS)
     accepted = []
     for dtype in DTYPES:
-        tree = {name: typed(block, dtype) for name, block in random_tree(COORDS, KEY.fold("tree")).items()}
         try:
-            _check_round_trip(codec, tree, lossless)
+            _check_round_trip(call, {name: _typed(block, dtype) for name, block in tree.items()}, lossless)
             accepted.append(dtype)
         except ConfigError:
             assert dtype is not torch.float32, "a codec must accept float32"
-    whole = random_tree(COORDS, KEY.fold("tree"))
-    transposed = {**whole, "fc.weight/a": whole["fc.weight/a"].t().contiguous().t()}
-    first, second = (codec.encode(tree, codec.init(Spec.of(tree)), Peer(KEY))[0] for tree in (whole, transposed))
-    assert first == second, "the bytes depend on the memory layout of a block; make it contiguous first"
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3e38]
-    for tree in (
+    for case in (
         {},
         {"w": torch.tensor(1.5)},
         {"w": torch.zeros(0, 3), "v": torch.ones(2)},
-        {name: torch.zeros_like(block) for name, block in whole.items()},
-        {name: torch.full_like(block, -2.5) for name, block in whole.items()},
+        zeros_like(tree),
+        tmap(lambda block: torch.full_like(block, -2.5), tree),
+        {name: _typed(block, dtype) for (name, block), dtype in zip(tree.items(), accepted, strict=False)},
         *([{"w": torch.tensor(special)}] if lossless else []),
-        *([{name: typed(block, d) for (name, block), d in zip(whole.items(), accepted, strict=False)}]),
     ):
-        _check_round_trip(codec, tree, lossless)
-    _check_some_blocks(codec, whole)
-    _check_sums(codec, whole)
-    _check_magnitudes(codec, whole)
-    _check_mutations(codec, whole)
+        _check_round_trip(call, case, lossless)
+    transposed = {**tree, "fc.weight/a": tree["fc.weight/a"].t().contiguous().t()}
+    assert _message(codec, tree) == _message(codec, transposed), (
+        "the bytes depend on the memory layout of a block; make it contiguous first"
+    )
+    _check_some_blocks(call, tree)
+    _check_properties(codec, tree)
+    _check_damaged(codec, tree)
 
 
-def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
-    spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
-    state = pure("init", codec.init, spec)
+def _typed(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the block in another type, scaled so that integers are not all zero."""
+    block = block * 10
+    return (block.clamp(min=0) if dtype in (torch.bool, torch.uint8) else block).to(dtype)
+
+
+def _message(codec: Codec, tree: Tree, peer: Peer = PEER) -> bytes:
+    """Return the first message of a client."""
+    return bytes(codec.encode(tree, codec.init(Spec.of(tree)), peer)[0])
+
+
+def _check_round_trip(call: Calls, tree: Tree, lossless: bool) -> None:
+    codec, spec = call.part, Spec.of(tree)
+    state = call("init", spec)
     for _ in range(3):  # the state of a codec is trivial before the first messages
-        data, after = pure("encode", codec.encode, tree, state, peer)
+        data, after = call("encode", tree, state, PEER)
         assert isinstance(data, (bytes, memoryview)), f"encode must return bytes, not {type(data).__name__}"
-        check_spec("the state after encode", after, Spec.of(state))
+        check_like("the state after encode", after, state)
         size = codec.size(spec)
         assert size is None or size == len(data), f"size returns {size} bytes, encode {len(data)}"
-        back = pure("decode", codec.decode, data, spec, peer)
-        check_spec("decode", back, spec)
-        view = codec.decode(memoryview(b"ab" + data + b"c")[2:-1], spec, peer)
+        back = call("decode", data, spec, PEER, like=tree)
+        view = codec.decode(memoryview(b"ab" + data + b"c")[2:-1], spec, PEER)
         assert same(view, back), "decode must accept a memoryview, with the same result as for bytes"
-        for name, block in back.items():
-            assert block.device.type == "cpu", f"decode must return blocks on the CPU, {name!r} is on {block.device}"
-        if lossless:
-            assert same(back, tree), f"the values of {spec} are not restored bit for bit"
+        assert all(block.device.type == "cpu" for block in back.values()), "decode must return blocks on the CPU"
+        assert not lossless or same(back, tree), f"the values of {spec} are not restored bit for bit"
         state = after
 
 
-def _check_some_blocks(codec: Codec, whole: Tree) -> None:
+def _check_some_blocks(call: Calls, tree: Tree) -> None:
     """Check a round that synchronizes only some blocks: the state of the others must not change."""
-    peer = Peer(KEY.fold("some"))
-    _, state = codec.encode(whole, codec.init(Spec.of(whole)), peer)
-    some = restrict(whole, ("fc.weight/b", "scale"))
-    data, after = pure("encode", codec.encode, some, state, peer)
-    check_spec("decode", codec.decode(data, Spec.of(some), peer), Spec.of(some))
-    check_spec("the state after a message of some blocks", after, Spec.of(state))
-    for name in state:
-        if any(name == block or name.endswith(f"/{block}") for block in whole.keys() - some.keys()):
-            assert same({name: after[name]}, {name: state[name]}), (
-                f"state {name!r} of a block that was not sent has changed"
-            )
+    codec, some = call.part, restrict(tree, SOME)
+    _, state = codec.encode(tree, codec.init(Spec.of(tree)), PEER)
+    data, after = call("encode", some, state, PEER)
+    call("decode", data, Spec.of(some), PEER, like=some)
+    check_like("the state after a message of some blocks", after, state)
+    others = tuple(f"/{block}" for block in tree if block not in some)
+    kept = [name for name in state if f"/{name}".endswith(others)]
+    assert same(restrict(after, kept), restrict(state, kept)), "the state of a block that was not sent has changed"
 
 
-def _check_sums(codec: Codec, tree: Tree) -> None:
-    """Check that the sum of messages decodes to the sum of trees, if the codec has `adds`."""
-    if not codec.summable:
-        return
-    spec, other = Spec.of(tree), random_tree({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
-    peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]
-    data = [codec.encode(t, codec.init(spec), peer)[0] for t, peer in zip((tree, other), peers, strict=True)]
-    total = sum(np.frombuffer(one, "<f4").astype(np.float64) for one in data)
-    back = codec.decode(np.asarray(total, "<f4").tobytes(), spec, peers[0])
-    decoded_sum = add(*(codec.decode(one, spec, peer) for one, peer in zip(data, peers, strict=True)))
-    for name, block in back.items():
-        assert torch.allclose(block, decoded_sum[name], rtol=1e-5, atol=1e-6), (
-            f"adds is true, but the sum of two messages does not decode to the sum of their trees in {name!r}"
+def _check_properties(codec: Codec, tree: Tree) -> None:
+    """Check that messages add up, if `summable`, and that signs change no magnitude, if `codes_signs`."""
+    spec = Spec.of(tree)
+    if codec.summable:
+        peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]
+        trees = (tree, random_tree(COORDS, "other"))
+        data = [_message(codec, one, peer) for one, peer in zip(trees, peers, strict=True)]
+        total = sum(np.frombuffer(one, "<f4").astype(np.float64) for one in data)
+        back = codec.decode(np.asarray(total, "<f4").tobytes(), spec, peers[0])
+        apart = add(*(codec.decode(one, spec, peer) for one, peer in zip(data, peers, strict=True)))
+        assert close(back, apart), (
+            "summable is true, but the sum of two messages does not decode to the sum of their trees"
+        )
+    if codec.codes_signs:
+        signed, alone = (codec.decode(_message(codec, one), spec, PEER) for one in (tree, tmap(torch.abs, tree)))
+        assert same(tmap(torch.abs, signed), alone), (
+            "codes_signs is true, but magnitudes decode to others without their signs"
         )
 
 
-def _check_magnitudes(codec: Codec, tree: Tree) -> None:
-    """Check that magnitudes alone decode to the same magnitudes, if `codes_signs`."""
-    if not codec.codes_signs:
-        return
-    spec, peer = Spec.of(tree), Peer(KEY.fold("signs"))
-    sizes = {name: block.abs() for name, block in tree.items()}
-    signed, alone = (codec.decode(codec.encode(t, codec.init(spec), peer)[0], spec, peer) for t in (tree, sizes))
-    for name, block in signed.items():
-        assert torch.equal(block.abs(), alone[name]), (
-            f"codes_signs is true, but magnitudes of {name!r} decode to others without their signs"
-        )
-
-
-def _check_mutations(codec: Codec, tree: Tree) -> None:
+def _check_damaged(codec: Codec, tree: Tree) -> None:
     """Check damaged bytes: WireError, or a tree of the right shape."""
-    spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
-    data = bytes(codec.encode(tree, codec.init(spec), peer)[0])
+    data = _message(codec, tree)
     damaged = [data[:n] for n in range(len(data))] + [data + b"\0", data + data, b"\xff" * len(data), b""]
     draw = random.Random(0)
     for i in range(400 if data else 0):
@@ -145,7 +133,7 @@ def _check_mutations(codec: Codec, tree: Tree) -> None:
         damaged.append(bytes(broken))
     for bad in damaged:
         try:
-            back = codec.decode(bad, spec, peer)
+            back = codec.decode(bad, Spec.of(tree), PEER)
         except WireError:
             continue
         except Exception as error:
@@ -153,4 +141,4 @@ def _check_mutations(codec: Codec, tree: Tree) -> None:
                 f"decode must raise WireError for damaged bytes, not {type(error).__name__}: {error} "
                 f"(bytes {bad[:40].hex()})"
             ) from error
-        check_spec(f"decode of damaged bytes {bad[:40].hex()}", back, spec)
+        check_like(f"decode of damaged bytes {bad[:40].hex()}", back, tree)

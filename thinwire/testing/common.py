@@ -1,130 +1,162 @@
-"""Shared by all checks: a part is a configuration, changes no argument in place, and is deterministic."""
+"""Shared by all checks: the trees they use, calls that are checked, and comparisons of results.
+
+A part is called through `Calls`, which reports a method that is not pure or returns other blocks than expected, and
+`check_vmap`, which compares many clients at once with each alone.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, same
-
-T = TypeVar("T")
+from thinwire.core.tree import Tree, add, same, scale
 
 KEY = Key(2026)
-SHAPES: dict[str, tuple[int, ...]] = {
-    "conv.weight": (4, 2, 3, 3),
-    "norm.weight": (4,),
-    "norm.bias": (4,),
-    "fc.weight": (6, 4),
-    "fc.bias": (6,),
-    "head.weight": (3, 6),
-    "scale": (),
+SHAPES = {  # of the weights of a small model
+    "conv.weight": torch.zeros(4, 2, 3, 3),
+    "norm.weight": torch.zeros(4),
+    "norm.bias": torch.zeros(4),
+    "fc.weight": torch.zeros(6, 4),
+    "fc.bias": torch.zeros(6),
+    "head.weight": torch.zeros(3, 6),
+    "scale": torch.zeros(()),
 }
-COORDS: dict[str, tuple[int, ...]] = {"fc.weight/a": (2, 3), "fc.weight/b": (3, 2), "head.bias": (4,), "scale": ()}
+COORDS = {  # of coordinates
+    "fc.weight/a": torch.zeros(2, 3),
+    "fc.weight/b": torch.zeros(3, 2),
+    "head.bias": torch.zeros(4),
+    "scale": torch.zeros(()),
+}
+SOME = ("fc.weight/b", "scale")  # the blocks of a round that synchronizes only some
 
 
-def check_part(part: Any) -> None:
-    """Check that a part is a frozen dataclass, equal by value, whose repr evaluates to an equal part."""
-    kind = type(part)
-    assert dataclasses.is_dataclass(kind), f"{kind.__name__} must be a dataclass"
-    assert kind.__dataclass_params__.frozen, f"{kind.__name__} must be frozen: @dataclass(frozen=True)"  # type: ignore[attr-defined]
-    twin = dataclasses.replace(part)
-    assert twin == part, f"{kind.__name__} must be equal by value: two with the same settings differ"
-    names: dict[str, Any] = {"__builtins__": {}, "inf": math.inf, "nan": math.nan}
-    _collect_classes(part, names)
-    try:
-        again = eval(repr(part), names)
-    except Exception as error:
-        raise AssertionError(
-            f"the repr of a part is its configuration, but {part!r} does not evaluate ({error}); "
-            "define the class at the top of a module and do not hide fields from repr"
-        ) from error
-    assert again == part, f"the repr of a part is its configuration, but {part!r} evaluates to {again!r}"
+def random_tree(like: Tree, *names: str | int) -> Tree:
+    """Return a tree of normal values, other ones for other names."""
+    key = KEY.fold("tree", *names)
+    return {name: key.fold(name).normal(*block.shape).to(block.dtype) for name, block in like.items()}
 
 
-def _collect_classes(value: Any, names: dict[str, Any]) -> None:
-    """Collect the classes of a part and of all parts inside it, by name."""
-    if dataclasses.is_dataclass(type(value)):
-        names[type(value).__name__] = type(value)
-        for field in dataclasses.fields(value):
-            _collect_classes(getattr(value, field.name), names)
-    elif isinstance(value, Mapping | tuple | list | frozenset):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            _collect_classes(inner, names)
+def nudge(tree: Tree, *names: str | int) -> Tree:
+    """Return the tree plus small random values."""
+    return add(tree, scale(random_tree(tree, *names), 0.1))
 
 
-def pure(what: str, call: Callable[..., T], *args: Any) -> T:
-    """Call a function twice and return its result.
+class Calls:
+    """A part whose methods are called twice.
 
-    Check that the results are equal, that no argument has changed, and that nothing is drawn from torch's generator.
+    Creating it checks that the part is a frozen dataclass, equal by value, whose repr evaluates to an equal part.
     """
-    before, generator = copy.deepcopy(args), torch.get_rng_state()
-    first, second = call(*args), call(*args)
-    assert _equal(args, before), f"{what} must not change its arguments in place"
-    assert torch.equal(torch.get_rng_state(), generator), (
-        f"{what} must draw from the key, not from torch's global generator"
-    )
-    assert _equal(first, second), f"{what} returns another result the second time"
-    return first
+
+    def __init__(self, part: Any) -> None:
+        kind = type(part)
+        assert dataclasses.is_dataclass(kind), f"{kind.__name__} must be a dataclass"
+        assert kind.__dataclass_params__.frozen, f"{kind.__name__} must be frozen: @dataclass(frozen=True)"  # type: ignore[attr-defined]
+        twin = dataclasses.replace(part)
+        assert twin == part, f"{kind.__name__} must be equal by value: two with the same settings differ"
+        try:
+            again = eval(repr(part), {"__builtins__": {}, "inf": math.inf, "nan": math.nan, **_classes(part)})
+        except Exception as error:
+            raise AssertionError(
+                f"the repr of a part is its configuration, but {part!r} does not evaluate ({error}); "
+                "define the class at the top of a module and do not hide fields from repr"
+            ) from error
+        assert again == part, f"the repr of a part is its configuration, but {part!r} evaluates to {again!r}"
+        self.part = part
+
+    def __call__(self, method: str, *args: Any, like: Any = None) -> Any:
+        """Call a method twice and return its result.
+
+        Check that the results are equal, that no argument has changed, that nothing is drawn from torch's generator,
+        and that the result has the blocks of `like`, if given.
+        """
+        before, generator = copy.deepcopy(args), torch.get_rng_state()
+        first, second = (getattr(self.part, method)(*args) for _ in range(2))
+        assert equal(args, before), f"{method} must not change its arguments in place"
+        assert torch.equal(torch.get_rng_state(), generator), (
+            f"{method} must draw from the key, not from torch's global generator"
+        )
+        assert equal(first, second), f"{method} returns another result the second time"
+        if like is not None:
+            check_like(method, first, like)
+        return first
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Return whether values are equal; tensors in them, bit for bit."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and same({"": a}, {"": b})
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return bool(a == b)
+def _classes(value: Any) -> dict[str, Any]:
+    """The classes of a part and of all parts inside it, by name."""
+    inside: Iterable[Any] = ()
+    found: dict[str, Any] = {}
+    if dataclasses.is_dataclass(type(value)):
+        found[type(value).__name__] = type(value)
+        inside = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, Mapping | tuple | list | frozenset):
+        inside = value.values() if isinstance(value, Mapping) else value
+    for one in inside:
+        found |= _classes(one)
+    return found
 
 
 def check_tree(what: str, tree: Any) -> None:
-    """Check that a tree is a dictionary from names to tensors."""
+    """Check that a value is a dictionary from names to tensors."""
     good = isinstance(tree, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree.items())
     assert good, f"{what} must return a dictionary from names to tensors"
 
 
-def check_spec(what: str, tree: Tree, expected: Spec) -> None:
-    """Check that a tree has exactly these blocks, in this order."""
-    check_tree(what, tree)
-    got = [(block.name, block.shape, block.dtype) for block in Spec.of(tree)]
-    wanted = [(block.name, block.shape, block.dtype) for block in expected]
-    assert got == wanted, f"{what}: expected the blocks {wanted}, in this order, got {got}"
-
-
-def check_close(what: str, got: Tree, wanted: Tree) -> None:
-    """Check that the result under vmap is that of one client."""
-    assert close(got, wanted), f"{what} differs from the result for one client"
-
-
-def close(a: Tree, b: Tree) -> bool:
-    """Return whether trees are equal up to rounding, relative to the largest value of a block."""
-    return list(a) == list(b) and all(
-        torch.allclose(a[name], block, rtol=1e-4, atol=1e-5 * max([1e-3, *block.abs().flatten().tolist()]))
-        for name, block in b.items()
+def check_like(what: str, got: Any, wanted: Any) -> None:
+    """Check that a tree, or several, have exactly the blocks of others: names in order, shapes and types."""
+    found, expected = (
+        [f"{path} {getattr(leaf, 'dtype', type(leaf))} {[*getattr(leaf, 'shape', ())]}" for path, leaf in _leaves(one)]
+        for one in (got, wanted)
     )
+    assert found == expected, f"{what}: expected the blocks {expected}, in this order, got {found}"
 
 
-def random_tree(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
-    """Return a tree of normal values."""
-    return {name: key.fold(name).normal(*shape) for name, shape in shapes.items()}
+def check_vmap(what: str, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> None:
+    """Check that a function gives under vmap, for the arguments of several clients, what it gives for each alone."""
+    together = _leaves(vmap(function)(*map(_stacked, zip(*cases, strict=True))))
+    for i, case in enumerate(cases):
+        alone = [leaf for _, leaf in _leaves(function(*case))]
+        assert close([leaf[i] for _, leaf in together], alone), (
+            f"{what} under vmap differs from the result for one client"
+        )
 
 
-def nudge(tree: Tree, key: Key, size: float) -> Tree:
-    """Return the tree plus small random values."""
-    return {name: block + size * key.fold(name).normal(*block.shape).to(block.dtype) for name, block in tree.items()}
+def _stacked(values: Sequence[Any]) -> Any:
+    """Stack the tensors of trees, or of trees of trees."""
+    if isinstance(values[0], dict):
+        return {name: _stacked([value[name] for value in values]) for name in values[0]}
+    return torch.stack(list(values))
 
 
-def typed(block: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the block in another type, scaled so that integers are not all zero."""
-    if dtype is torch.bool:
-        return block > 0
-    return (block * 10).abs().to(dtype) if dtype is torch.uint8 else (block * 10).to(dtype)
+def _same_bits(a: Any, b: Any) -> bool:
+    return same({"": a}, {"": b}) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
+
+
+def _nearly(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * max([1e-3, *b.abs().flatten().tolist()]))
+
+
+def equal(a: Any, b: Any, leaves: Callable[[Any, Any], bool] = _same_bits) -> bool:
+    """Return whether values are equal; tensors in them, bit for bit."""
+    left, right = dict(_leaves(a)), dict(_leaves(b))
+    return list(left) == list(right) and all(leaves(leaf, right[path]) for path, leaf in left.items())
+
+
+def close(a: Any, b: Any) -> bool:
+    """Return whether trees are equal up to rounding, relative to the largest value of a block."""
+    return equal(a, b, _nearly)
+
+
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The values in nested dictionaries, lists and tuples, each with the keys that lead to it."""
+    if not isinstance(value, dict | list | tuple):
+        return [(path, value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [leaf for key, inner in items for leaf in _leaves(inner, f"{path}[{key!r}]")]

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from thinwire.core import parallel
+from thinwire.core.spec import Spec
 from thinwire.core.state import State, stack_states
 from thinwire.core.tree import Tree, add, flatten, repeat, stack, unstack, zeros_like
 from thinwire.core.vector import Vector
@@ -36,15 +37,13 @@ from thinwire.spaces.lora import A, B
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
 from thinwire.training.step import (
+    LocalStep,
     Step,
-    initial_opt_state,
-    make_change,
     make_step,
     no_randomness,
     of_client,
     run_steps,
     seeded,
-    vmapped,
 )
 
 
@@ -63,21 +62,20 @@ class LoopTrainer:
 
 def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
     """Train client i alone; the trees of the outcome have no client axis."""
-    opt = {slot: unstack(tree, i) for slot, tree in initial_opt_state(inputs).items()}
     one = of_client(inputs, i)
     if one.optimizer.forward_only and one.space.additive:
-        return _from_zero(one, opt)
+        return _from_zero(one)
     if one.model.explicit and not one.trainable and len({block.dtype for block in one.start.values()}) == 1:
         # one call of torch for all blocks
-        one = replace(one, start=Vector(flatten(one.start), list(one.start), list(one.start.values())))
-    return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
+        one = replace(one, start=Vector(flatten(one.start), Spec.of(one.start)))
+    return run_steps(_of_one(make_step(one, autograd=True)), one)
 
 
-def _from_zero(one: TrainingInputs, opt: State) -> TrainingOutcome:
+def _from_zero(one: TrainingInputs) -> TrainingOutcome:
     """Train from the weights of the start: of all coordinates, only those that this client moves differ from zero."""
     with torch.no_grad():
-        moved = replace(one, base=one.expand(one.start), start=zeros_like(one.start))
-    outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved, opt)
+        moved = replace(one, base=one.space.expand(one.base, one.basis, one.start), start=zeros_like(one.start))
+    outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved)
     return outcome._replace(coords=add(one.start, outcome.coords))
 
 
@@ -87,7 +85,6 @@ def stack_outcomes(runs: Sequence[TrainingOutcome]) -> TrainingOutcome:
         stack([run.coords for run in runs]),
         stack([run.buffers for run in runs]),
         torch.cat([run.loss for run in runs]),
-        tuple(steps for run in runs for steps in run.steps),
         stack_states([run.opt_state for run in runs]),
     )
 
@@ -113,8 +110,10 @@ def step_of_all(inputs: TrainingInputs, fixed: TrainingInputs | None = None, lr_
         fixed: the same with other tensors, which the step reads.
         lr_factor: see `make_step`.
     """
-    made = folded if can_fold(inputs) else lambda *args: vmapped(make_step(*args))
-    return made(fixed or inputs, lr_factor)
+    step = make_step(fixed or inputs, lr_factor)
+    if can_fold(inputs):
+        return folded(step)
+    return lambda *args: vmap(step, (*(0,) * 7, None if args[-1] is None else 0), randomness="different")(*args)
 
 
 def can_fold(inputs: TrainingInputs) -> bool:
@@ -128,19 +127,18 @@ def can_fold(inputs: TrainingInputs) -> bool:
         return False
     if any(getattr(layer, "gradient_checkpointing", False) for layer in model.module.modules()):
         return False  # refused by vmap with a reason
-    weights = inputs.expand(unstack(inputs.start, 0))
+    weights = inputs.space.expand(inputs.base, inputs.basis, unstack(inputs.start, 0))
     known = {*inputs.base, *(name + part for name in inputs.base for part in (A, B))}
     return weights.keys() <= known and all(weights[name] is block for name, block in inputs.base.items())
 
 
-def folded(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Step:
-    """The step of all clients, whose examples are one batch."""
-    model, base = inputs.model, inputs.base
+def folded(one: LocalStep) -> Step:
+    """The step of all clients, whose examples are one batch, from that of one."""
+    model, base, change = one.inputs.model, one.inputs.base, vmap(one.change)
     assert isinstance(model, Functional)
-    change = vmap(make_change(inputs, lr_factor))
 
     def adapters(coords: Tree) -> Tree:
-        return {name: block for name, block in inputs.expand(coords).items() if name not in base}
+        return {name: block for name, block in one.expand(coords).items() if name not in base}
 
     def step(
         coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
@@ -164,7 +162,7 @@ class VmapTrainer:
         """Train all clients in one program."""
         stacked = replace(inputs, buffers=repeat(inputs.buffers, len(inputs.work.samples)))
         with seeded(inputs.work):
-            return run_steps(step_of_all(inputs), stacked, initial_opt_state(inputs))
+            return run_steps(step_of_all(inputs), stacked)
 
 
 class ThreadPoolTrainer:

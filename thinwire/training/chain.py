@@ -120,9 +120,7 @@ class Chain:
             if grad is None:
                 break
         if isinstance(weights, Vector):
-            return Vector(
-                torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like
-            ), loss
+            return Vector(torch.cat([grads[name].view(-1) for name in weights.spec.names]), weights.spec), loss
         return {name: grads[name] for name in weights}, loss
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.core.spec import Spec
 from thinwire.core.state import State
 from thinwire.core.tree import Tree
 from thinwire.core.vector import Vector
@@ -41,7 +42,7 @@ def chain_step(inputs: TrainingInputs, factor: Tensor | None) -> ChainStep | Non
         return None
     plain = model.criterion is cross_entropy and not (model.logit_adjustment or model.adapter_dropout)
     one = {name: block[0] for name, block in start.items()}
-    plain = plain and inputs.expand(one) is one and inputs.work.accumulate == 1
+    plain = plain and inputs.space.expand(inputs.base, inputs.basis, one) is one and inputs.work.accumulate == 1
     changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
     if changed or not (
         plain and optimizer.elementwise and all(block.dtype == torch.float32 for block in start.values())
@@ -147,7 +148,7 @@ class ChainStep:
 
     def copied(self) -> Tree:
         """A copy of the coordinates, with the values of each block in their usual order."""
-        return Vector(self.matrix.index_select(1, self.columns), tuple(self.like), tuple(self.like.values()))
+        return Vector(self.matrix.index_select(1, self.columns), Spec.of(self.like))
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinwire.core.parallel import sent
 from thinwire.core.recording import rehearsed
-from thinwire.core.state import State, smap
+from thinwire.core.state import smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.backends import can_fold, step_of_all
 from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees
@@ -73,12 +73,10 @@ class _Recording:
         self.base, self.basis, self.shared, self.trainable = (
             _zeros(tree) for tree in (inputs.base, inputs.basis, inputs.shared, inputs.trainable)
         )
-        fresh = inputs.optimizer.init(unstack(start, 0))
-        self.first_opt = {slot: repeat(tree, clients) for slot, tree in fresh.items()}
         last = _reads_channels_last(inputs)
         self.coords, self.start, self.own = (_zeros(tree, last) for tree in (start, start, inputs.correction_state))
         self.buffers = _zeros(repeat(inputs.buffers, clients))
-        self.opt = {slot: _zeros(tree, last) for slot, tree in self.first_opt.items()}
+        self.opt = {slot: _zeros(tree, last) for slot, tree in inputs.opt_state.items()}
         self.batches = torch.zeros((steps, clients, width + 1), dtype=torch.int64, device=device)
         self.batches[..., -1] = width  # the last column is the number of examples that count
         self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps done of those in `batches`
@@ -95,7 +93,7 @@ class _Recording:
             start={},
             correction_state={},
             buffers={},
-            opt_state=None,
+            opt_state={},
             lr_factor=None,
             common_start=None,
         )
@@ -128,11 +126,11 @@ class _Recording:
                 replay()
         coords = tmap(_copied, self.coords) if self.chain is None else self.chain.copied()
         buffers = tmap(_copied, self.buffers)
-        return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(_copied, self.opt))
+        return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), smap(_copied, self.opt))
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
         """Copy the inputs of a round to the tensors of the recording."""
-        opt: State = inputs.opt_state or self.first_opt
+        opt = inputs.opt_state
         if self.factor is not None:
             self.factor.fill_(inputs.lr_factor or 0.0)
         self.loss.zero_()
@@ -244,7 +242,7 @@ def _reads_channels_last(inputs: TrainingInputs) -> bool:
     if getattr(inputs.model, "products", None) != "fused" or inputs.optimizer.forward_only:
         return False
     one = unstack(inputs.start, 0)
-    return inputs.expand(one) is one
+    return inputs.space.expand(inputs.base, inputs.basis, one) is one
 
 
 def _zeros(tree: Tree, last: bool = False) -> Tree:

@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thinwire.core.parallel import PARALLEL_BYTES, cores, each
 from thinwire.core.tree import Tree, to_device
 from thinwire.data.examples import Examples, Inputs
-from thinwire.data.losses import Loss, bce
+from thinwire.data.losses import Loss, bce, label_counts
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, MetricAccumulator, ModelMetric
-from thinwire.metrics.classification import IGNORED, correct_binary_labels, label_counts
+from thinwire.metrics.classification import IGNORED, correct_binary_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import UnsupportedModel
 from thinwire.training.step import no_randomness

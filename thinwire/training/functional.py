@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -21,13 +22,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from thinwire.core.key import Device
-from thinwire.core.tree import Tree, tmap
+from thinwire.core.tree import Tree
 from thinwire.data.examples import Inputs
-from thinwire.data.losses import Loss, adjust_logits, cross_entropy
+from thinwire.data.losses import Loss, adjust_logits, cross_entropy, label_counts
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products, by_products
 from thinwire.kernels.low_rank import corrected
-from thinwire.metrics.classification import IGNORED, label_counts
+from thinwire.metrics.classification import IGNORED
 from thinwire.spaces.lora import split
 
 T = TypeVar("T")
@@ -96,13 +97,26 @@ class Functional:
         """The number of parameters, trainable or not."""
         return sum(p.numel() for p in self.module.parameters())
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The names of the parameters; weights of other names are adapters."""
+        return frozenset(name for name, _ in self.module.named_parameters())
+
+    @cached_property
+    def _counters(self) -> Tree:
+        """The integer buffers: training counts in copies of them, so that it does not change the module."""
+        return {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
+
     def outputs(self, weights: Tree, buffers: Tree, inputs: Inputs) -> Tensor:
         """The module's output for these weights; writes its new running statistics into `buffers`."""
-        weights, corrections = split(weights)
-        args, kwargs = _arguments(inputs)
-        with corrected(weights, corrections, self.adapter_dropout) if corrections else nullcontext():
-            out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
-        return _logits(out)
+        adapters: dict[str, Any] = {}
+        if not weights.keys() <= self._names:
+            weights, adapters = split(weights)
+        tensors = {**{name: b.clone() for name, b in self._counters.items()}, **buffers, **weights}
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+        with corrected(weights, adapters, self.adapter_dropout) if adapters else nullcontext():
+            out = functional_call(self.module, tensors, args, kwargs)
+        return out if isinstance(out, Tensor) else _logits(out)
 
     @torch.no_grad()
     def run(self, weights: Tree, buffers: Tree, function: Callable[[Any], T]) -> T:
@@ -117,7 +131,8 @@ class Functional:
 
     def _holding(self, buffers: Tree, weights: Tree, function: Callable[[], T]) -> T:
         """The result of a function that is called while the module has these weights and buffers."""
-        tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **weights}.items()}
+        counters = {name: b.clone() for name, b in self._counters.items()}
+        tensors = {f"inner.{name}": t for name, t in {**counters, **buffers, **weights}.items()}
         return functional_call(_WithWeights(self.module), tensors, (function,))
 
     @torch.no_grad()
@@ -134,8 +149,9 @@ class Functional:
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the examples whose mask is 1 (all without a mask), and the next buffers."""
-        self._train_mode()
-        buffers = tmap(torch.clone, buffers)
+        if not self.module.training:  # submodules are in the same mode: the copy is private
+            self.module.train()
+        buffers = {name: b.clone() for name, b in buffers.items()}
         with self._arithmetic(targets.device) if self.half or self.products else nullcontext():
             outputs = self.outputs(weights, buffers, inputs)
             return self._mean(outputs, targets, mask), buffers
@@ -145,7 +161,8 @@ class Functional:
 
         All examples are one batch of the module, whose rows must not influence each other.
         """
-        self._train_mode()
+        if not self.module.training:  # submodules are in the same mode: the copy is private
+            self.module.train()
         clients = len(targets)
         flat = {k: v.flatten(0, 1) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.flatten(0, 1)
         with self._arithmetic(targets.device):
@@ -164,32 +181,25 @@ class Functional:
         >>> {name: tuple(block.shape) for name, block in grads.items()}
         {'weight': (3, 2), 'bias': (3,)}
         """
-        self._train_mode()
+        if not self.module.training:  # submodules are in the same mode: the copy is private
+            self.module.train()
         leaves = {name: w.detach().requires_grad_(w.requires_grad) for name, w in weights.items()}
-        buffers = tmap(torch.clone, buffers)
-        plain, corrections = split(leaves)
-        args, kwargs = _arguments(inputs)
+        buffers = {name: b.clone() for name, b in buffers.items()}
+        plain, adapters = split(leaves)
 
         def forward_backward() -> tuple[Tensor, Tree]:
             with torch.enable_grad(), self._arithmetic(targets.device):
-                value = self._mean(_logits(self.module(*args, **kwargs)), targets, mask)
+                out = self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
+                value = self._mean(_logits(out), targets, mask)
             after = {name: b.detach().clone() for name, b in buffers.items()}  # layers that run again update them again
             if value.requires_grad:
                 _backward(value)
             return value.detach(), after
 
-        with corrected(plain, corrections, self.adapter_dropout) if corrections else nullcontext():
+        with corrected(plain, adapters, self.adapter_dropout) if adapters else nullcontext():
             out = self._holding(buffers, plain, forward_backward)
         required = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}, out
-
-    def _counters(self) -> Tree:
-        """Copies of the integer buffers, so that training does not change the module."""
-        return {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
-
-    def _train_mode(self) -> None:
-        if not self.module.training:  # submodules are in the same mode: the copy is private
-            self.module.train()
 
     def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """The mean loss over the examples whose mask is 1, weighted by their numbers of labels."""
@@ -200,7 +210,7 @@ class Functional:
         value = self.criterion(outputs, targets)
         if mask is None and value.dim() == 0:
             return torch.where(weights.sum() > 0, value, 0)  # torch's mean over no labels is NaN
-        each = self._each(value, outputs, targets)
+        each = value if value.dim() == 1 else self._each(value, outputs, targets)
         weights = weights if mask is None else weights * mask
         return (torch.where(weights > 0, each, 0) * weights).sum() / weights.sum().clamp(min=1)
 
@@ -251,11 +261,6 @@ class _WithWeights(nn.Module):
     def forward(self, function: Callable[[], Any]) -> Any:
         """Call the function and return its result."""
         return function()
-
-
-def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for the module."""
-    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
 
 
 def _logits(out: Any) -> Tensor:

@@ -98,7 +98,6 @@ class TrainingOutcome(NamedTuple):
     coords: Tree
     buffers: Tree
     loss: Tensor  # (clients,) mean over all examples seen
-    steps: tuple[int, ...]
     opt_state: State  # after the last step
 
 
@@ -119,7 +118,7 @@ class TrainingInputs:
         start: stacked initial coordinates.
         correction_state: stacked client states of the correction.
         work: the batches.
-        opt_state: stacked initial optimizer states; None creates new ones.
+        opt_state: stacked initial optimizer states.
         trainable: by block, which values may change; blocks that are absent may change everywhere.
         private: names of blocks that are never sent; they are not corrected.
         lr_factor: factor on the learning rate in this round; None for a constant learning rate.
@@ -138,15 +137,11 @@ class TrainingInputs:
     start: Tree
     correction_state: Tree
     work: Workload
-    opt_state: State | None = None
+    opt_state: State
     trainable: Tree = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     lr_factor: float | None = None
     common_start: Tensor | None = None
-
-    def expand(self, coords: Tree) -> Tree:
-        """The weights of coordinates of one client."""
-        return self.space.expand(self.base, self.basis, coords)
 
 
 class Trainer(Protocol):

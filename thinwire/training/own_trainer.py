@@ -6,10 +6,8 @@
 has the client's examples (`Records`). What comes back, the model or its state dict, is checked, and
 everything after it is as ever: schedules, masks, sketches, privacy, codecs. Clients are trained one after another.
 
-    fit(model, records, lr, seed, state)      further parameters are filled by name, those that it has
-    return model, {"loss": 0.5, "state": {"0/momentum_buffer": tensor}}      loss and state are optional
-
-`state` are tensors that stay at home, and come back in the client's next round where `opt_lifetime = "run"`.
+    fit(model, records, lr, seed)      further parameters are filled by name, those that it has
+    return model, 0.5                  the model and its loss; without one, that on the client's first batch counts
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +27,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from thinwire.core.reference import failure, load_reference, short_name, source_file
-from thinwire.core.state import State
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree, to_device, unstack
+from thinwire.core.tree import Tree, to_device
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, ThinwireError
 from thinwire.metrics.classification import IGNORED
 from thinwire.optimizers.base import Correction
@@ -42,8 +39,7 @@ from thinwire.training.functional import Functional
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, Workload
 from thinwire.training.step import of_client, seeded
 
-KEPT = "own"  # the slot of a client's optimizer state that holds what `fit` keeps
-FILLED = ("lr", "seed", "state")  # parameters of `fit` that are filled
+FILLED = ("lr", "seed")  # parameters of `fit` that are filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +85,11 @@ class OwnTrainer:
 
     def _train_one(self, inputs: TrainingInputs, i: int) -> TrainingOutcome:
         """Train client i; the trees of the outcome have no client axis."""
-        one, kept = of_client(inputs, i), (inputs.opt_state or {}).get(KEPT)
-        state = {name: block.cpu() for name, block in unstack(kept, i).items()} if kept else None
+        one = of_client(inputs, i)
         space = one.space.merged()
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
         lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
-        filled = {"lr": lr, "seed": one.work.keys[0].value, "state": state}
+        filled = {"lr": lr, "seed": one.work.keys[0].value}
         named = {name: filled[name] for name in _parameters(self.fit) if name in filled}
         with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.keys[0].value):
             try:
@@ -103,22 +98,19 @@ class OwnTrainer:
                 raise
             except Exception as error:
                 raise failure(error, source_file(self.fit)) from error
-            found = read_returned(answer, given, one.start, one.buffers, self.label)
-            coords = {
-                name: torch.where(one.trainable[name], block, one.start[name]) if name in one.trainable else block
-                for name, block in found.coords.items()
-            }
-            loss = found.loss if found.loss is not None else self._loss(one, space, coords, found)
-        opt: State = {KEPT: found.state} if found.state else {}
-        return TrainingOutcome(coords, found.buffers, torch.tensor([loss]), one.work.steps, opt)
+            coords, buffers, loss = read_returned(answer, given, one.start, one.buffers, self.label)
+            for name, may_change in one.trainable.items():
+                coords[name] = torch.where(may_change, coords[name], one.start[name])
+            loss = self._loss(one, space, coords, buffers) if loss is None else loss
+        if not math.isfinite(loss):
+            raise Diverged(f"{self.label} returned a model with a loss of {loss}; try a smaller learning rate")
+        return TrainingOutcome(coords, buffers, torch.tensor([loss]), {})
 
     @torch.no_grad()
-    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, found: TrainerResult) -> float:
-        """The loss of the trained model on the client's first batch, where `fit` does not say one."""
+    def _loss(self, one: TrainingInputs, space: Space, coords: Tree, buffers: Tree) -> float:
+        """The loss of the trained model on the client's first batch."""
         x, y = one.work.gather(one.work.index[0, 0, : int(one.work.rows[0, 0])])
-        value, _ = self.model.loss(space.expand(one.base, one.basis, coords), found.buffers, x, y, None)
-        if not math.isfinite(value):
-            raise Diverged(f"{self.label} returned a model with a loss of {float(value)}; try a smaller learning rate")
+        value, _ = self.model.loss(space.expand(one.base, one.basis, coords), buffers, x, y, None)
         return float(value)
 
 
@@ -159,54 +151,6 @@ def _seeded_libraries(seed: int) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of an optimizer by the number of the parameter and the name of the value; hyperparameters not.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> weight.grad = torch.ones(2)
-    >>> optimizer.step()
-    >>> kept = optimizer_tensors(optimizer)
-    >>> kept
-    {'0/momentum_buffer': tensor([1., 1.])}
-    >>> later = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    >>> load_optimizer_tensors(later, kept)
-    >>> later.state[weight]["momentum_buffer"]
-    tensor([1., 1.])
-    """
-    out: dict[str, Tensor] = {}
-    for i, state in optimizer.state_dict()["state"].items():
-        for name, value in state.items():
-            if isinstance(value, int | float | Tensor):
-                out[f"{i}/{name}"] = torch.as_tensor(value).detach().clone()
-            elif value is not None:
-                raise ConfigError(
-                    f"{type(optimizer).__name__} keeps {name!r} of type {type(value).__name__}; only tensors and "
-                    "numbers can be kept between rounds"
-                )
-    return out
-
-
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor] | None) -> None:
-    """Give an optimizer of the same parameters a state of `optimizer_tensors`; None, in a first round, changes nothing.
-
-    Args:
-        optimizer: the optimizer, with hyperparameters of its own.
-        tensors: the state.
-    """
-    if not tensors:
-        return
-    table = optimizer.state_dict()
-    count = sum(len(group["params"]) for group in table["param_groups"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition("/")
-        if not number.isdecimal() or int(number) >= count or not name:
-            raise ConfigError(f"{key!r} is no state of an optimizer with {count} parameters; use the one that made it")
-        state.setdefault(int(number), {})[name] = value.clone()
-    optimizer.load_state_dict({**table, "state": state})
 
 
 LABELS = "labels"  # the name that models of `transformers` have for targets
@@ -426,43 +370,39 @@ def _parameter(place: Place) -> Tensor:
     return found
 
 
-INFO = ("loss", "state")  # what may be returned besides the model
-
-
-class TrainerResult(NamedTuple):
-    """What a trainer returned."""
-
-    coords: Tree
-    buffers: Tree
-    loss: float | None  # None: it said none
-    state: Tree  # what stays at home until the client's next round
-
-
-def read_returned(answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str) -> TrainerResult:
-    """The coordinates, buffers, loss and state that a trainer returned.
+def read_returned(
+    answer: Any, given: TrainableModule, start: Tree, buffers: Tree, label: str
+) -> tuple[Tree, Tree, float | None]:
+    """The coordinates, buffers and loss (None without one) that a trainer returned.
 
     Args:
-        answer: the model or its state dict, alone or in a pair with a dictionary of `loss` and `state`; None for the
-            model that was given, trained in place.
+        answer: the model or its state dict, alone or in a pair with a loss; None for the model that was given, trained
+            in place.
         given: the model that it was given.
         start: the coordinates before.
         buffers: the buffers before.
         label: the name of the trainer, for errors.
     """
-    info: Mapping[str, Any] = {}
+    loss: float | None = None
     if isinstance(answer, tuple):
-        if len(answer) != 2 or not isinstance(answer[1], Mapping) or (wrong := answer[1].keys() - {*INFO}):
-            pair = len(answer) == 2 and isinstance(answer[1], Mapping)
-            what = f"the names {sorted(map(str, wrong))}" if pair else f"{len(answer)} values"
-            raise ConfigError(f"{label} returned {what}; return the model, or (model, {{'loss': ..., 'state': ...}})")
-        answer, info = answer
+        if len(answer) != 2 or not isinstance(answer[1], int | float | Tensor):
+            raise ConfigError(
+                f"{label} returned {visible(repr(answer[1:]), 80)} beside the model; return (model, loss)"
+            )
+        answer, loss = answer[0], float(answer[1])
     tensors = _tensors(given.module if answer is None else answer, label)
     coords = {
         name: _checked(tensors, given.names[name], block, label).to(block.device) for name, block in start.items()
     }
     after = {name: _checked(tensors, name, block, label).to(block.device) for name, block in buffers.items()}
-    _check_fixed(tensors, given.fixed, label)
-    return TrainerResult(coords, after, _loss(info.get("loss"), label), _state(info.get("state"), label))
+    for name, before in given.fixed.items():  # changes of these would be lost without a word
+        now = tensors.get(name)
+        if isinstance(now, Tensor) and not torch.equal(now.to(before.device), before):
+            raise ConfigError(
+                f"{label} changed {visible(name)!r}, which this method does not train and would be lost; train "
+                "parameters with requires_grad=True only"
+            )
+    return coords, after, loss
 
 
 def _tensors(answer: Any, label: str) -> Mapping[str, Any]:
@@ -498,43 +438,3 @@ def _checked(tensors: Mapping[str, Any], name: str, like: Tensor, label: str) ->
     if not torch.isfinite(found).all():
         raise Diverged(f"{label} returned {visible(name)!r} with a value that is not finite; try a smaller lr")
     return found.detach()
-
-
-def _check_fixed(tensors: Mapping[str, Any], fixed: Tree, label: str) -> None:
-    """Refuse changes of parameters that the method does not train: they would be lost without a word."""
-    for name, before in fixed.items():
-        now = tensors.get(name)
-        if isinstance(now, Tensor) and not torch.equal(now.to(before.device), before):
-            raise ConfigError(
-                f"{label} changed {visible(name)!r}, which this method does not train and would be lost; train "
-                "parameters with requires_grad=True only"
-            )
-
-
-def _loss(value: Any, label: str) -> float | None:
-    """The loss that was returned, if any; one that is not finite ends the run as divergence."""
-    if value is None:
-        return None
-    if not isinstance(value, int | float | Tensor) or (isinstance(value, Tensor) and value.numel() != 1):
-        raise ConfigError(f"{label} returned a loss of type {type(value).__name__}; expected a number")
-    if not math.isfinite(value):
-        raise Diverged(f"{label} returned a loss of {float(value)}; try a smaller learning rate")
-    return float(value)
-
-
-def _state(value: Any, label: str) -> Tree:
-    """The state that stays at home: tensors and numbers by name."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{label} returned a state of type {type(value).__name__}; expected tensors by name")
-    out: Tree = {}
-    for name, one in value.items():
-        dense = isinstance(one, Tensor) and one.layout == torch.strided and not one.is_complex()
-        if not isinstance(name, str) or not (dense or isinstance(one, int | float)):
-            raise ConfigError(
-                f"{label} returned a state with {visible(repr(name), 80)} of type {type(one).__name__}; expected "
-                "tensors and numbers by name, as of tw.optimizer_tensors(optimizer)"
-            )
-        out[name] = torch.as_tensor(one).detach().cpu().clone()
-    return out

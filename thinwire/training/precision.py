@@ -12,21 +12,26 @@ import torch
 Precision = Literal["float32", "tf32", "bf16"]
 
 
+# oneDNN is usually the better choice, but not on 64-bit ARM, where its backward convolution uses a reference kernel.
+# Measured on two Neoverse-N1 cores with CNN-2: without it a loop over clients is 1.3x faster, vmap 5x.
+ONEDNN_PAYS = platform.machine() not in ("aarch64", "arm64")
+
+
 @contextmanager
-def compute_with(device: torch.device, precision: Precision, onednn: bool | None = None) -> Iterator[None]:
+def compute_with(device: torch.device, precision: Precision, onednn: bool = ONEDNN_PAYS) -> Iterator[None]:
     """Compute with these settings; the former ones are restored afterwards.
 
     Args:
         device: the device.
         precision: of matrix products on a GPU.
-        onednn: whether CPU kernels are oneDNN's; None: see `prefers_onednn`.
+        onednn: whether CPU kernels may be oneDNN's, where that is enabled.
 
     >>> with compute_with(torch.device("cpu"), "float32", onednn=False):
     ...     torch.backends.mkldnn.enabled
     False
     """
     settings: list[tuple[Any, str, Any]] = [
-        (torch.backends.mkldnn, "enabled", prefers_onednn() if onednn is None else onednn)
+        (torch.backends.mkldnn, "enabled", bool(torch.backends.mkldnn.enabled) and onednn)
     ]
     if device.type == "cuda":
         kind, cudnn = "ieee" if precision == "float32" else "tf32", torch.backends.cudnn
@@ -41,22 +46,3 @@ def compute_with(device: torch.device, precision: Precision, onednn: bool | None
     finally:
         for (part, name, _), value in zip(settings, before, strict=True):
             setattr(part, name, value)
-
-
-def onednn_choices(precision: Precision) -> tuple[bool, ...]:
-    """Whether to use oneDNN on this CPU, the usual choice first; one choice where oneDNN lacks this precision.
-
-    Products in bfloat16 by oneDNN need a CPU with such instructions. Without them torch warns, and uses other kernels.
-    """
-    usual = prefers_onednn()
-    lacks = precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (usual,) if lacks and not usual else (usual, not usual)
-
-
-def prefers_onednn() -> bool:
-    """Whether oneDNN is usually the better choice on this machine.
-
-    Not on 64-bit ARM, where its backward convolution uses a reference kernel. Measured on two Neoverse-N1 cores with
-    CNN-2: without it a loop over clients is 1.3x faster, vmap 5x.
-    """
-    return bool(torch.backends.mkldnn.enabled) and platform.machine() not in ("aarch64", "arm64")

@@ -16,18 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
+from torch.utils._pytree import tree_map
 
 from thinwire.core.state import State
-from thinwire.core.tree import Tree, add, repeat, tmap, unstack
+from thinwire.core.tree import Tree, add, tmap, unstack
+from thinwire.data.losses import label_counts
 from thinwire.errors import ConfigError
-from thinwire.metrics.classification import label_counts
 from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
@@ -39,8 +41,8 @@ from thinwire.training.inputs import (
 )
 
 Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
-Change: TypeAlias = Callable[..., tuple[Tree, State]]
-Descent: TypeAlias = Callable[..., tuple[Tree, Tree, Tensor]]
+Expand: TypeAlias = Callable[[Tree], Tree]
+Gradients: TypeAlias = tuple[Tree, Tree, tuple[Tensor, Tree]]  # by coordinates, by weights; loss and buffers
 
 RECOMPUTES = (
     "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
@@ -48,121 +50,120 @@ RECOMPUTES = (
 OLD_FUNCTION = "the model has an autograd.Function that torch.func does not support, such as reentrant checkpointing"
 
 
-def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autograd: bool = False) -> Step:
+@dataclass(frozen=True, eq=False, repr=False)  # vmap asks for a name, which would be a long text
+class LocalStep:
     """The training step of one client, without a client axis.
 
     Args:
-        inputs: space, optimizer, correction and everything else that does not change between steps.
+        inputs: everything that does not change between steps.
+        expand: the weights of coordinates.
+        optimizer: the optimizer, with the learning rate of the round.
+        gradients: gradients, loss and buffers of a batch.
         lr_factor: a factor on every step, for recordings in which the learning rate must not be a constant.
-        autograd: compute gradients with autograd instead of torch.func. Not under vmap; takes less time and supports
-            gradient checkpointing.
     """
-    optimizer = _optimizer(inputs, lr_factor)
-    gradients = accumulated(_autograd_gradients if autograd else _functional_gradients, inputs.work.accumulate)
-    change = make_change(inputs, lr_factor)
 
-    def step(
-        coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
+    inputs: TrainingInputs
+    expand: Expand
+    optimizer: Optimizer
+    gradients: Callable[..., Gradients]
+    lr_factor: Tensor | None = None
+
+    def __call__(
+        self, coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
     ) -> tuple[Tree, State, Tree, Tensor]:
-        batch = (buffers, x, y, mask)
-        if optimizer.forward_only:
-            by_weights: Tree = {}
-            grads, (loss, after) = optimizer.estimate(_loss_after(inputs, coords, batch), coords, opt)
+        """Next coordinates, optimizer state and buffers, and the loss of the batch."""
+        model, batch, by_weights = self.inputs.model, (buffers, x, y, mask), dict[str, Tensor]()
+        if self.optimizer.forward_only:
+            grads, (loss, after) = self.optimizer.estimate(self._loss_after(coords, batch), coords, opt)
         else:
-            grads, by_weights, (loss, after) = gradients(
-                inputs.model, inputs.expand, coords, batch, inputs.penalty.active
-            )
-        coords, opt = change(grads, by_weights, coords, opt, start, own)
+            every = self.inputs.penalty.active
+            grads, by_weights, (loss, after) = self.gradients(model, self.expand, coords, batch, every)
+        coords, opt = self.change(grads, by_weights, coords, opt, start, own)
         return coords, opt, after, loss
 
-    return step
-
-
-def make_change(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Change:
-    """The second half of a step: next coordinates and optimizer state from gradients by coordinates and by weights."""
-    optimizer, correction, penalty = _optimizer(inputs, lr_factor), inputs.correction, inputs.penalty
-
-    def change(grads: Tree, by_weights: Tree, coords: Tree, opt: State, start: Tree, own: Tree) -> tuple[Tree, State]:
-        if penalty.active:
+    def change(
+        self, grads: Tree, by_weights: Tree, coords: Tree, opt: State, start: Tree, own: Tree
+    ) -> tuple[Tree, State]:
+        """The second half of a step: next coordinates and state from gradients by coordinates and by weights."""
+        inputs, optimizer, factor = self.inputs, self.optimizer, self.lr_factor
+        if inputs.penalty.active:
             # in the step, not before: the factor is a tensor that later rounds overwrite
-            lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
-            grads = add(grads, penalty.gradient(inputs.expand, coords, by_weights, lr))
-        if correction.active:
+            lr = optimizer.lr if factor is None else optimizer.lr * factor
+            grads = add(grads, inputs.penalty.gradient(self.expand, coords, by_weights, lr))
+        if inputs.correction.active:
             g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
-            grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
+            grads = {**grads, **inputs.correction.gradient(g, w, w0, own, inputs.shared)}
         if optimizer.clip_norm < math.inf:  # the norm is that of what is trained
             frozen = {name: torch.where(may_change, grads[name], 0) for name, may_change in inputs.trainable.items()}
             grads = {**grads, **frozen}
         moved, opt = optimizer.update(grads, opt, coords)
-        if lr_factor is not None:
-            moved = tmap(lambda block: block * lr_factor, moved)
+        if factor is not None:
+            moved = tmap(lambda block: block * factor, moved)
         for name, may_change in inputs.trainable.items():
             moved[name] = torch.where(may_change, moved[name], 0)
         return add(coords, moved), opt
 
-    return change
+    def _loss_after(self, coords: Tree, batch: tuple) -> Callable[[Tree], tuple[Tensor, Tree]]:
+        """The loss after a change of the coordinates, for steps without a backward pass."""
+        model, space, basis = self.inputs.model, self.inputs.space, self.inputs.basis
+        if not space.additive:
+            return lambda change: model.loss(self.expand(add(coords, change)), *batch)
+        with torch.no_grad():  # once a step: of the changes, only directions that are not zero are drawn
+            moved = self.expand(coords)
+        return lambda change: model.loss(space.expand(moved, basis, change), *batch)
 
 
-def make_descent(inputs: TrainingInputs) -> Descent | None:
+def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autograd: bool = False) -> LocalStep:
+    """The training step of one client of a round.
+
+    Args:
+        inputs: the inputs.
+        lr_factor: see `LocalStep`; the `lr_factor` of the inputs is then None.
+        autograd: compute gradients with autograd instead of torch.func. Not under vmap; takes less time and supports
+            gradient checkpointing.
+    """
+    optimizer = inputs.optimizer if inputs.lr_factor is None else inputs.optimizer.scaled(inputs.lr_factor)
+    gradients = _autograd_gradients if autograd else _functional_gradients
+    if inputs.work.accumulate > 1:
+        gradients = accumulated(gradients, inputs.work.accumulate)
+    return LocalStep(inputs, partial(inputs.space.expand, inputs.base, inputs.basis), optimizer, gradients, lr_factor)
+
+
+def make_descent(inputs: TrainingInputs) -> Callable[..., tuple[Tree, Tree, Tensor]] | None:
     """The first half of the steps of all clients, if the second one is plain gradient descent, else None.
 
     It returns gradients, next buffers and losses: coordinates can then be changed in place, in one pass over them.
     """
     if inputs.correction.active or inputs.penalty.active or inputs.trainable or not inputs.optimizer.plain:
         return None
-    gradients = accumulated(_functional_gradients, inputs.work.accumulate)
+    step = make_step(inputs)
 
     def descent(coords: Tree, buffers: Tree, x: Any, y: Tensor) -> tuple[Tree, Tree, Tensor]:
-        grads, _, (loss, after) = gradients(inputs.model, inputs.expand, coords, (buffers, x, y, None), False)
+        grads, _, (loss, after) = step.gradients(inputs.model, step.expand, coords, (buffers, x, y, None), False)
         return grads, after, loss
 
     return vmap(descent, randomness="different")
 
 
-def _optimizer(inputs: TrainingInputs, lr_factor: Tensor | None) -> Optimizer:
-    """The optimizer with the learning rate of the round, unless that is a factor on every step."""
-    if lr_factor is not None or inputs.lr_factor is None:
-        return inputs.optimizer
-    return replace(inputs.optimizer, lr=inputs.optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
-
-
-def _loss_after(inputs: TrainingInputs, coords: Tree, batch: tuple) -> Callable[[Tree], tuple[Tensor, Tree]]:
-    """The loss after a change of the coordinates, for steps without a backward pass."""
-    if not inputs.space.additive:
-        return lambda change: inputs.model.loss(inputs.expand(add(coords, change)), *batch)
-    with torch.no_grad():  # once a step: of the changes, only directions that are not zero are drawn
-        moved = replace(inputs, base=inputs.expand(coords))
-    return lambda change: inputs.model.loss(moved.expand(change), *batch)
-
-
-def _functional_gradients(
-    model: TrainableModel, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool
-) -> Gradients:
+def _functional_gradients(model: TrainableModel, expand: Expand, coords: Tree, batch: tuple, every: bool) -> Gradients:
     """Gradients by torch.func, for use under vmap. With `every`, also with respect to the weights, in two steps."""
-
-    def loss_of(weights: Tree) -> tuple[Tensor, Tree]:
-        with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
-            return model.loss(weights, *batch)
-
     try:
         if every:  # a penalty needs the gradient with respect to the weights
             weights, back = vjp(expand, coords)  # type: ignore[misc]
-            by_weights, out = grad_and_value(loss_of, has_aux=True)(weights)
+            by_weights, out = grad_and_value(lambda weights: model.loss(weights, *batch), has_aux=True)(weights)
             return back(by_weights)[0], by_weights, out
-        grads, out = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
+        grads, out = grad_and_value(lambda coords: model.loss(expand(coords), *batch), has_aux=True)(coords)
         return grads, {}, out
     except RuntimeError as error:
         # the second with torch 2.11, the third a hook of transformers for checkpointing
-        if any(sign in str(error) for sign in (RECOMPUTES, "_NoopSaveInputs", "Tensor.requires_grad_()")):
+        if any(sign in str(error) for sign in ("saved tensor hooks", "_NoopSaveInputs", "Tensor.requires_grad_()")):
             raise UnsupportedModel(RECOMPUTES) from error
         if any(sign in str(error) for sign in ("setup_context staticmethod", "does not have vmap support")):
             raise UnsupportedModel(OLD_FUNCTION) from error
         raise
 
 
-def _autograd_gradients(
-    model: TrainableModel, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool
-) -> Gradients:
+def _autograd_gradients(model: TrainableModel, expand: Expand, coords: Tree, batch: tuple, every: bool) -> Gradients:
     """Gradients by autograd. With `every`, weights that do not depend on coordinates get a gradient too."""
     if model.explicit and expand(coords) is coords:  # no graph at all
         by_weights, out = model.gradient(coords, *batch)
@@ -182,36 +183,17 @@ def _autograd_gradients(
     return dict(zip(leaves, found, strict=True)), by_weights, out
 
 
-def vmapped(step: Step) -> Step:
-    """The step of all clients at once; batch and mask have a client axis."""
-
-    def call(*args: Any) -> tuple[Tree, State, Tree, Tensor]:
-        dims = (*(0,) * 7, None if args[-1] is None else 0)
-        return vmap(step, in_dims=dims, randomness="different")(*args)
-
-    return call
-
-
-def initial_opt_state(inputs: TrainingInputs) -> State:
-    """The stacked optimizer states that training begins with."""
-    if inputs.opt_state is not None:
-        return inputs.opt_state
-    fresh = inputs.optimizer.init(unstack(inputs.start, 0))
-    return {slot: repeat(tree, len(inputs.work.samples)) for slot, tree in fresh.items()}
-
-
-def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome:
+def run_steps(step: Step, inputs: TrainingInputs) -> TrainingOutcome:
     """All steps of a workload; clients that have no steps left do not change.
 
     Args:
         step: the step of all clients of `inputs`; batch and mask have a client axis.
-        inputs: initial coordinates and buffers in the form that `step` takes, and the batches.
-        opt: the initial optimizer states.
+        inputs: initial coordinates, optimizer states and buffers in the form that `step` takes, and the batches.
     """
     work, device = inputs.work, inputs.work.index.device
     width, rows = work.index.shape[-1], torch.from_numpy(work.rows).to(device)
     loss_sum = torch.zeros(len(work.samples), device=device)
-    coords, buffers = inputs.start, inputs.buffers
+    coords, opt, buffers = inputs.start, inputs.opt_state, inputs.buffers
     short = np.asarray((work.rows < width).any(axis=0))
     finished = np.asarray((work.rows == 0).any(axis=0))
     for s in range(work.rows.shape[1]):
@@ -224,19 +206,14 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
         if finished[s]:
             coords, opt, buffers = keep_finished(rows[:, s] > 0, (coords, opt, buffers), now)
         loss_sum = loss_sum + loss.detach() * rows[:, s]
-    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
+    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), opt)
 
 
 def keep_finished(
     active: Tensor, new: tuple[Tree, State, Tree], old: tuple[Tree, State, Tree]
 ) -> tuple[Tree, State, Tree]:
     """New coordinates, optimizer states and buffers of active clients, the old ones of clients that have finished."""
-
-    def chosen(after: Tree, before: Tree) -> Tree:
-        return tmap(lambda a, b: torch.where(active.view(-1, *(1,) * (a.dim() - 1)), a, b), after, before)
-
-    opt = {slot: chosen(tree, old[1][slot]) for slot, tree in new[1].items()}
-    return chosen(new[0], old[0]), opt, chosen(new[2], old[2])
+    return tree_map(lambda a, b: torch.where(active.view(-1, *(1,) * (a.dim() - 1)), a, b), new, old)
 
 
 @contextmanager
@@ -266,10 +243,8 @@ def no_randomness(device: torch.device) -> Iterator[None]:
 def of_client(inputs: TrainingInputs, i: int) -> TrainingInputs:
     """The inputs of client i alone, without a client axis in its trees."""
     start, own = unstack(inputs.start, i), unstack(inputs.correction_state, i)
-    return replace(inputs, start=start, correction_state=own, work=inputs.work.client(i))
-
-
-Gradients = tuple[Tree, Tree, tuple[Tensor, Tree]]  # by coordinates, by weights; loss and buffers
+    opt = {slot: unstack(tree, i) for slot, tree in inputs.opt_state.items()}
+    return replace(inputs, start=start, correction_state=own, opt_state=opt, work=inputs.work.client(i))
 
 
 def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[..., Gradients]:
@@ -277,7 +252,7 @@ def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[...
 
     Args:
         gradients: `gradients(model, expand, coords, (buffers, inputs, targets, mask), every)`.
-        parts: number of parts; a batch with fewer examples has parts of one example.
+        parts: number of parts, above 1; a batch with fewer examples has parts of one example.
 
     >>> def mean(model, expand, coords, batch, every):
     ...     return {"w": batch[2].float().mean()}, {}, (batch[2].float().mean(), {})
@@ -285,8 +260,6 @@ def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[...
     >>> accumulated(mean, 2)(None, None, {}, ({}, y, y, None), False)[0]["w"].item()
     3.0
     """
-    if parts == 1:
-        return gradients
 
     def call(model: Any, expand: Any, coords: Tree, batch: tuple, every: bool) -> Gradients:
         buffers, inputs, targets, mask = batch

@@ -130,3 +130,17 @@ def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
                 raise WireError("a length is not in its shortest form")
             return value, position + i + 1
     raise WireError("a length is longer than five bytes")
+
+
+def prefixed(data: Bytes) -> bytes:
+    """The bytes after their length, a varint. See `read_prefixed`."""
+    return varint(len(data)) + data
+
+
+def read_prefixed(data: Bytes, what: str, position: int = 0) -> tuple[memoryview, memoryview]:
+    """The bytes that `prefixed` wrote at a position, and those after them; `what` they are, for error messages."""
+    length, start = read_varint(data, position)
+    if length > len(data) - start:
+        raise WireError(f"{what} of {length} bytes announced, {len(data) - start} are left")
+    rest = memoryview(data)[start:]
+    return rest[:length], rest[length:]

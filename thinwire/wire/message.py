@@ -148,7 +148,6 @@ def pack(
     bodies: Iterable[Bytes],
     schema: Schema,
     behind: int = 0,
-    room: np.ndarray | None = None,
 ) -> Bytes:
     """Encode a message. The inverse of `unpack`.
 
@@ -158,14 +157,13 @@ def pack(
         bodies: encoded bodies in order, whole or in parts (`body_parts`).
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
-        room: memory around a long payload, where the message is written without a copy of it.
 
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(fields={COORDS: b"abcd"}), schema)], schema.sent_by(0))
     >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).fields[COORDS])
     (13, b'abcd')
     """
-    return _joined(pack_parts(kind, version, bodies, schema, behind).parts, room)
+    return join(pack_parts(kind, version, bodies, schema, behind).parts)
 
 
 @dataclass(frozen=True)
@@ -185,10 +183,13 @@ def pack_parts(kind: int, version: int, bodies: Iterable[Bytes], schema: Schema,
     """Encode a message without copying its bodies; see `pack`."""
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
-    return Parts((*parts, _checksum(parts, schema)))
+    checksum = crc32(schema.digest + schema.sender)
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return Parts((*parts, checksum.to_bytes(4, "little")))
 
 
-def _joined(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
+def join(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
     """Join byte strings; the longest part of a long result begins at a multiple of 8, so that torch reads it in place.
 
     Args:
@@ -221,11 +222,6 @@ def _joined(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
     return out.data
 
 
-def kind_of(data: Bytes) -> int:
-    """The kind of a message, by its first byte; not checked."""
-    return data[0] & 15
-
-
 def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
@@ -234,12 +230,10 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
         schema: of the contract and the sender, which decides the kinds that are accepted.
         longest: the largest number of bytes that is accepted.
     """
-    _check_head(data, schema, longest)
-    payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum([payload], schema):
+    kind, payload = _check_head(data, schema, longest), memoryview(data)[:-4]
+    if int.from_bytes(data[-4:], "little") != crc32(payload, crc32(schema.digest + schema.sender)):
         other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
-    kind = kind_of(data)
     version, position = read_varint(payload, 2)
     behind = 0
     if kind in (STEPS, STATE):
@@ -250,8 +244,8 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     least, most = {UP: (1, 1), STEPS: steps, STATE: (2, 2), LOST: (0, 0)}[kind]
     bodies, first = list[memoryview](), None
     while position < len(payload) and len(bodies) <= most:  # stop at the first body too many
-        plan, fields, end = read_body(payload, position, schema)
-        first = first or Body(plan, fields)
+        body, end = _read_body(payload, position, schema)
+        first = first or body
         bodies.append(payload[position:end])
         position = end
     if not least <= len(bodies) <= most:
@@ -261,8 +255,8 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     return Message(kind, version, behind, bodies, first)
 
 
-def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
-    """Check header and length before any body is read."""
+def _check_head(data: Bytes, schema: Schema, longest: int | None) -> int:
+    """The kind of a message; header and length are checked before any body is read."""
     if len(data) < _SHORTEST:
         raise WireError(f"{len(data)} bytes are too few for a message (at least {_SHORTEST})")
     if longest is not None and len(data) > longest:
@@ -274,7 +268,7 @@ def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
             )
         expected = f"expected {FORMAT}1 to {FORMAT}{max(KINDS)}"
         raise WireError(f"not a message of format {FORMAT}: its first byte is {data[0]:02x}, {expected}")
-    kind = kind_of(data)
+    kind = data[0] & 15
     if kind not in KINDS:
         raise WireError(f"message kind {kind} is not known, expected one of {sorted(KINDS)}")
     if data[1] != schema.digest[0]:
@@ -287,50 +281,38 @@ def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
             f"a message of kind {KINDS[kind]!r} came from {'a client' if schema.sender else 'the server'}, "
             f"which never sends it"
         )
-
-
-def _checksum(parts: Sequence[Bytes], schema: Schema) -> bytes:
-    value: int = crc32(schema.digest + schema.sender)
-    for part in parts:
-        value = crc32(part, value)
-    return value.to_bytes(4, "little")
+    return kind
 
 
 def pack_body(body: Body, schema: Schema) -> Bytes:
     """Encode a body. The inverse of `unpack_body`."""
-    joined = _joined(body_parts(body, schema))
+    joined = join(body_parts(body, schema))
     return joined if isinstance(joined, bytes) else joined.toreadonly()  # ledgers keep bodies
 
 
 def body_parts(body: Body, schema: Schema) -> list[Bytes]:
     """Encode a body as a list of byte strings, so that long payloads are not copied before they are joined."""
-    everything = body.plan is None or body.plan == schema.everything
-    if unknown := [number for number in body.fields if number not in FIELDS]:
-        raise WireError(f"field {unknown[0]} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
-    out: list[Bytes] = [varint(_bits(body.fields) | (not everything))]
-    if not everything:
-        out.append(_bitmap(body.plan or frozenset(), schema.blocks))
+    bits = sum(1 << number for number in body.fields)
+    out: list[Bytes] = [varint(bits)]
+    if not (body.plan is None or body.plan == schema.everything):
+        out = [varint(bits | 1), _bitmap(body.plan, schema.blocks)]
     for number, payload in sorted(body.fields.items()):
         if number not in (WEIGHT, DRIFT_CHECK):
             out.append(varint(len(payload)))
-        elif (end := _field(payload, 0, number)[1]) != len(payload):
-            raise WireError(f"{len(payload) - end} bytes follow the end of field {number}")
         out.append(payload)
     return out
 
 
 def unpack_body(data: Bytes, schema: Schema) -> Body:
     """Decode a body from exactly these bytes; its fields are views of them. The inverse of `pack_body`."""
-    plan, fields, end = read_body(memoryview(data), 0, schema)
+    body, end = _read_body(memoryview(data), 0, schema)
     if end != len(data):
         raise WireError(f"{len(data) - end} bytes follow the end of a body")
-    return Body(plan, fields)
+    return body
 
 
-def read_body(
-    data: memoryview, position: int, schema: Schema
-) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
-    """Decode the body at this position: its plan, its fields (views of the data), and the position after it."""
+def _read_body(data: memoryview, position: int, schema: Schema) -> tuple[Body, int]:
+    """Decode the body at this position; its fields are views of the data. Also returns the position after it."""
     if position >= len(data):
         raise WireError("message ends where a body should begin")
     bits, position = read_varint(data, position)
@@ -342,27 +324,19 @@ def read_body(
         plan, position = _read_bitmap(data[position : position + width], schema.blocks), position + width
     fields: dict[int, memoryview] = {}
     for number in FIELDS:
-        if bits >> number & 1:
-            start, position = _field(data, position, number)
-            fields[number] = data[start:position]
-    return plan, fields, position
-
-
-def _bits(numbers: Iterable[int]) -> int:
-    """Field ids as the bits of an integer."""
-    return sum(1 << number for number in numbers)
-
-
-def _field(data: Bytes, position: int, number: int) -> tuple[int, int]:
-    """Where the payload of the field at this position starts and ends."""
-    if number == WEIGHT:
-        return position, read_varint(data, position)[1]
-    length = _DRIFT_CHECK_BYTES
-    if number != DRIFT_CHECK:
-        length, position = read_varint(data, position)
-    if length > len(data) - position:
-        raise WireError(f"field {number} announces {length} bytes, {len(data) - position} are left")
-    return position, position + length
+        if not bits >> number & 1:
+            continue
+        if number == WEIGHT:
+            end = read_varint(data, position)[1]
+        else:
+            length = _DRIFT_CHECK_BYTES
+            if number != DRIFT_CHECK:
+                length, position = read_varint(data, position)
+            end = position + length
+            if end > len(data):
+                raise WireError(f"field {number} announces {length} bytes, {len(data) - position} are left")
+        fields[number], position = data[position:end], end
+    return Body(plan, fields), position
 
 
 def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
@@ -397,7 +371,8 @@ def pack_weight(weight: float) -> bytes:
     """
     bits = struct.pack("<f", weight)
     rounded: float = struct.unpack("<f", bits)[0]
-    return varint(int(rounded) if _is_count(rounded) else _MAX_COUNT + int.from_bytes(bits, "little"))
+    is_count = 0 <= rounded <= _MAX_COUNT and rounded.is_integer()
+    return varint(int(rounded) if is_count else _MAX_COUNT + int.from_bytes(bits, "little"))
 
 
 def unpack_weight(data: Bytes) -> float:
@@ -410,10 +385,6 @@ def unpack_weight(data: Bytes) -> float:
     if (bits := value - _MAX_COUNT) >> 32:
         raise WireError(f"a weight of {value} is neither a count nor a float32")
     weight: float = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
-    if _is_count(weight):
+    if 0 <= weight <= _MAX_COUNT and weight.is_integer():
         raise WireError(f"the weight {weight:g} must be written as a count")
     return weight
-
-
-def _is_count(weight: float) -> bool:
-    return 0 <= weight <= _MAX_COUNT and weight == int(weight)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.reports.seed_groups import MeanInterval, baseline_of, choose_targets, group
+from thinwire.reports.rows import MeanInterval, baseline_of, group
+from thinwire.reports.targets import choose_targets, cost_to_reach
 from thinwire.runs.records import find_runs, read_run, totals
 
 
@@ -35,23 +36,23 @@ def test_of_two_copies_of_a_run_the_longer_counts(write_run):
 def test_target_is_reached_in_the_first_round_at_or_above_it(write_run):
     (only,) = group([read_run(write_run("a", seed=seed, up=100, catchup=7, rounds=10)) for seed in (0, 1)])
     target = only.runs[0].records[3]["accuracy"]  # the fourth round of seed 0; seed 1 is a little lower
-    cost = only.cost_to_reach(target, compute=0.0)
+    cost = cost_to_reach(only, target, compute=0.0)
     assert list(cost.by_seed) == [0, 1]
     assert cost.rounds == 4.5
     assert sum(cost.by_direction[:2]) == 4.5 * 200
-    assert cost.bytes.mean == 4.5 * 200 + 3.5 * 7
-    assert cost.seconds == pytest.approx(8 * cost.bytes.mean / 10 / 2e6, abs=1e-3)
-    assert only.cost_to_reach(0.95) is None
-    some = only.cost_to_reach(only.runs[0].records[-1]["accuracy"])
+    assert cost.bytes == 4.5 * 200 + 3.5 * 7
+    assert cost.seconds == pytest.approx(8 * cost.bytes / 10 / 2e6, abs=1e-3)
+    assert cost_to_reach(only, 0.95) is None
+    some = cost_to_reach(only, only.runs[0].records[-1]["accuracy"])
     assert list(some.by_seed) == [0]
 
 
 def test_chosen_targets_are_reached_by_every_run_or_near_the_baseline(write_run):
     groups = group([read_run(write_run("fedavg", best=0.9)), read_run(write_run("b", best=0.5))])
     targets = choose_targets(groups, groups[0])
-    assert all(one.cost_to_reach(targets[0]) for one in groups)
+    assert all(cost_to_reach(one, targets[0]) for one in groups)
     assert targets == sorted(targets)
-    assert groups[0].cost_to_reach(targets[-1])
+    assert cost_to_reach(groups[0], targets[-1])
 
 
 def test_interval_uses_students_t():

@@ -1,25 +1,32 @@
-"""Which clients were there, were asked, and were accepted in each round: `cohorts.jsonl` of a run directory.
+"""Records of a deployment in its run directory: cohorts by round, and one line for each client and round.
+
+`cohorts.jsonl` has which clients were there, were asked, and were accepted:
 
     {"round": 5, "available": [0, 1, 4, 7], "cohort": [4, 0, 7]}     before the requests are sent
     {"round": 5, "accepted": [0, 4], "late": [7]}                    after the round
 
 In asynchronous rounds the second line also has the versions that the accepted uploads were trained from (`based`).
 A round that was resumed may have several lines of the first kind: the last counts, and removes later rounds, since the
-run went back. An incomplete last line of a killed process is removed. `thinwire check --replay` simulates a run
-with these cohorts.
+run went back. `thinwire check --replay` simulates a run with these cohorts.
+
+`sites.jsonl` has what the server knows about a client in a round, written when the round is closed. If the run goes
+back, the lines of the abandoned rounds stay: lines that follow have a higher `attempt`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.runs.files import append, parse_lines, unpack, write_atomically
+from thinwire.core.text import visible
+from thinwire.federation.site_record import SiteRecord
+from thinwire.runs.files import append_json, read_lines, unpack, write_atomically
 
 COHORTS = "cohorts.jsonl"
+SITES = "sites.jsonl"
 
 
 class RoundCohort(NamedTuple):
@@ -55,17 +62,16 @@ class CohortLog:
 
     def __init__(self, run: Path | None = None) -> None:
         self.file = run / COHORTS if run else None
-        self._whole: bytes | None = None  # the lines before the end of a file that cannot be read
 
     @cached_property
     def rounds(self) -> dict[int, RoundCohort]:
-        """The rounds so far, by number from 1."""
-        data = self.file.read_bytes() if self.file and self.file.is_file() else b""
-        lines, rounds = parse_lines(data, _parsed), dict[int, RoundCohort]()
-        for line in lines:
-            _apply(rounds, line)
-        if len(lines) < len(whole := data.splitlines(keepends=True)):
-            self._whole = b"".join(whole[: len(lines)])
+        """The rounds so far, by number from 1; an incomplete last line of a killed process is removed."""
+        rounds: dict[int, RoundCohort] = {}
+        if self.file is None:
+            return rounds
+        lines = read_lines(self.file, lambda value: _applied(rounds, value))
+        if self.file.is_file() and len(whole := self.file.read_bytes().splitlines(keepends=True)) > len(lines):
+            write_atomically(self.file, b"".join(whole[: len(lines)]))
         return rounds
 
     def drawn(self, number: int, available: Sequence[int], cohort: Sequence[int]) -> None:
@@ -86,30 +92,43 @@ class CohortLog:
         return most, min((len(one.available) for one in rounds), default=0)
 
     def _add(self, line: dict[str, Any]) -> None:
-        _apply(self.rounds, line)
-        if self.file is None:
-            return
-        if self._whole is not None:
-            write_atomically(self.file, self._whole)
-            self._whole = None
-        append(self.file, (json.dumps(line) + "\n").encode())
+        _applied(self.rounds, line)
+        if self.file is not None:
+            append_json(self.file, line)
 
 
-def _apply(rounds: dict[int, RoundCohort], line: Mapping[str, Any]) -> None:
-    number = line["round"]
-    if "cohort" in line:
+def _applied(rounds: dict[int, RoundCohort], line: dict[str, Any]) -> None:
+    """Add a line to the rounds; one that is not valid raises an error."""
+    number = unpack(int, line["round"])
+    lists = unpack(dict[str, tuple[int, ...]], {key: one for key, one in line.items() if key != "round"})
+    if "cohort" in lists:
+        found = RoundCohort(**lists)
         for later in [one for one in rounds if one >= number]:
             del rounds[later]
-        rounds[number] = RoundCohort(tuple(line["available"]), tuple(line["cohort"]))
+        rounds[number] = found
+    elif len(lists.get("based", ())) not in (0, len(lists["accepted"])):
+        raise ValueError("not one version for each accepted upload")
     elif number in rounds:
-        result = {name: tuple(line.get(name, ())) for name in ("accepted", "late", "based")}
-        rounds[number] = rounds[number]._replace(**result)
+        rounds[number] = rounds[number]._replace(**lists)
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    value = json.loads(line)
-    lists = unpack(dict[str, tuple[int, ...]], {key: one for key, one in value.items() if key != "round"})
-    known = {"available", "cohort"} <= lists.keys() or {"accepted", "late"} <= lists.keys()
-    if not known or len(lists.get("based", ())) not in (0, len(lists.get("accepted", ()))):
-        raise ValueError("not the line of a round")
-    return {"round": unpack(int, value["round"]), **lists}
+def append_sites(path: Path, records: Iterable[SiteRecord]) -> None:
+    """Append the lines of a round to the file of a run directory."""
+    append_json(path / SITES, *(record._asdict() for record in records))
+
+
+def read_sites(path: Path) -> list[SiteRecord]:
+    """The lines of a run directory up to the first that is incomplete or not valid; empty if it has none."""
+
+    def parse(value: Any) -> SiteRecord:
+        record: SiteRecord = unpack(SiteRecord, value)
+        return record._replace(site=visible(record.site, 100), why=visible(record.why, 300))
+
+    return read_lines(path / SITES, parse)
+
+
+def cut_sites(path: Path, rounds: int, attempt: int) -> None:
+    """Remove the lines after a round from which the run continues; those of earlier attempts stay."""
+    if (path / SITES).is_file():
+        kept = (one._asdict() for one in read_sites(path) if one.round <= rounds or one.attempt < attempt)
+        write_atomically(path / SITES, "".join(json.dumps(one) + "\n" for one in kept).encode())

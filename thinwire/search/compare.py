@@ -1,0 +1,192 @@
+"""`tw.compare` and `tw.sweep`: several methods, or settings of one, over the same seeds, as a table.
+
+    difference   mean over seeds of (value - value of the best row with the same seed), with its 95 % interval
+
+The rows of a sweep are settings, ranked by the mean of the final objective on the test set or, with
+`task.validation_fraction`, of the clients' accuracy (or loss) on the examples that they hold out. A setting of which a
+run diverged, collapsed or is at chance is listed after the others and is never the best.
+
+Every run has the directory that `thinwire run` gives it: a finished run is read, one that was killed goes on, and one
+that diverged stays a row of the table.
+
+>>> import thinwire as tw, tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     found = tw.compare(["fedavg", "mapo"], on="digits", seeds=1, rounds=1, cohort=2, out=folder)
+>>> [row.label for row in found.rows]
+['fedavg', 'mapo']
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Unpack
+
+from thinwire.errors import ConfigError, Diverged
+from thinwire.federation.settings import Settings
+from thinwire.metrics.objective import Objective
+from thinwire.protocol.method import Method
+from thinwire.reports.report import Table
+from thinwire.reports.rows import ACCURACY, LOSS, MeanInterval, Row, group
+from thinwire.runs.build import build_job
+from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.options import Options
+from thinwire.runs.progress import shown, style_of
+from thinwire.runs.records import read_run, read_totals
+from thinwire.runs.search_record import SearchRecord, write_search
+from thinwire.search import tune as tuner
+from thinwire.search.candidates import changes, knobs_of, maker, points
+from thinwire.search.trials import mean_of_last
+from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch
+
+
+def compare(
+    methods: Sequence[str] | Mapping[str, str | Method],
+    on: Any = None,
+    *,
+    seeds: int = 3,
+    tune: bool = False,
+    tune_rates: int = RATES,
+    tune_seed: int = SEARCH_SEED,
+    on_search: OnSearch = lambda experiment, found: None,
+    **options: Unpack[Options],
+) -> Table:
+    """Train several methods on the same clients and batches, and compare the objective and bytes.
+
+    Args:
+        methods: names of methods, combinations with `+`, experiment files; or a name for each Method:
+            `{"mine": tw.methods.mapo(k=64), "fedavg": "fedavg"}`.
+        on: a task by name or reference, a Task, or a function of a seed that returns one.
+        seeds: number of seeds, from `seed` upward.
+        tune: first search the learning rate of every method with the same budget.
+        tune_rates: number of rates that each method may try.
+        tune_seed: the seed of the search; none of the seeds of the comparison.
+        on_search: is called with the runs and rungs of a search.
+        **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
+            `runs`; those of searches are in `search` in it.
+    """
+    if isinstance(methods, str | Method) or not methods:
+        raise ConfigError(f"methods must be a list such as ['fedavg', 'mapo'], not {methods!r}")
+    every, folder = _seeds(seeds, options), Path(options.get("out") or "runs")
+    pairs = list(methods.items()) if isinstance(methods, Mapping) else [("", one) for one in methods]
+    makes = [maker(one, on, **{**options, **({"name": name} if name else {})}) for name, one in pairs]
+    if tune and tune_seed in every:
+        raise ConfigError(
+            f"the seed of the search, {tune_seed}, is among the seeds of the comparison, {every[0]} to {every[-1]}; "
+            f"write --tune-seed {every[-1] + 1}"
+        )
+    for make in makes:
+        make({"seed": every[0]})  # raises before the first search
+    experiments: dict[Path, Settings] = {}
+    searches: dict[Path, SearchRecord] = {}
+    for make in makes:
+        found: dict[str, Any] = {}
+        if tune:
+            how: dict[str, Any] = {"rates": tune_rates, "seed": tune_seed, "full_run": False}
+            how |= {"out": folder / "search", "data_dir": options.get("data_dir"), "on_search": on_search}
+            record = tuner.tune(make, **how).record
+            found = {record.setting: record.value}
+        own = {default_folder(one, folder): one for one in (make({**found, "seed": number}) for number in every)}
+        experiments |= own
+        searches |= dict.fromkeys(own, record) if tune else {}
+    _run_all(experiments.values(), folder, options)
+    for path, record in searches.items():
+        write_search(path, record)
+    rows = group([read_run(path) for path in experiments])
+    table = rows[0].config
+    size = f"{table['task'].get('clients', 'own')} clients, {table['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
+    ideal = all(one.accounting == "ideal" for one in experiments.values())
+    return Table(f"{rows[0].task}: {size}", rows, accounting="ideal" if ideal else "honest")
+
+
+def sweep(
+    method: str | Method,
+    over: Mapping[str, Sequence[Any]],
+    on: Any = None,
+    *,
+    seeds: int = 3,
+    **options: Unpack[Options],
+) -> Table:
+    """Run a method with every combination of some values, over the same seeds; impossible values are refused first.
+
+    All settings have the same clients, initial weights and batches: differences between settings are paired by seed.
+
+    Args:
+        method: names of methods, an experiment file, or a Method.
+        over: values by short key or dotted path, `{"lr": [0.1, 0.3], "k": [64, 128]}`.
+        on: a task by name or reference, a Task, or a function of a seed that returns one.
+        seeds: number of seeds, from `seed` upward.
+        **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
+            `runs`. Settings are ranked on validation examples if there are any (`validation_fraction`), or else on the
+            test set.
+    """
+    every, folder, data_dir = _seeds(seeds, options), Path(options.get("out") or "runs"), options.get("data_dir")
+    make = maker(method, on, **options)
+    own = make({})
+    knobs = knobs_of(own, over)
+    settings = [changes(own, knobs, point) for point in points(knobs)]
+    experiments = [[make({**change, "seed": number}) for number in every] for change in settings]
+    for first, *_ in experiments:
+        if read_totals(default_folder(first, folder)) is None:
+            build_job(first, None if data_dir is None else Path(data_dir))
+    # seed by seed: an interrupted sweep has all settings on its first seeds
+    _run_all([one for same in zip(*experiments, strict=True) for one in same], folder, options)
+    rows = []
+    for point, change, same in zip(points(knobs), settings, experiments, strict=True):
+        (row,) = group([read_run(default_folder(one, folder)) for one in same])
+        rows.append(row._replace(values=dict(point), settings=change))
+    title = f"{own.name} on {rows[0].task}: {len(rows)} settings, {seeds} seed{'s' * (seeds > 1)}"
+    return _ranked(title, rows)
+
+
+def _seeds(count: int, options: Mapping[str, Any]) -> range:
+    if count < 1:
+        raise ConfigError(f"seeds must be 1 or more, not {count}")
+    first = options.get("seed") or 0
+    return range(first, first + count)
+
+
+def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, Any]) -> None:
+    data_dir = options.get("data_dir")
+    how: dict[str, Any] = {"data_dir": data_dir and Path(data_dir), "resume": True}
+    how["overwrite"] = bool(options.get("overwrite"))
+    for one in experiments:
+        style = style_of(options.get("progress"))
+        with (
+            shown(f"{one.name} seed {one.seed}", one.rounds, style, one.accounting) as on_round,
+            suppress(Diverged),  # a row of the table; the other runs still go on
+        ):
+            execute(one, default_folder(one, out), on_round=on_round, **how)
+
+
+def _ranked(title: str, rows: Sequence[Row]) -> Table:
+    """The table of a sweep: its rows, the best first, with differences to the best."""
+    held = _held_out(rows)
+    by = held or rows[0].objective
+    sign = -1.0 if by.higher_is_better else 1.0
+    ranked: list[tuple[float, list[float], Row]] = []
+    for row in rows:
+        if held:
+            values = [mean_of_last(run.records, f"client_{by.name}") for run in row.runs]
+        else:
+            values = [next(reversed(row.evaluations(run)), None) for run in row.runs]
+        known = [value for value in values if value is not None]
+        sound = known if not row.broken and len(known) == len(values) else []
+        row = row._replace(validation=MeanInterval.of(values) if held else None)
+        ranked.append((sign * statistics.fmean(sound) if sound else math.inf, sound, row))
+    ranked.sort(key=lambda one: one[0])
+    best = ranked[0][1]
+    paired = [MeanInterval.of(a - b for a, b in zip(own, best, strict=False)) for _, own, _ in ranked]
+    return Table(title, [row._replace(difference=one) for one, (_, _, row) in zip(paired, ranked, strict=True)], by)
+
+
+def _held_out(rows: Sequence[Row]) -> Objective | None:
+    """The clients' accuracy, or else loss, on held-out examples; None if there are none."""
+    records = [record for row in rows for run in row.runs for record in run.records]
+    for by in (LOSS,) if rows[0].objective == LOSS else (ACCURACY, LOSS):
+        if any(record.get(f"client_{by.name}") is not None for record in records):
+            return by
+    return None
