@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import thinwire as tw
-from thinwire.runs.peft_export import adapter_of_run, merged_of_run
 
 SHOPS = {
     "bakery": ("Good morning!", "from six to two", "Bread is never taken back."),
@@ -61,9 +60,8 @@ def main():
     )
     print(f"bytes of all messages: {run.bytes_total:,}")
     tw.report([out / "run"], html=out / "page.html")
-    adapter_of_run(out / "run", out / "adapter")
-    if not (out / "model").exists():
-        merged_of_run(out / "run", out / "model")
+    run.save_adapter(out / "adapter")
+    run.model().model.save_pretrained(out / "model")
 
 
 if __name__ == "__main__":

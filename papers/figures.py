@@ -14,9 +14,9 @@ from typing import Any
 
 from papers.frontier import Row, best_by_bytes
 from thinwire.core.text import human_bytes
-from thinwire.reports.chapters import curve_drawing
 from thinwire.reports.figures import LIGHT, Curve, curves, standalone
 from thinwire.reports.rows import Row as TableRow, percent_text
+from thinwire.reports.table import Table
 from thinwire.runs.records import SavedRun
 
 
@@ -25,8 +25,8 @@ def bytes_chart(paper: str, column: str, runs: Mapping[str, Sequence[SavedRun]],
     groups = [TableRow(label, list(found)) for label, found in runs.items() if found]
     if not any(group.curve(metric) for group in groups):
         return ""
-    drawing = curve_drawing(column, groups, metric)
-    return standalone(drawing.draw(title=f"{paper}: {drawing.title}"))
+    drawing = Table(column, groups).drawing(metric)
+    return standalone(drawing.draw(title=f"{paper}: {drawing.title.rpartition(', ')[0]}, {column}"))
 
 
 def frontier_chart(rows: Sequence[Row], task: str) -> str:

@@ -39,8 +39,7 @@ from papers.archive import Runs
 from papers.grid import Line, metrics, summary, to_target
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.runs.link_time import seconds

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import thinwire as tw
 from papers.grid import Grid, metrics, summary
 from papers.markdown import markdown, widened
+from thinwire.core.names import layer_of
 from thinwire.core.selection import kept
-from thinwire.core.spec import Spec, layer_of
 from thinwire.core.text import human_bytes
+from thinwire.core.tree import Spec
 from thinwire.federation.simulation import make_simulation
 from thinwire.models import build
 from thinwire.runs.build import build_job

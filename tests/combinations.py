@@ -24,7 +24,7 @@ from tests import parts
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import SLOTS, entries
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol import Method
@@ -58,7 +58,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "lora": tw.spaces.LoRA(rank=2),
         "lora/merged": tw.spaces.LoRA(rank=2, redraw_every=2),
         "lora/frozen-a": tw.spaces.LoRA(rank=2, freeze_a=True),
-        "dora": tw.spaces.DoRA(rank=2),
         "lora-residual": tw.spaces.LoRAResidual(rank=2),
         "lora-stack": tw.spaces.LoRAStack(rank=1, dense="auto"),
         "lora-sb": tw.spaces.LoRASB(rank=3),
@@ -114,7 +113,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "weighted": tw.aggregators.WeightedMean(),
         "trimmed": tw.aggregators.TrimmedMean(0.4),
         "median": tw.aggregators.Median(),
-        "by-norm": tw.aggregators.ByNorm(),
         "flexlora": tw.aggregators.FlexLoRA(),  # of adapters; averages all other coordinates
         "geometric-median": tw.aggregators.GeometricMedian(),
         "centered-clipping": tw.aggregators.CenteredClipping(),
@@ -151,7 +149,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "halved": tw.optimizers.HalvedLR((0, 1)),
         "multistep": tw.optimizers.MultiStepLR((1,), 0.5),
         "cosine": tw.optimizers.CosineLR(3),
-        "inverse-time": tw.optimizers.InverseTimeLR(2),
         "warmup": tw.optimizers.WarmupLR(2, inner=tw.optimizers.ExponentialLR(0.9)),
     },
     "correction": {

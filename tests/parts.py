@@ -6,8 +6,7 @@ import torch
 
 from thinwire.codecs import Codec, Peer, Raw
 from thinwire.core.key import Key
-from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
+from thinwire.core.tree import Block, Spec, Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import Privacy
 from thinwire.schedules import Plan, Schedule

@@ -18,7 +18,7 @@ from benchmarks.faults import faults, fuzz_wire
 from benchmarks.speed import frameworks, peers, precision
 from thinwire.codecs import Peer, Threshold, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import Drifted, WireError
 from thinwire.models import vgg
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from xml.etree import ElementTree
 
 import pytest
 from typer.main import get_command
@@ -89,9 +88,9 @@ def test_compare_shows_both_totals_and_names_its_accounting(thinwire):
     assert code == 0
     head = next(line for line in out.splitlines() if "catch-up" in line)
     assert head.split()[-3:] == ["total", "ideal", "ratio"]
-    assert "by total (honest accounting)" in " ".join(out.split())
+    assert "(honest accounting)" in " ".join(out.split())
     code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
-    assert "by ideal (ideal accounting)" in " ".join(out.split())
+    assert "(ideal accounting)" in " ".join(out.split())
     rows = json.loads(thinwire("compare", *fast, "--accounting", "ideal", "--json")[1])
     for row in rows:
         assert row["bytes_total"] == row["bytes_total_ideal"] == row["bytes_up"] + row["bytes_down"]
@@ -112,7 +111,7 @@ def test_compare_report_and_watch_agree(thinwire, tmp_path, monkeypatch):
     run = str(next((tmp_path / "runs").glob("fedavg*")))
     status = json.loads(thinwire("watch", run, "--once", "--json")[1])
     assert (status["state"], status["bytes_total"]) == ("finished", rows[0]["bytes_total"])
-    assert json.loads(thinwire("watch", run, "--json")[1]) | {"idle_seconds": 0} == status | {"idle_seconds": 0}
+    assert json.loads(thinwire("watch", run, "--json")[1]) == status
     assert "finished" in thinwire("watch", run)[1]
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert "pip install prometheus-client" in thinwire("watch", run, "--prometheus", "p.prom")[2]
@@ -140,8 +139,6 @@ def test_list_items_have_name_description_and_paper(thinwire, what):
         assert item["name"]
         assert item["about"]
         assert "paper" in item
-        if what == "models" and item["name"] not in ("roberta-large", "pretrained", "causal-lm", "image-classifier"):
-            assert item["parameters"] > 0
     if what == "methods":
         assert items[0]["name"] in thinwire("list", what)[1]
 
@@ -161,14 +158,14 @@ def test_show_of_a_run_prints_and_draws_synchronizations_of_layers(thinwire, tmp
     syncs = {row["layer"]: row["syncs"] for row in summary["layers"]}
     assert set(syncs) == {"fc1", "head"}
     assert sorted(syncs.values())[0] == 4, "one layer was skipped in two of three windows"
-    code, out, _ = thinwire("show", "run", "--plot", "layers.svg")
+    code, out, _ = thinwire("show", "run")
     assert code == 0
     assert all(f"{layer} " in out for layer in syncs)
-    chart = ElementTree.parse(tmp_path / "layers.svg")
-    texts = [element.text for element in chart.iter() if element.tag.endswith("}text")][1:]
-    expected = [(human_bytes(row["bytes_up"]), f"{row['layer']} ({row['syncs']} of 6)") for row in summary["layers"]]
-    assert list(zip(texts[::2], texts[1::2], strict=True)) == expected
     assert "seconds by link" in out
+    assert thinwire("report", "run", "--html", "run.html")[0] == 0
+    page = (tmp_path / "run.html").read_text()
+    assert all(f"{row['layer']} ({row['syncs']} of 6)" in page for row in summary["layers"])
+    assert all(human_bytes(row["bytes_up"]) in page for row in summary["layers"])
 
 
 def test_check_prints_costs_without_training(thinwire, tmp_path):
@@ -212,10 +209,10 @@ def test_list_help_names_every_list(thinwire):
 
 @pytest.fixture
 def loaded(monkeypatch) -> list[list[str]]:
-    """The arguments of every call of `plugins.load`."""
+    """The arguments of every call of `load_plugins`."""
     calls: list[list[str]] = []
     plugins = ModuleType("thinwire.runs.plugins")
-    plugins.load = calls.append
+    plugins.load_plugins = calls.append
     monkeypatch.setitem(sys.modules, "thinwire.runs.plugins", plugins)
     return calls
 
@@ -232,7 +229,7 @@ def test_import_loads_modules_before_names_are_resolved(thinwire, monkeypatch):
         raise ConfigError(f"cannot import {modules[0]}")
 
     plugins = ModuleType("thinwire.runs.plugins")
-    plugins.load = load
+    plugins.load_plugins = load
     monkeypatch.setitem(sys.modules, "thinwire.runs.plugins", plugins)
     assert "cannot import absent" in error_line(thinwire("--import", "absent", "run", "no-such-method"))
     assert "cannot import absent" in error_line(thinwire("run", "no-such-method", "--import", "absent"))
@@ -255,8 +252,8 @@ def test_report_prints_metrics_and_client_quantiles(thinwire, write_run, tmp_pat
     assert row.split()[3:5] == ["0.75", "31.00"]
     assert next(line for line in out.splitlines() if line.split()[:1] == ["plain"]).split()[3:5] == ["-", "-"]
     rows = json.loads(thinwire("report", str(tmp_path / "runs"), "--json")[1])
-    assert rows[0]["final_metrics"]["macro_f1"]["mean"] == 0.75
-    assert rows[1]["final_clients_eval"] == {}
+    assert rows[0]["final_metrics.macro_f1"]["mean"] == 0.75
+    assert "final_metrics.macro_f1" not in rows[1]
 
 
 def test_report_of_runs_without_metrics_has_the_usual_columns(thinwire, write_run, tmp_path):

@@ -87,8 +87,8 @@ MORE: dict[str, list[Any]] = {
 FACTORS = (FedPara, spaces.LowRank, spaces.Pufferfish, spaces.FactorizedFL, spaces.FedPM)  # these draw initial weights
 
 
-# entries that name blocks of another model; and DoRA, whose gradient takes norms as constants, as in its paper
-OTHER = ("all-blocks/private", "fedpara/gammas", "frozen", "dora")
+# entries that name blocks of another model
+OTHER = ("all-blocks/private", "fedpara/gammas", "frozen")
 ENTRIES_OF = {kind: [part for name, part in ENTRIES[kind].items() if name not in OTHER] for kind in CHECKS}
 
 

@@ -11,7 +11,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-import thinwire.models
 from thinwire.core.registry import entries
 from thinwire.core.tree import Tree, flatten, stack, unstack, weighted_mean
 from thinwire.errors import ConfigError, UnknownName
@@ -36,12 +35,10 @@ COUNTS: list[tuple[str, dict[str, Any], int]] = [
     ("wrn16-4", {"norm": "none"}, 2_854_420),
     ("wrn28-10", {}, 36_539_124),
     ("wrn28-10", {"norm": "gn"}, 36_539_124),
-    ("wrn28-10", {"preactivation": True}, 36_536_884),
     ("resnet20", {}, 272_762),
     ("resnet20", {"norm": "gn"}, 272_762),
     ("resnet18", {}, 11_173_962),
     ("resnet18", {"norm": "gn"}, 11_173_962),
-    ("resnet18", {"stem": "imagenet"}, 11_181_642),
     ("vgg16-gn", {}, 15_253_578),
     ("vgg16-gn", {"classes": 100}, 15_299_748),
     ("vgg16-gn", {"groups": 2, "dropout": 0.5}, 15_253_578),
@@ -80,9 +77,7 @@ LARGE: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
     ("vgg16-gn", {}, (1, 3, 32, 32), 0),
     ("vgg16-gn", {"classes": 100}, (1, 3, 64, 64), 0),
     ("resnet18", {"norm": "gn"}, (1, 3, 16, 16), 0),
-    ("resnet18", {"stem": "imagenet"}, (2, 3, 64, 64), 0),
     ("wrn28-10", {}, (2, 3, 8, 8), 0),
-    ("wrn28-10", {"preactivation": True}, (2, 3, 8, 8), 0),
 ]
 
 
@@ -289,8 +284,8 @@ def test_dropout_can_be_disabled() -> None:
         with torch.device("meta"):
             return sum(isinstance(part, nn.Dropout) for part in build("wrn28-10", **options).modules())
 
-    assert drops() == drops(preactivation=True) == 12
-    assert drops(dropout=0) == drops(dropout=0, preactivation=True) == 0
+    assert drops() == 12
+    assert drops(dropout=0) == 0
 
 
 def test_models_with_group_norm_have_no_buffers() -> None:
@@ -334,7 +329,6 @@ def test_fewer_than_two_classes_are_refused(name: str) -> None:
         ("resnet20", {"norm": "layer"}, "unknown norm 'layer'"),
         ("resnet20", {"init": "he"}, "unknown init 'he'"),
         ("resnet20", {"norm": "gn", "groups": 3}, "groups = 3: does not divide a layer of 16 channels"),
-        ("resnet18", {"stem": "5x5"}, "unknown stem '5x5'"),
         ("wrn28-10", {"norm": "none"}, "unknown norm 'none'"),
         ("wrn28-10", {"dropout": 1.0}, "dropout = 1.0: expected a probability"),
         ("vgg16-gn", {"groups": 48}, "groups = 48: does not divide"),
@@ -354,7 +348,7 @@ def test_invalid_options_are_refused_on_one_line(name: str, options: dict[str, A
 @pytest.mark.parametrize(
     ("name", "options", "shape", "message"),
     [
-        ("cnn2", {}, (1, 1, 32, 32), "images of shape (1, 32, 32) in a model for (1, 28, 28)"),
+        ("cnn2", {}, (1, 1, 32, 32), "images of shape (1, 32, 32): this model takes (1, 28, 28); build"),
         ("mlp", {}, (1, 9, 9), "examples of shape (9, 9) in a model with inputs=64"),
         ("vgg16-gn", {}, (1, 3, 28, 28), "images of shape (3, 28, 28): this model takes (3, 32 or more"),
         ("resnet20", {}, (1, 1, 28, 28), "images of shape (1, 28, 28): this model takes (3, "),
@@ -367,8 +361,3 @@ def test_inputs_of_the_wrong_shape_are_refused(
     with torch.device("meta"), pytest.raises(ConfigError) as caught:
         build(name, **options)(torch.zeros(shape))
     assert str(caught.value).startswith(message)
-
-
-def test_invalid_depths_of_wide_resnets_are_refused() -> None:
-    with pytest.raises(ConfigError, match="depth = 17: expected 4 more than a multiple of 6"):
-        thinwire.models.resnet.wide_resnet(17, 1, 10)

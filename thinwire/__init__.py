@@ -33,8 +33,7 @@ _NAMES = {
     "thinwire.codecs": "Codec Peer",
     "thinwire.core.key": "Key",
     "thinwire.core.registry": "register",
-    "thinwire.core.spec": "Spec",
-    "thinwire.core.tree": "Tree",
+    "thinwire.core.tree": "Spec Tree",
     "thinwire.data.examples": "Source",
     "thinwire.data.partition": "Assignment Partition",
     "thinwire.data.task": "Task",
@@ -46,7 +45,8 @@ _NAMES = {
     "thinwire.optimizers": "Correction LRSchedule Optimizer Penalty",
     "thinwire.privacy": "Privacy",
     "thinwire.protocol": "Asynchronous Budget Method Stage Tier",
-    "thinwire.reports.report": "Table report",
+    "thinwire.reports.report": "report",
+    "thinwire.reports.table": "Table",
     "thinwire.runs.config": "resolve",
     "thinwire.runs.options": "Options",
     "thinwire.runs.plugins": "load_plugins",
@@ -100,8 +100,7 @@ if TYPE_CHECKING:
     from thinwire.codecs import Codec as Codec, Peer as Peer
     from thinwire.core.key import Key as Key
     from thinwire.core.registry import register as register
-    from thinwire.core.spec import Spec as Spec
-    from thinwire.core.tree import Tree as Tree
+    from thinwire.core.tree import Spec as Spec, Tree as Tree
     from thinwire.data.examples import Source as Source
     from thinwire.data.partition import Assignment as Assignment, Partition as Partition
     from thinwire.data.task import Task as Task
@@ -132,7 +131,8 @@ if TYPE_CHECKING:
         Stage as Stage,
         Tier as Tier,
     )
-    from thinwire.reports.report import Table as Table, report as report
+    from thinwire.reports.report import report as report
+    from thinwire.reports.table import Table as Table
     from thinwire.runs.config import resolve as resolve
     from thinwire.runs.options import Options as Options
     from thinwire.runs.plugins import load_plugins as load_plugins

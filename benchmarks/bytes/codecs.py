@@ -50,8 +50,7 @@ from thinwire.codecs.quantize import read_scales
 from thinwire.codecs.sparse import pack_sparse
 from thinwire.core.key import Key
 from thinwire.core.selection import kept, largest_of, random_subset
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, gather, parts, sub
+from thinwire.core.tree import Spec, Tree, gather, parts, sub
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.wire import indices, symbols

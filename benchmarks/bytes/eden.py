@@ -26,8 +26,7 @@ from benchmarks.page import write_part
 from thinwire.codecs import Eden, Peer
 from thinwire.codecs.eden import LONGEST, TWICE, pieces
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import join
+from thinwire.core.tree import Spec, join
 
 EXPECTED = {1: 0.571, 2: 0.133, 3: 0.0358, 4: 0.0096}  # D / (1 - D) of the best scalar quantizer of N(0, 1)
 NEAR, ERRORS, MEMORY = 0.02, 4.0, 4.0  # limits: relative to the expected error; standard errors; times the values

@@ -21,10 +21,10 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
+from tests.flower.in_memory import FlowerServer, InMemory
 from thinwire.flower.apps import job_of
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.round import Request
 from thinwire.runs.config import resolve
 
@@ -70,7 +70,7 @@ def cost(method: str, task: str, clients: int, dropped: int, secure: bool, round
     experiment = resolve(method, task, options)
     job = job_of(experiment, None)
     transport = Dropping(Client(experiment.engine, job), dropped)
-    server = FlowerServer(experiment.engine, job, lambda *_: transport, RoundPolicy(seconds=0.1, tries=1))
+    server = FlowerServer(experiment.engine, job, transport, RoundPolicy(seconds=0.1, tries=1))
     state, records, spent = server.start(), [], []
     for _ in range(rounds):
         began = time.process_time()

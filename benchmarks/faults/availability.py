@@ -24,16 +24,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.flower.replay import replay
 from thinwire.federation.job import RoundRecord
 from thinwire.flower.apps import deployable
 from thinwire.flower.grid_transport import GridTransport
 from thinwire.flower.local import deploy
-from thinwire.flower.transport import Deadline, RoundPolicy
+from thinwire.flower.policy import Deadline, RoundPolicy
 from thinwire.protocol.round import Response
 from thinwire.runs.config import resolve
 from thinwire.runs.deployment_records import CohortLog
 from thinwire.runs.files import append
-from thinwire.runs.replay import replay
 
 SITES, COHORT = 10, 4
 OFFLINE = frozenset(range(5, 10))  # from the start
@@ -75,14 +75,14 @@ def write_apps(folder: Path, times: Path, seconds: float) -> None:
     """Write the apps of the slow site and of the server that logs times into an app folder."""
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.faults.availability import slow_site\n"
-        "from federated.task import job\n"
+        "from federated.jobs import job\n"
         "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [slow_site({seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
         "from benchmarks.faults import availability\n"
-        "from federated.task import EXPERIMENT, job\n"
+        "from federated.jobs import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
         "from thinwire.flower.apps import server_app\n"
         f"availability.TimedNetwork.times = Path({str(times)!r})\n"
@@ -138,7 +138,7 @@ def availability(folder: Path, rounds: int = 40, leave: int = 4, seconds: float 
         "asked": [one.cohort for one in recorded.values()],
         "accepted": [one.accepted for one in recorded.values()],
         "late": [one.late for one in recorded.values()],
-        "replay is identical": replay(folder / "run").identical,
+        "replay is identical": replay(folder / "run"),
         "accuracy": summary["final_accuracy"],
     }
 

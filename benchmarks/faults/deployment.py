@@ -109,7 +109,7 @@ def deployed(experiment: Settings, nodes: int, data_dir: Path | None = None, awa
             data_dir=data_dir,
             on_round=lambda record: seen.append((record, relay.up, relay.down)),
             relay=relay,
-            low_latency=awake,
+            node=[] if awake else ["flower-supernode"],
         )
         total = time.monotonic() - began
     return {"records": [record for record, _, _ in seen], "passed": [counts for _, *counts in seen], "seconds": total}

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Settings
-from thinwire.flower.local import deploy
+from thinwire.flower.local import NODE, deploy
 
 Found = dict[str, Any]
 LOAD_SECONDS = 8.0
@@ -132,12 +132,12 @@ def job(node_config):
 def loading(experiment: Settings, nodes: int) -> Found:
     """Deploy an app whose data take long to load, with nodes that load them once and with others."""
     found: Found = {"nodes": nodes, "rounds": experiment.rounds, "load": LOAD_SECONDS}
-    for kind, pinned in (("once", True), ("every message", False)):
+    for kind, node in (("once", ()), ("every message", NODE)):
         with tempfile.TemporaryDirectory(prefix="thinwire-loading-") as folder:
             log, records = Path(folder) / "loads", list[RoundRecord]()
 
             def edit(app: Path, log: Path = log) -> None:
-                task = app / "federated/task.py"
+                task = app / "federated/jobs.py"
                 task.write_text(task.read_text() + _SLOW.format(log=str(log), seconds=LOAD_SECONDS))
 
             deploy(
@@ -146,7 +146,7 @@ def loading(experiment: Settings, nodes: int) -> Found:
                 nodes=nodes,
                 on_round=records.append,
                 edit_app=edit,
-                pinned=pinned,
+                node=node,
             )
             found[kind] = {
                 "loads": len(log.read_text().splitlines()),

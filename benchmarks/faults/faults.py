@@ -36,9 +36,9 @@ from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Settings
 from thinwire.flower.apps import MakeJob, deployable, job_of
 from thinwire.flower.client import Client
-from thinwire.flower.grid_transport import Answer, GridTransport, Task, pack, unpack
+from thinwire.flower.grid_transport import GridTransport, Task, pack, unpack
 from thinwire.flower.local import DeploymentFailed, deploy
-from thinwire.flower.transport import Deadline
+from thinwire.flower.policy import Deadline
 from thinwire.protocol.round import (
     Reply,
     Request,
@@ -106,11 +106,11 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             _kill_self()
         if fault == "late":
             time.sleep(seconds + 2)
-        who, response = unpack(Answer, reply.content)
+        response = unpack(Response, reply.content)
         if fault in (CORRUPTIONS | FORGERIES) and response.data and response.data[3] == wire.UP:
             response = (CORRUPTIONS | FORGERIES)[fault](client, number, response)
         _first(logs / "sent" / f"{version}-{number}-{digest(response.data)}-{fault or 'valid'}", "")
-        return Message(pack(Answer(who, response)), reply_to=message)
+        return Message(pack(response), reply_to=message)
 
     return mod
 
@@ -189,14 +189,14 @@ def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> 
     (folder / "federated/client_app.py").write_text(
         "from pathlib import Path\n"
         "from benchmarks.faults.faults import inject_faults\n"
-        "from federated.task import job\n"
+        "from federated.jobs import job\n"
         "from thinwire.flower.apps import client_app\n"
         f"app = client_app(job, [inject_faults(job, {seed}, Path({str(logs)!r}), {seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
         "from benchmarks.faults import faults\n"
-        "from federated.task import EXPERIMENT, job\n"
+        "from federated.jobs import EXPERIMENT, job\n"
         "from thinwire.flower import grid_transport\n"
         "from thinwire.flower.apps import server_app\n"
         f"faults.DuplicatingNetwork.seed, faults.DuplicatingNetwork.logs = {seed}, Path({str(logs)!r})\n"

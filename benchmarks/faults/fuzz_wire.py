@@ -78,8 +78,7 @@ from thinwire.codecs import (
 )
 from thinwire.core.key import Key
 from thinwire.core.selection import random_subset
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite
+from thinwire.core.tree import Spec, Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError
 from thinwire.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold

@@ -95,14 +95,14 @@ def hostile_mod(job: MakeJob) -> Callable[..., Any]:
             return reply
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        from thinwire.flower.grid_transport import Answer, pack, unpack
+        from thinwire.flower.grid_transport import Task, pack, unpack
 
-        number, response = unpack(Answer, reply.content)
+        number, response = unpack(Task, message.content).client, unpack(Response, reply.content)
         client = Client(Engine(), job(dict(context.node_config)))
         version = wire.unpack(response.data, client.contract.schema.sent_by(number)).version
         if number not in ATTACKS or (number == 10 and version not in (1, 2)):
             return reply
-        answer = Answer(number, ATTACKS[number](client, number, response))
+        answer = ATTACKS[number](client, number, response)
         if number == 10 and version == 2:  # in one object, not in chunks
             return Message(RecordDict({"thinwire": ConfigRecord({"data": dump(answer)})}), reply_to=message)
         return Message(pack(answer), reply_to=message)
@@ -114,13 +114,13 @@ def write_hostile_app(folder: Path, *, memory: Path) -> None:
     """Write apps with hostile clients, and a server that notes its largest memory after each round."""
     (folder / "federated/client_app.py").write_text(
         "from benchmarks.faults.hostile import hostile_mod\n"
-        "from federated.task import job\n"
+        "from federated.jobs import job\n"
         "from thinwire.flower.apps import client_app\n"
         "app = client_app(job, [hostile_mod(job)])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "import resource\n"
-        "from federated.task import EXPERIMENT, job\n"
+        "from federated.jobs import EXPERIMENT, job\n"
         "from thinwire.flower.apps import server_app\n"
         "def note(number, direction, client, message):\n"
         f"    with open({str(memory)!r}, 'a') as file:\n"

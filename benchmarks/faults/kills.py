@@ -33,8 +33,7 @@ from thinwire.core.key import Key
 from thinwire.federation.settings import Settings
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
-from thinwire.flower.local import CONNECTION, SuperLink, start_nodes, start_superlink
-from thinwire.flower.processes import Processes
+from thinwire.flower.local import CONNECTION, Processes, SuperLink, start_nodes, start_superlink
 from thinwire.flower.supervisor import server_process
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
@@ -46,7 +45,7 @@ GAPS = (1.0, 12.0)  # seconds between two kills
 _SERVER = """
 from pathlib import Path
 from benchmarks.faults.faults import MessageLog
-from federated.task import EXPERIMENT, job
+from federated.jobs import EXPERIMENT, job
 from thinwire.flower.apps import server_app
 app = server_app(EXPERIMENT, job, MessageLog(Path({accepted!r})))
 """
@@ -118,7 +117,7 @@ def killed_run(folder: Path, *, kills: int, nodes: int, rounds: int, seed: int) 
         write_app(experiment, home / "app")
         (home / "app/federated/server_app.py").write_text(_SERVER.format(accepted=str(accepted)))
         link = start_superlink(processes, nodes, home / "superlink.db")
-        services = Services(processes, link, start_nodes(processes, link, link.port, folder / "states", True))
+        services = Services(processes, link, start_nodes(processes, link, link.port, folder / "states"))
         words = ["site", "supervise", str(home / "app"), CONNECTION, "--run-dir", str(run), "--restarts", "60"]
         config = ["-c", "quorum=1.0 seconds=20.0 tries=30"]
         supervisor = processes.start("supervisor", [sys.executable, "-m", "thinwire", *words, *config])

@@ -46,9 +46,7 @@ def resident(key: str) -> int:
 def model_bytes(module: Any) -> int:
     """The bytes of weights and buffers, and of layers in few bits, which may be shared."""
     own = sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
-    few = {
-        id(part.blocks): int(getattr(part, "constant_bytes", 0)) for part in module.modules() if hasattr(part, "blocks")
-    }
+    few = {id(part.blocks): int(part.blocks.nbytes) for part in module.modules() if hasattr(part, "blocks")}
     return own + sum(few.values())
 
 

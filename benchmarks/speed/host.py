@@ -35,8 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.speed import BATCH, MODELS, make_task, show
 from thinwire.core.parallel import on_one_core
-from thinwire.core.spec import Spec
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, Vector
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job

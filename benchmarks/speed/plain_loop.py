@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from thinwire.core.parallel import compute_with
 from thinwire.data.losses import cross_entropy
 from thinwire.federation.federation import Federation
 from thinwire.models.lstm import NextCharacter
-from thinwire.training.precision import compute_with
 
 
 def as_anybody_writes_it(module: torch.nn.Module) -> torch.nn.Module:

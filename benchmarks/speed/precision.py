@@ -40,13 +40,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.page import write_part
 from benchmarks.speed.speed import MODELS
+from thinwire.core.parallel import compute_with
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Tree, stack
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels.conv import by_products
 from thinwire.kernels.support import has_triton
 from thinwire.training.functional import Functional
-from thinwire.training.precision import compute_with
 
 Function = Callable[..., Tensor]  # a function of an input and weights, without a client axis
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"

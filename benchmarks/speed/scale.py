@@ -57,7 +57,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) 
     state, _ = simulation.round(simulation.start())
     if sampled:
         seen = ClientState(state.server.public.version)
-        state = state._replace(clients=ClientStates(dict.fromkeys(range(clients), seen)))
+        state = state._replace(clients=ClientStates.updated({}, dict.fromkeys(range(clients), seen).items()))
     took = []
     for _ in range(rounds):
         began = time.process_time()

@@ -19,7 +19,7 @@ from papers.tests.claims import Table, claims, numbered, paragraphs, rows
 from papers.verdicts import STATEMENT, Row, TableRows, page_verdict, verdict_text
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError
 from thinwire.masks import PruneMask
 from thinwire.optimizers import SGD, Adam

@@ -87,7 +87,7 @@ def test_a_diverged_run_is_replaced_by_the_next_best_and_not_repeated(tmp_path: 
     rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.01, 0.1]}}]
     grid, progress = Grid({**CONTENT, "seeds": [0], "rows": rows}), list[Progress]()
     best = grid.line(0, {"method.client_opt.lr": 0.1})
-    folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
+    folder = RunFolder(default_folder(best.runs[0], tmp_path), to_table(best.runs[0]))
     folder.path.mkdir()
     folder.create()
     sent = dict.fromkeys(("bytes_up", "bytes_down", "bytes_catchup"), 0)

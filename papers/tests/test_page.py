@@ -108,8 +108,8 @@ def test_measures_other_than_accuracy(finished_runs) -> None:
     s = summary(run, finished_runs)
     weights = 4 * s["parameters"] / 1e6
     assert 2 * weights < measured("MB a round", run, finished_runs) < 2.1 * weights, "all weights up and down"
-    line = {"clients": 1, "bytes_up": 1e6 * weights, "bytes_down": 1e6 * weights, "bytes_catchup": 0}
-    least = seconds([line], "2 Mbps", compute=0.0)
+    line = {"clients": 1, "seconds": 0.0, "bytes_up": 1e6 * weights, "bytes_down": 1e6 * weights, "bytes_catchup": 0}
+    least = seconds([line], "2 Mbps")
     assert measured("seconds a round at 2 Mbps", run, finished_runs) > least
     assert measured("rounds to 0.01", run, finished_runs) == 2
     assert (

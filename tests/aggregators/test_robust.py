@@ -12,9 +12,7 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
 from thinwire.aggregators.robust import inner_products, squares_between, squares_from
-from thinwire.core.spec import Spec
-from thinwire.core.tree import weighted_mean
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, Vector, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.federation.job import Job
 from thinwire.protocol.round import Round

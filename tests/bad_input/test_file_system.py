@@ -54,7 +54,6 @@ def test_a_file_that_cannot_grow_is_named_and_the_run_continues_later(thinwire, 
     [
         ("app", "fedavg", "new"),
         ("report", "run", "--html", "new"),
-        ("show", "run", "--plot", "new.svg"),
     ],
     ids=lambda words: words[0],
 )

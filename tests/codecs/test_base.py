@@ -5,7 +5,7 @@ import torch
 
 from thinwire.codecs import ByBlock, Chain, Codec, ErrorFeedback, Masked, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 
 PEER = Peer(Key(1))
 TREE = {"w": Key(2).normal(40) * (Key(3).uniform(40) > 0.5), "b": torch.tensor([0.0, 1e-30, -3e38])}
@@ -41,12 +41,6 @@ def test_codecs_declare_their_capabilities(codec, capabilities):
         assert all(torch.equal(back[name], block) for name, block in TREE.items())
 
 
-def test_block_bytes_of_raw_add_up_to_its_size():
-    assert Raw().block_bytes(SPEC) == {"w": 160, "b": 12}
-    assert sum(Raw().block_bytes(SPEC).values()) == Raw().size(SPEC)
-    assert TopK(0.5).block_bytes(SPEC) is None
-
-
 def test_a_codec_of_two_methods_has_defaults_for_all_others():
     class Plain(Codec):
         def encode(self, tree, state, peer):
@@ -58,5 +52,5 @@ def test_a_codec_of_two_methods_has_defaults_for_all_others():
     codec = Plain()
     codec.check(SPEC)
     assert codec.init(SPEC) == {}
-    assert codec.size(SPEC) is codec.block_bytes(SPEC) is None
+    assert codec.size(SPEC) is None
     assert not any((codec.exact, codec.summable, codec.keeps_zeros, codec.unbiased))

@@ -8,7 +8,7 @@ import torch
 
 from thinwire.codecs import Binary, ErrorFeedback, Peer
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, WireError
 
 BITS = Binary((0.0, 1.0))

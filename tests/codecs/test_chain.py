@@ -7,8 +7,7 @@ import thinwire as tw
 from tests.federation import Federation, digits, perceptron
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import Spec, same
 from thinwire.errors import ConfigError, WireError
 from thinwire.runs.parts import build, describe
 from thinwire.runs.toml import dumps, loads

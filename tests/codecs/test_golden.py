@@ -16,7 +16,7 @@ from tests import wire_reader as reader
 from tests.golden import make
 from thinwire.codecs import Peer
 from thinwire.core.key import Key
-from thinwire.core.spec import DTYPES, Block, Spec
+from thinwire.core.tree import DTYPES, Block, Spec
 from thinwire.protocol.receive import receive
 from thinwire.protocol.upload import unraw
 from thinwire.runs.parts import build

@@ -6,7 +6,7 @@ import torch
 
 from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Peer, Quantize, Raw, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, WireError
 
 PEER = Peer(Key(1))

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from thinwire.codecs import Peer, Quantize
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, WireError
 
 PEER = Peer(Key(1))

@@ -5,8 +5,7 @@ import torch
 
 from thinwire.codecs import ErrorFeedback, Peer, RankSlice, Raw, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import Spec, same
 from thinwire.errors import ConfigError
 
 PEER = Peer(Key(1))

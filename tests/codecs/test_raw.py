@@ -7,9 +7,7 @@ from hypothesis import given, strategies as st
 
 from thinwire.codecs import Peer, Raw
 from thinwire.core.key import Key
-from thinwire.core.spec import DTYPES, Spec
-from thinwire.core.tree import same
-from thinwire.core.vector import Vector
+from thinwire.core.tree import DTYPES, Spec, Vector, same
 from thinwire.errors import WireError
 
 PEER = Peer(Key(0))

@@ -8,7 +8,7 @@ import torch
 from thinwire.codecs import Eden, ErrorFeedback, Peer, PowerSGD, TopK
 from thinwire.codecs.eden import LONGEST, codebook, hadamard, pieces
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, WireError
 from thinwire.federation.engine import Engine
 from thinwire.federation.simulation import make_simulation

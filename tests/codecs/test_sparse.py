@@ -9,9 +9,7 @@ from hypothesis import given, settings, strategies as st
 from thinwire.codecs import Chain, ErrorFeedback, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.selection import kept
-from thinwire.core.spec import Spec
-from thinwire.core.tree import add, same, sub, zeros_like
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, Vector, add, same, sub, zeros_like
 from thinwire.errors import ConfigError, WireError
 
 PEER = Peer(Key(1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.key import Key, SecretKey, _argsort, choices, permutations, philox_numpy, philox_torch, signs_of_each
+from thinwire.core.key import Key, SecretKey, _argsort, permutations, philox_numpy, philox_torch, signs_of_each
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF
@@ -207,16 +207,16 @@ def test_permutations_equal_those_of_single_keys(sizes):
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 10), (10, 3), (10, 0), (0, 0), (10**9, 20), (300, 100), (7, 1)])
-def test_choices_equal_those_of_single_keys(n, k):
+def test_a_choice_is_distinct_and_in_range(n, k):
     """Also where the first draws of a key hold too few distinct numbers."""
-    keys = [Key(i).fold("cohort") for i in range(200)]
-    assert choices(keys, n, k) == [key.choice(n, k) for key in keys]
-    assert choices([], n, k) == []
+    for chosen in (Key(i).fold("cohort").choice(n, k) for i in range(200)):
+        assert len(set(chosen)) == len(chosen) == k
+        assert all(0 <= one < n for one in chosen)
 
 
-def test_choices_of_too_many_are_refused():
+def test_a_choice_of_too_many_is_refused():
     with pytest.raises(ValueError, match="cannot choose 4 of 3"):
-        choices([Key(1)], 3, 4)
+        Key(1).choice(3, 4)
 
 
 @pytest.mark.parametrize("n", [1, 32, 33, 4099])

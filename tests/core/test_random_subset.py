@@ -62,7 +62,7 @@ def test_all_positions_of_a_large_subset_are_equally_likely():
 
 
 def test_uniform_values_are_multiples_of_2_to_the_minus_24():
-    drawn = Key(3).cpu_uniform(10_000)
+    drawn = Key(3).cpu_uniform()(10_000)
     assert drawn.dtype == np.float32
     assert 0 <= drawn.min() < 0.001
     assert 0.999 < drawn.max() < 1

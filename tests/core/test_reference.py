@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.own_code import forgotten
-from thinwire.core.reference import in_folder, is_reference, load_file, load_reference, needs_import, short_name
+from thinwire.core.reference import in_folder, is_reference, load_file, load_reference, short_name
 from thinwire.core.registry import lookup
 from thinwire.errors import ConfigError, UnknownName
 
@@ -45,9 +45,7 @@ def test_a_file_is_imported_once_and_imports_files_beside_it(tmp_path):
     (tmp_path / "beside_me.py").write_text("count = []\n")
     (tmp_path / "mine_once.py").write_text("import beside_me\nbeside_me.count.append(1)\nclass A:\n    b = 7\n")
     name = f"{tmp_path}/mine_once.py:A.b"
-    assert needs_import(name)
     assert load_reference(name) == 7
-    assert not needs_import(name)
     assert load_file(tmp_path / "mine_once.py") is sys.modules["mine_once"]
     assert len(sys.modules["beside_me"].count) == 1
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from thinwire.core.spec import DTYPES, Block, Spec, select
+from thinwire.core.names import select
+from thinwire.core.tree import DTYPES, Block, Spec
 from thinwire.errors import ConfigError
 
 TREE = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3, dtype=torch.float16), "n": torch.tensor(1)}

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from thinwire.core import parallel, tree as t
-from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import all_finite, same, stack, unstack, weighted_mean
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Block, Spec, Vector, all_finite, same, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}

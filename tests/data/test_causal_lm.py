@@ -4,7 +4,6 @@ import json
 import lzma
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from thinwire.data.causal_lm import RecordForm, causal_lm, chat
 from thinwire.data.columns import read_records
 from thinwire.data.question_sets import Answers, instructions, question_records
 from thinwire.data.site import OwnData, SiteRecords
-from thinwire.data.token_rows import TokenRows, pack
+from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ThinwireError
 from thinwire.metrics.classification import IGNORED
 
@@ -87,29 +86,6 @@ def test_texts_are_cut_into_rows_and_learned_from_the_second_token(tmp_path, che
     assert (source.objective, source.metrics, source.test.questions) == ("perplexity", ("perplexity",), None)
 
 
-@pytest.mark.parametrize("users", [False, True])
-def test_packs_hold_every_record_once_and_only_records_of_one_client_and_group(users):
-    generator = np.random.default_rng(0)
-    sizes = generator.integers(2, 12, 60)
-    records = [([i % 30] * size, [True] * size) for i, size in enumerate(sizes.tolist())]
-    rows, owners = TokenRows.of(records), [i % 3 if users else 0 for i in range(60)]
-    members = pack(sizes.tolist(), 16, owners)
-    packs = TokenRows.packed(records, members)
-    assert int(packs.sizes.max()) <= 16
-    assert len(packs) < 0.75 * len(rows)
-    assert sorted(packs.ids.tolist()) == sorted(rows.ids.tolist())
-    assert int(packs.labels.sum()) == int(rows.labels.sum())
-    for i in range(len(packs)):
-        inputs, targets = packs.gather(torch.tensor([i]))
-        ids, size = inputs["input_ids"][0], int(packs.sizes[i])
-        if users:
-            assert len({int(one) % 3 for one in ids[:size]}) == 1
-            assert int(ids[0]) % 3 == owners[members[i][0]]
-        at = inputs["label_positions"][0]
-        assert torch.equal(ids[at + 1], targets[0])
-        assert torch.equal(ids[at], targets[0])  # a record repeats one token: no label crosses a border
-
-
 def test_gathered_rows_are_as_wide_as_the_longest_of_the_batch(tmp_path):
     rows = TokenRows.of([(list(range(1, n + 1)), [False] + [True] * (n - 1)) for n in (3, 40, 9)], pad=7)
     for index, width, labels in (([0], 8, 2), ([0, 2], 16, 8), ([[1], [0]], 40, 39)):
@@ -123,11 +99,9 @@ def test_gathered_rows_are_as_wide_as_the_longest_of_the_batch(tmp_path):
 def test_clients_groups_and_test_rows_come_from_columns_and_files(tmp_path, checkpoint):
     rows = [{**row, "set": "p" if i % 3 else "q"} for i, row in enumerate(PAIRS * 3)]
     file, other = write(tmp_path / "r.jsonl", rows), write(tmp_path / "s.jsonl", rows[:8])
-    source = causal_lm(
-        file=file, test_file=other, checkpoint=checkpoint, client="home", group="set", packing=True, length=32
-    )
+    source = causal_lm(file=file, test_file=other, checkpoint=checkpoint, client="home", group="set", length=32)
     assert (source.user_names, source.class_names, len(source.test)) == (("x", "y"), ("p", "q"), 8)
-    assert len(source.train) == len(source.users) == len(source.train.groups) < 60
+    assert len(source.train) == len(source.users) == len(source.train.groups) == 60
     assert source.test.questions.answers[:2] == ("yes", "no it is")
     few = causal_lm(file=file, test_file=other, checkpoint=checkpoint, group="set", test_rows=4)
     assert len(few.test) == 4
@@ -141,7 +115,7 @@ BAD = {
     "column": ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "row 2: 'response' (task.response) has no value"),
     "empty": (
         [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}],
-        "row 2: 'response' (task.response) is",
+        "row 2: 'response' (task.response) has no value",
     ),
     "type": ([{"prompt": "a", "response": ["b"]}], "row 1: 'response' (task.response) is of type list"),
     "long": ([{"prompt": "a", "response": "b"}, {"prompt": "a " * 99, "response": "b"}], "row 2: it has 104 tokens"),
@@ -150,7 +124,10 @@ BAD = {
         [{"messages": [{"role": "user", "content": "a"}]}],
         "row 1: 'messages' (task.messages) has no message",
     ),
-    "content": ([{"messages": [{"role": "assistant", "content": ""}]}], "message 1 is empty"),
+    "content": (
+        [{"messages": [{"role": "assistant", "content": ""}]}],
+        "message 1 is not an object",
+    ),
     "line": ("[1, 2]\n", "row 1 is a JSON list"),
     "json": ('{"prompt": "a", "response": "b"}\n{"prompt"\n', "row 2 is not a JSON object"),
     "bytes": (b'{"prompt": "a", "response": "b"}\n{"prompt": "\xff"}\n', "row 2 is not UTF-8 text"),

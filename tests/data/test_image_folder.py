@@ -81,7 +81,7 @@ def test_bad_folders_are_one_line(tmp_path):
         tw.data.from_image_folder(folder)
     with pytest.raises(tw.DataError, match="no folders, expected one for each class"):
         tw.data.from_image_folder(folder / "none")
-    with pytest.raises(tw.DataError, match="not a folder"):
+    with pytest.raises(tw.DataError, match="no such file or folder"):
         tw.data.from_image_folder(tmp_path / "nowhere")
     (tmp_path / "one/a").mkdir(parents=True)
     for i in range(4):

@@ -199,7 +199,7 @@ def test_datasets_of_hugging_face(tmp_path):
     every = torch.cat([source.train.pixels, source.test.pixels]).long().sum()
     assert int(every) == int(PIXELS[:60].astype(np.int64).sum())
     images.save_to_disk(str(tmp_path / "saved"))
-    loaded = tw.data.huggingface.huggingface(name=str(tmp_path / "saved"), client="who")
+    loaded = tw.data.from_datasets(name=str(tmp_path / "saved"), client="who")
     assert torch.equal(loaded.train.pixels, source.train.pixels)
     wine = load_wine()
     table = datasets.Dataset.from_dict({"ash": wine.data[:, 2], "hue": wine.data[:, 10], "kind": wine.target})
@@ -213,7 +213,7 @@ def test_datasets_of_hugging_face(tmp_path):
     with pytest.raises(tw.DataError, match="no target column is named"):
         tw.data.from_datasets(table)
     with pytest.raises(tw.DataError, match=r"cannot load it|no such folder"):
-        tw.data.huggingface.huggingface(name="./nowhere")
+        tw.data.from_datasets(name="./nowhere")
 
 
 class Rows:
@@ -268,4 +268,4 @@ def test_rows_of_another_library_as_images_lists_and_cells():
     with pytest.raises(tw.ConfigError, match=r"must be a datasets.Dataset"):
         tw.data.from_datasets([1, 2])
     with pytest.raises(tw.ConfigError, match=r"task.name is missing"):
-        tw.data.huggingface.huggingface()
+        tw.data.from_datasets()

@@ -58,7 +58,7 @@ def cases(draw, kind: str):
     partition = {
         "iid": lambda: IID(),
         "natural": lambda: Natural(),
-        "shards": lambda: Shards(min(per, 2), strict=False),
+        "shards": lambda: Shards(min(per, 2)),
         "class-shards": lambda: ClassShards(per, min_classes=draw(st.integers(1, per))),
         "classes": lambda: Classes(per),
         "dirichlet": lambda: Dirichlet(draw(st.sampled_from([0.5, 1.0, 100.0])), min_size=1),
@@ -97,7 +97,7 @@ def test_every_example_has_at_most_one_client_and_every_client_an_example(kind, 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(-1, 30), KEYS, st.integers(1, 6), st.integers(1, 9))
 def test_any_input_gives_a_partition_or_an_error_of_one_line(numbers, clients, key, per, least) -> None:
     labels = np.array(numbers, np.int64)
-    options = [IID(), Natural(), Shards(per), Shards(per, strict=True), ClassShards(per, min_classes=1 + least % per)]
+    options = [IID(), Natural(), Shards(per), ClassShards(per, min_classes=1 + least % per)]
     options += [Classes(per), Dirichlet(0.01, least), DirichletFlasc(0.01)]
     for partition in options:
         try:
@@ -136,14 +136,6 @@ def test_iid_parts_differ_by_at_most_one_example(case, key) -> None:
     partition, labels, clients = case
     sizes = partition.assign(labels, clients, key).sizes()
     assert sizes.tolist() == [len(part) for part in np.array_split(labels, clients)]
-
-
-@SOME
-@given(datasets(), KEYS, st.integers(1, 4), st.integers(6, 11))
-def test_strict_shards_give_no_client_more_classes_than_shards(labels, key, per, clients) -> None:
-    a = Shards(per, strict=True).assign(labels, clients, key)
-    assert max(class_count(labels, a, i) for i in range(clients)) <= per
-    assert len(a.order) == len(labels)
 
 
 def test_shards_of_mnist_size_are_two_blocks_of_three_hundred_each() -> None:

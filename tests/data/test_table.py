@@ -172,6 +172,7 @@ def test_other_bad_tables(tmp_path, wine):
     latin.write_bytes("a,y\n1,u\n2,caf\xe9\n".encode("latin-1"))
     with pytest.raises(tw.DataError, match=r"latin.csv: row 3 is not UTF-8 text"):
         tw.data.from_table(latin, "y")
+    (tmp_path / "t.xlsx").touch()
     with pytest.raises(tw.DataError, match="save the sheet as CSV"):
         tw.data.from_table(tmp_path / "t.xlsx", "y")
     test = tmp_path / "test.csv"
@@ -206,6 +207,7 @@ def test_text_where_training_rows_have_numbers_is_named():
 
 def test_parquet_is_read_by_pandas(tmp_path, monkeypatch):
     file, frame = tmp_path / "t.parquet", pandas.DataFrame({"x": range(20), "y": ["u", "v"] * 10})
+    file.touch()
     monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
     assert tw.data.from_table(file, "y").class_names == ("u", "v")
     frame.loc[3, "y"] = None

@@ -78,15 +78,13 @@ class Federation:
 
     def __init__(self, folder, *names):
         pytest.importorskip("cryptography")
-        from thinwire.flower.processes import make_key
-        from thinwire.flower.sites import Roster
-        from thinwire.secure.keys import read_public_key
+        from thinwire.flower.sites import Roster, Site
+        from thinwire.secure.keys import make_key, read_public_key
 
         self.keys = {name: make_key(folder / name) for name in (*names, "stranger")}
         self.public = {name: read_public_key(folder / f"{name}.pub") for name in self.keys}
-        self.roster = Roster()
-        for name in names:
-            self.roster = self.roster.add(name, self.public[name], 2 if name == "south" else 1)
+        clients = {"north": (0,), "south": (1, 2), "east": (3,)}
+        self.roster = Roster(tuple(Site(name, self.public[name], clients[name]) for name in names))
         self.nodes, self.lines = admission(sites=lambda: self.roster)
 
     def says(self, site, node, key=None, *, nonce=NONCE, run=RUN, signed_for=None, **software):

@@ -10,7 +10,8 @@ import pytest
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.flower import INSTALL, need_flower
 from thinwire.flower.app_folder import write_app
-from thinwire.flower.apps import clients_of_node, deployable, job_of, read_deployment, read_experiment, run_name
+from thinwire.flower.apps import deployable, job_of, read_experiment, run_name
+from thinwire.flower.sites import clients_of_node
 from thinwire.runs.config import resolve
 from thinwire.runs.toml import loads
 
@@ -26,7 +27,7 @@ def test_missing_flower_names_the_package_to_install(monkeypatch):
 def test_app_folder_is_complete(tmp_path):
     experiment = resolve("mapo+int8", "digits", {"task.clients": 4, "cohort.size": 4})
     files = {str(path.relative_to(tmp_path / "app")) for path in write_app(experiment, tmp_path / "app")}
-    code = {f"federated/{name}.py" for name in ("__init__", "task", "server_app", "client_app")}
+    code = {f"federated/{name}.py" for name in ("__init__", "jobs", "server_app", "client_app")}
     assert files == {"pyproject.toml", "federated/experiment.toml", *code}
     for file in code:
         compile((tmp_path / "app" / file).read_text(), file, "exec")
@@ -60,7 +61,7 @@ def test_every_client_is_on_one_node():
 
 def test_run_name_is_kept_only_by_a_run_with_checkpoints(tmp_path):
     first = run_name(tmp_path, {"nodes": 2})
-    assert read_deployment(tmp_path) == {"run": first, "nodes": 2}
+    assert json.loads((tmp_path / "deployment.json").read_text()) == {"run": first, "nodes": 2}
     assert run_name(tmp_path, {"nodes": 2}) != first  # no checkpoint: clients start from the initial weights
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/round-000001.json").write_text("{}")
@@ -68,7 +69,7 @@ def test_run_name_is_kept_only_by_a_run_with_checkpoints(tmp_path):
     assert again == run_name(tmp_path, {"nodes": 2})
     (tmp_path / "deployment.json").write_text(json.dumps([]))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_deployment(tmp_path)
+        run_name(tmp_path, {"nodes": 2})
 
 
 def test_name_with_quotes_is_not_executed(tmp_path):

@@ -16,10 +16,11 @@ pytest.importorskip("flwr")
 
 from tests.own_code import forgotten, write_project
 from thinwire.flower.apps import deployable
-from thinwire.flower.local import deploy
-from thinwire.flower.processes import DeploymentFailed, free_ports, make_certificate, make_key
+from thinwire.flower.local import Processes, deploy, free_ports, make_certificate
+from thinwire.flower.supervisor import DeploymentFailed
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
+from thinwire.secure.keys import make_key
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def test_deployment_equals_the_simulation(method, tmp_path):
 def test_flowers_own_nodes_give_the_same_result(tmp_path):
     """`flower-supernode`, which `thinwire site start` starts where the version of Flower is not known to work."""
     experiment = small("fedavg", 2, 2)
-    deploy(experiment, tmp_path / "deployed", nodes=2, low_latency=False)
+    deploy(experiment, tmp_path / "deployed", nodes=2, node=["flower-supernode"])
     execute(experiment, tmp_path / "simulated")
     equal_runs(tmp_path / "deployed", tmp_path / "simulated")
 
@@ -149,7 +150,7 @@ def test_node_with_unknown_key_or_wrong_certificate_is_rejected(tmp_path):
         variables = Path(f"/proc/{processes[1].pid}/environ").read_bytes().decode().split("\0")
         env = dict(variable.split("=", 1) for variable in variables if "=" in variable)
         command = [part.replace("partition-id=0", "partition-id=1") for part in processes[1].args]
-        make_certificate(tmp_path)
+        make_certificate(Processes(tmp_path, None))
         where = {option: command.index(option) + 1 for option in command if option.startswith("--")}
         for name, port in zip(names, free_ports(3), strict=True):
             changed = list(command)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.flower.test_server import experiment
 from thinwire.flower.apps import write_log
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.round import Response
 from thinwire.runs.build import build_job
 
@@ -32,7 +32,7 @@ def test_an_error_message_of_a_client_is_one_short_line_of_the_log(error):
     transport = Failing(Client(chosen.engine, job))
     transport.error = error
     lines: list[str] = []
-    server = FlowerServer(chosen.engine, job, lambda *_: transport, RoundPolicy(seconds=0.01, quorum=0.5), lines.append)
+    server = FlowerServer(chosen.engine, job, transport, RoundPolicy(seconds=0.01, quorum=0.5), lines.append)
     _, record = server.round(server.start())
     assert (record.refused, record.clients) == (1, 3)
     (line,) = lines

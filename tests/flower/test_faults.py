@@ -7,11 +7,11 @@ import torch
 
 from benchmarks.faults.corrupt import CORRUPTIONS
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.flower.test_server import experiment, play
-from thinwire.errors import CheckpointError, ConfigError, WireError
-from thinwire.flower.client import Client, ClientStore, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.errors import ConfigError, WireError
+from thinwire.flower.client import Client, ClientStore
+from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.round import Request, Round
 from thinwire.runs.build import build_job
 
@@ -45,7 +45,7 @@ class Faulty(InMemory):
                 self.stored.pop(number, None)
             if fault == "damaged disk":
                 self.stored[number] = self.stored[number][:-1] + b"?"
-                with pytest.raises(CheckpointError):
+                with pytest.raises(WireError):
                     ClientStore.load(self.stored[number], self.client.first)
                 del self.stored[number]
             response = self.respond(number, request)
@@ -66,9 +66,7 @@ def federation(method: str, script, policy=None, **overrides):
     job = build_job(chosen)
     transport = Faulty(Client(chosen.engine, job), script)
     lines: list[str] = []
-    server = FlowerServer(
-        chosen.engine, job, lambda *_: transport, policy or RoundPolicy(seconds=0.01, quorum=0.5), lines.append
-    )
+    server = FlowerServer(chosen.engine, job, transport, policy or RoundPolicy(seconds=0.01, quorum=0.5), lines.append)
     return server, transport, lines
 
 
@@ -107,7 +105,7 @@ def test_a_client_that_does_not_respond_is_left_out_and_takes_part_later(fault):
 def _before(server: FlowerServer, rounds: int):
     """The public state after some rounds of the same script."""
     fresh = Faulty(server.clients.transport.client, server.clients.transport.script)
-    again = FlowerServer(server.engine, server.job, lambda *_: fresh, server.clients.policy)
+    again = FlowerServer(server.engine, server.job, fresh, server.clients.policy)
     return play(again, rounds)[0].server.public
 
 

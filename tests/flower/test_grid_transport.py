@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import WireError
-from thinwire.flower.grid_transport import INLINE, Answer, GridTransport, Task, pack, unpack
+from thinwire.flower.grid_transport import INLINE, GridTransport, Task, pack, unpack
+from thinwire.flower.policy import Deadline
 from thinwire.flower.records import dump
-from thinwire.flower.sites import Node, Software
-from thinwire.flower.transport import Deadline
+from thinwire.flower.sites import Admission, Node, Software
 from thinwire.protocol.round import Request, Response
 from thinwire.training.evaluation import Evaluation
 
@@ -19,9 +19,9 @@ flwr = pytest.importorskip("flwr.app")
 @pytest.mark.parametrize("evaluation", [None, Evaluation(0.5, 0.25, {"f1": 0.75}, 9), Evaluation(2.0, None, {}, 1)])
 def test_an_answer_is_what_was_sent(size, evaluation):
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
-    sent = Answer(3, Response(data, 0.5, 12, evaluation=evaluation))
+    sent = Response(data, 0.5, 12, evaluation=evaluation)
     records = pack(sent)
-    assert unpack(Answer, records) == sent
+    assert unpack(Response, records) == sent
     assert isinstance(records["thinwire"], flwr.ArrayRecord if size >= INLINE else flwr.ConfigRecord)
 
 
@@ -67,7 +67,7 @@ def test_other_records_are_refused(records):
 )
 def test_an_answer_with_other_values_is_refused(wrong):
     with pytest.raises(WireError):
-        unpack(Answer, pack(Answer(3, Response(b"", 0.5, 12)._replace(**wrong))))
+        unpack(Response, pack(Response(b"", 0.5, 12)._replace(**wrong)))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ class Grid:
     def pull_messages(self, ids):
         for client in self.script.pop(0) if self.script else ():
             request = next(one for one in self.sent.values() if unpack(Task, one.content).client == client)
-            self.replies.append(flwr.Message(pack(Answer(client, Response(b"upload", 1.0, 1))), reply_to=request))
+            self.replies.append(flwr.Message(pack(Response(b"upload", 1.0, 1)), reply_to=request))
             del self.sent[request.metadata.message_id]
         found = [one for one in self.replies if one.metadata.reply_to_message_id in ids]
         self.replies = [one for one in self.replies if one not in found]
@@ -102,7 +102,7 @@ class Grid:
 
 
 def transport_of(grid: Grid) -> GridTransport:
-    transport = GridTransport(grid, lambda: "run", Software(b"", "1"), 3, poll=0.0)
+    transport = GridTransport(grid, lambda: "run", Admission(Software(b"", "1"), 3, None, print), poll=0.0)
     transport.admission.nodes = {10 + i: Node(frozenset({i})) for i in range(3)}
     return transport
 

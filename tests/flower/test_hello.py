@@ -13,7 +13,7 @@ from flwr import app as flwr
 from tests.flower.test_flower_apps import identity  # noqa: F401 - a fixture
 from thinwire.flower import grid_transport
 from thinwire.flower.grid_transport import GridTransport, Question, pack, unpack
-from thinwire.flower.sites import Report, Software
+from thinwire.flower.sites import Admission, Report, Software
 
 OURS = Software(b"schema", "1.2")
 
@@ -51,7 +51,7 @@ class Answers:
 
 def transport(replies):
     lines: list[str] = []
-    return GridTransport(Answers(replies), lambda: "0" * 16, OURS, 4, 0.0, lines.append), lines
+    return GridTransport(Answers(replies), lambda: "0" * 16, Admission(OURS, 4, None, lines.append), 0.0), lines
 
 
 def hello(*clients, **software):

@@ -10,12 +10,12 @@ import pytest
 import thinwire as tw
 from tests.checkpoints import write_language_model
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer
 from tests.flower.test_server import OwnData as OwnClients, experiment, play
 from thinwire.data.site import OwnData, SiteRecords
 from thinwire.errors import ThinwireError
 from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client
-from thinwire.flower.server import FlowerServer
 from thinwire.models import build
 from thinwire.runs.build import build_job
 
@@ -49,7 +49,7 @@ def test_nodes_with_their_own_records_equal_the_simulation(tmp_path, monkeypatch
         for i, name in enumerate(RECORDS)
     }
     server = replace(job, task=own.without_examples(3))
-    ours, records, messages = play(FlowerServer(chosen.engine, server, lambda *_: OwnClients(sites)), 2)
+    ours, records, messages = play(FlowerServer(chosen.engine, server, OwnClients(sites)), 2)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
     assert [one.loss for one in records] == [one.loss for one in their_records]

@@ -40,7 +40,7 @@ def slept(adaptive: AdaptiveTime, seconds: float) -> float:
 
 
 def test_waits_are_short_after_work_and_grow_when_idle(clock):
-    adaptive = AdaptiveTime(woken_by=clock)
+    adaptive = AdaptiveTime(clock, Bell())
     assert slept(adaptive, 0.5) == 0.5 / 20
     adaptive.last_work = clock.now - 1.0  # idle for a second
     assert slept(adaptive, 0.5) == 0.2
@@ -53,7 +53,7 @@ def test_waits_are_short_after_work_and_grow_when_idle(clock):
 
 
 def test_polls_that_take_long_are_repeated_less_often(clock):
-    adaptive = AdaptiveTime(woken_by=clock)
+    adaptive = AdaptiveTime(clock, Bell())
     adaptive.sleep(0.8)
     adaptive.last_work = clock.now
     adaptive.woke -= 5.0  # the poll after the last wait took five seconds
@@ -62,7 +62,7 @@ def test_polls_that_take_long_are_repeated_less_often(clock):
 
 def test_a_wait_ends_when_the_other_process_has_something_to_do():
     has_come = Bell()
-    worker, supernode = AdaptiveTime(woken_by=has_come, polls=False), AdaptiveTime(wakes=has_come)
+    worker, supernode = AdaptiveTime(has_come), AdaptiveTime(Bell(), has_come)
     supernode.sleep(0.01)  # a wait of another length than the last one: there was work
     worker.sleep(600.0)  # does not last
     assert not has_come.wait(0.0)  # one call ends one wait
@@ -76,7 +76,7 @@ def test_the_clock_of_a_module_is_replaced(monkeypatch):
     module = type(sys)("flower_module")
     module.time = time
     monkeypatch.setitem(sys.modules, "flower_module", module)
-    assert _shorten_waits("flower_module", adaptive := AdaptiveTime()).time is adaptive
+    assert _shorten_waits("flower_module", adaptive := AdaptiveTime(Bell())).time is adaptive
 
 
 def test_worker_process_ends_with_its_parent():
@@ -94,12 +94,6 @@ def test_node_without_flower_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(ConfigError, match=r"pip install 'thinwire\[flower\]'"):
         node([])
-
-
-def test_isolation_cannot_be_set():
-    pytest.importorskip("flwr")
-    with pytest.raises(ConfigError, match="sets --isolation"):
-        node(["--isolation=subprocess"])
 
 
 def test_only_known_versions_of_flower_are_used():

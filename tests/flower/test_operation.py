@@ -1,4 +1,4 @@
-"""Operation of a server: lines of rounds, SIGTERM, stale processes, states of past runs, modes of files."""
+"""Operation of a server: lines of rounds, stale processes, states of past runs, modes of files."""
 
 from __future__ import annotations
 
@@ -12,53 +12,42 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.flower.in_memory import FlowerServer, InMemory
 from thinwire.federation.engine import Engine
-from thinwire.flower.apps import RoundLines, Stopped, deployable, job_of
-from thinwire.flower.client import KEEP_RUNS, Client, InMemory, clean_states, client_file, private
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.supervisor import _attempt, _stop, server_process
+from thinwire.flower.apps import RoundLines, deployable, job_of
+from thinwire.flower.client import KEEP_RUNS, Client, clean_states, client_file, private
+from thinwire.flower.supervisor import _attempt, server_process, stop_server
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
 QUICK = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}
 
 
-def served(experiment, path, stop_in: int = 0, during: bool = True) -> list[str]:
-    """Run a server with clients in memory; in one round it receives SIGTERM. Returns the lines of the log."""
+def served(experiment, path, killed_in: int = 0) -> list[str]:
+    """Run a server with clients in memory, which may be killed in a round. Returns the lines of the log."""
     lines: list[str] = []
     job = job_of(experiment, None)
-    written = RoundLines(experiment, lines.append, grace=600.0 if during else 0.01)
+    written = RoundLines(experiment, lines.append)
 
-    class Signaled(InMemory):
+    class Killed(InMemory):
         def send(self, requests, seconds):
-            if written.last + 1 == stop_in:
-                signal.raise_signal(signal.SIGTERM)
-                while not during:  # this round does not end by itself
-                    time.sleep(0.001)
+            if len(lines) == killed_in:
+                raise SystemExit
             super().send(requests, seconds)
 
     def prepare():
-        return FlowerServer(experiment.engine, job, lambda *_: Signaled(Client(Engine(), job)))
+        return FlowerServer(experiment.engine, job, Killed(Client(Engine(), job)))
 
-    with private(), written:
+    with private():
         options = {"on_round": written.after, "on_continue": written.start_after, "prepare": prepare}
         execute(experiment, path, resume=True, **options)
     return lines
 
 
-@pytest.mark.parametrize("during", [True, False])
-def test_sigterm_ends_the_round_in_order_and_the_run_continues(tmp_path, during):
-    experiment = deployable(resolve("scaffold", "digits", QUICK))
-    with pytest.raises(Stopped, match="the same command continues"):
-        served(experiment, tmp_path / "run", stop_in=2, during=during)
-    saved = sorted(file.name for file in (tmp_path / "run/checkpoints").glob("*.json"))
-    assert saved[-1] == f"round-00000{2 if during else 1}.json"
-    assert not (tmp_path / "run/summary.json").exists()
-    if not during:  # clients in memory lost what they stored, which a resumed run of SCAFFOLD would need
-        return
+def test_lines_of_a_run_that_is_resumed(tmp_path):
     experiment = deployable(resolve("fedavg", "digits", QUICK))
-    with pytest.raises(Stopped, match="the same command continues"):
-        served(experiment, tmp_path / "fedavg", stop_in=2)
+    with pytest.raises(SystemExit):
+        served(experiment, tmp_path / "fedavg", killed_in=3)
     lines = served(experiment, tmp_path / "fedavg")
     assert lines[0] == "resumed after round 2 of 4; waiting for clients"
     assert [line.split("  ")[0] for line in lines[1:]] == ["round 3/4", "round 4/4"]
@@ -123,33 +112,51 @@ with locked(Path(sys.argv[1])):
     time.sleep(600)
 """
 
+# a server that is killed at once
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from thinwire.runs.files import locked, note_process
+if os.fork() == 0:
+    with locked(Path(sys.argv[2])):
+        note_process(Path(sys.argv[2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 
-def holder(folder: Path, parent: int) -> subprocess.Popen:
+
+def holder(folder: Path) -> subprocess.Popen:
     program = folder / "flwr-serverapp"
     program.write_text(_HOLDS)
-    command = [sys.executable, str(program), str(folder / "run"), "--parent-pid", str(parent)]
+    command = [sys.executable, str(program), str(folder / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "locked\n"
     return process
 
 
-def test_a_stale_server_is_killed_and_another_one_stopped_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinwire.flower.processes.shutil.which", lambda *_, **__: "true")
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    lines: list[str] = []
-    assert server_process(tmp_path / "run") is None
-    with holder(tmp_path, ended.pid) as process:
-        assert server_process(tmp_path / "run") == process.pid
-        assert _attempt(["run"], tmp_path / "run", lines.append)  # it starts only when the stale server is gone
-        assert process.wait(10) == -signal.SIGKILL
-    assert "whose SuperLink is gone" in lines[0]
-    with holder(tmp_path, os.getpid()) as process:
-        _stop(tmp_path / "run")
+def test_a_server_that_was_left_behind_is_stopped(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    assert server_process(run) is None
+    with holder(tmp_path) as process:
+        assert server_process(run) == process.pid
+        stop_server(run)
         assert process.wait(10) == -signal.SIGTERM
-    monkeypatch.setattr("thinwire.flower.supervisor.STOPPING", 0.0)
-    with holder(tmp_path, os.getpid()) as process:
+    monkeypatch.setattr("thinwire.flower.supervisor.STOPPING", 0.5)
+    with holder(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)  # it cannot end in order
-        _stop(tmp_path / "run")
+        while " T " not in Path(f"/proc/{process.pid}/stat").read_text():
+            time.sleep(0.01)
+        stop_server(run)
         assert process.wait(10) == -signal.SIGKILL
-    assert server_process(tmp_path / "run") is None
+    assert server_process(run) is None
+
+
+def test_a_server_that_ends_between_two_looks_is_noticed(tmp_path, monkeypatch):
+    """`flwr run` goes on, since Flower notices late that its server was killed."""
+    monkeypatch.setattr("thinwire.flower.supervisor.LAST_LINES", 0.1)
+    monkeypatch.setattr("thinwire.flower.supervisor.POLL", 3.0)
+    (tmp_path / "run").mkdir()
+    (program := tmp_path / "flwr").write_text(f"#!{sys.executable}\nimport time\n{_KILLED}time.sleep(600)\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("thinwire.flower.shutil.which", lambda *_, **__: str(program))
+    why, is_hopeless = _attempt(["flwr", "run", str(tmp_path / "run")], tmp_path / "run", print)
+    assert (why, is_hopeless) == ("the process of the server is gone", False)

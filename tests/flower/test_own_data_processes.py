@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_sites import SIZES, write_stays
-from thinwire.flower.processes import Processes, free_ports, with_path
+from thinwire.flower import with_path
+from thinwire.flower.local import Processes, free_ports, listens
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +65,10 @@ def test_three_sites_with_their_own_tables_and_module_equal_the_simulation(tmp_p
         call(app)
         (tmp_path / "my-app/federated/task.py").write_text(TASK)
         call(check)
-        processes.wait_for_port(processes.start("superlink", shlex.split(here(superlink))), int(ports["8000"]))
+        processes.start("superlink", shlex.split(here(superlink)))
+        while not listens(int(ports["8000"])):
+            assert processes.running[0].poll() is None, processes.log_tail("superlink")
+            time.sleep(0.1)
         for i, line in enumerate(nodes):
             variable, command = here(line).split(" ", 1)
             Path(variable.split("=")[1]).mkdir(parents=True)

@@ -77,7 +77,7 @@ def app_with_counter(folder: Path) -> Path:
     """An app that counts how often it loads its data, in the file `loads` beside its folder."""
     quick = {"task.clients": 2, "cohort.size": 2, "local.steps": 1, "rounds": 1}
     write_app(resolve("fedavg", "digits", quick), folder)
-    task = folder / "federated/task.py"
+    task = folder / "federated/jobs.py"
     count = f"    with Path({str(folder) + '.loads'!r}).open('a') as file:\n        file.write('x')\n"
     text = task.read_text().replace("    return job_of(", f"{count}    return job_of(")
     task.write_text(text)
@@ -109,24 +109,24 @@ def test_a_pinned_app_loads_once_and_refuses_another(tmp_path, monkeypatch, caps
     assert unpack(Report, ask(bundle, "query").content).clients == (0, 1)
     assert loads.read_text() == "x"  # the data of the first load
 
-    (copy / "federated/task.py").write_text("raise SystemExit('code of the server')\n")
+    (copy / "federated/jobs.py").write_text("raise SystemExit('code of the server')\n")
     refusal = unpack(Report, ask(app_bundle(copy), "query").content).refusal
     assert "this node runs only its own app" in refusal
-    assert "it has another federated/task.py" in refusal
-    assert ask(app_bundle(copy), "train").error.reason == refusal
+    assert "it has another federated/jobs.py" in refusal
+    assert unpack(Report, ask(app_bundle(copy), "train").content).refusal == refusal
     printed = capsys.readouterr().out.splitlines()
     assert (
-        printed == [f"refused: the server sent another app than {tmp_path}/app: it has another federated/task.py"] * 2
+        printed == [f"refused: the server sent another app than {tmp_path}/app: it has another federated/jobs.py"] * 2
     )
 
 
 def test_folders_that_are_no_apps_are_refused_in_one_line(tmp_path, clean_imports):
     with pytest.raises(ConfigError, match=r"has no pyproject\.toml"):
         pin(tmp_path / "missing", {})
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\n')
-    with pytest.raises(ConfigError, match="names no clientapp"):
-        pin(tmp_path, {})
     pytest.importorskip("flwr")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a"\n')
+    with pytest.raises(ConfigError, match=r"cannot be loaded: .* Missing \[tool\.flwr\.app\] section"):
+        pin(tmp_path, {})
     app = app_with_counter(tmp_path / "app")
     (app / "federated/client_app.py").write_text("import no_such_module\n")
     with pytest.raises(ConfigError, match=r"the app .* cannot be loaded: ModuleNotFoundError: No module") as error:

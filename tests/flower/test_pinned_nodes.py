@@ -39,7 +39,7 @@ def test_nodes_load_their_data_once_and_refuse_another_app(tmp_path):
     keys, replaced = [], []
 
     def edit(app: Path) -> None:
-        task = app / "federated/task.py"
+        task = app / "federated/jobs.py"
         task.write_text(task.read_text().replace("\n    return job_of(", COUNT.format(log=str(tmp_path / "loads"))))
 
     def start(processes) -> None:
@@ -50,7 +50,7 @@ def test_nodes_load_their_data_once_and_refuse_another_app(tmp_path):
         command = list(processes[3].args)
         at = command.index("--app") + 1
         pinned = shutil.copytree(command[at], tmp_path / "pinned", ignore=shutil.ignore_patterns("__pycache__"))
-        task = pinned / "federated/task.py"
+        task = pinned / "federated/jobs.py"
         task.write_text(task.read_text().replace(str(tmp_path / "loads"), str(tmp_path / "other-loads")))
         command[at] = str(pinned)
         keys.extend(process.args[process.args.index("--auth-supernode-private-key") + 1] for process in processes[1:])
@@ -65,10 +65,10 @@ def test_nodes_load_their_data_once_and_refuse_another_app(tmp_path):
     assert set(keys[:2]) <= set(loads) <= set(keys)
     assert (tmp_path / "other-loads").read_text().splitlines() == [keys[2]]
     refused = [line for line in (tmp_path / "refusing.log").read_text().splitlines() if line.startswith("refused:")]
-    assert refused == [f"refused: the server sent another app than {tmp_path}/pinned: it has another federated/task.py"]
+    assert refused == [f"refused: the server sent another app than {tmp_path}/pinned: it has another federated/jobs.py"]
     log = [line for line in (tmp_path / "run/server.log").read_text().splitlines() if "its own app" in line]
     assert len(log) == 1
-    assert log[0].endswith("it has another federated/task.py")
+    assert log[0].endswith("it has another federated/jobs.py")
 
 
 @pytest.mark.parametrize("known", KNOWN)

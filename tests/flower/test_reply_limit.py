@@ -13,10 +13,10 @@ from flwr.app import Message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from thinwire.flower.grid_transport import Answer, GridTransport, pack
+from thinwire.flower.grid_transport import GridTransport, pack
 from thinwire.flower.node import limit_replies
-from thinwire.flower.sites import Node, Software
-from thinwire.flower.transport import TOO_LONG, Deadline
+from thinwire.flower.policy import TOO_LONG, Deadline
+from thinwire.flower.sites import Admission, Node, Software
 from thinwire.protocol.round import Request, Response
 
 LONGEST = 3_000_000
@@ -96,9 +96,9 @@ def reply(content, request: str) -> None:
 @pytest.mark.parametrize("size", [80_000_000, 4_000_000], ids=["in chunks", "in one object"])
 def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     assert limit_replies(grid, LONGEST, 60.0)
-    reply(pack(Answer(0, Response(bytes(size), 1.0, 3))), "long")
-    reply(pack(Answer(1, Response(b"short", 1.0, 3))), "short")
-    transport = GridTransport(grid, lambda: "run", SOFTWARE, 2)
+    reply(pack(Response(bytes(size), 1.0, 3)), "long")
+    reply(pack(Response(b"short", 1.0, 3)), "short")
+    transport = GridTransport(grid, lambda: "run", Admission(SOFTWARE, 2, None, print))
     transport.admission.nodes = {1: Node(frozenset({0, 1}))}
     ids = iter(["long", "short"])
     grid.push_messages = lambda messages: [next(ids)]
@@ -114,9 +114,9 @@ def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
 def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
     lines: list[str] = []
     assert limit_replies(grid, LONGEST, 0.01)
-    reply(pack(Answer(0, Response(b"announced"))), "announced")
+    reply(pack(Response(b"announced")), "announced")
     SuperLink.objects = dict.fromkeys(SuperLink.objects, b"")
-    transport = GridTransport(grid, lambda: "run", SOFTWARE, 1, log=lines.append)
+    transport = GridTransport(grid, lambda: "run", Admission(SOFTWARE, 1, None, lines.append))
     transport.admission.nodes = {1: Node(frozenset({0}))}
     grid.push_messages = lambda messages: ["announced"]
     transport.send({0: Request(b"")}, 60.0)

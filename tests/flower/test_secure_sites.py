@@ -13,8 +13,7 @@ pytest.importorskip("flwr")
 from tests.flower.test_deploy import lines
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import deployable
-from thinwire.flower.local import CONNECTION, start_superlink
-from thinwire.flower.processes import Processes
+from thinwire.flower.local import CONNECTION, Processes, free_ports, start_superlink
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
@@ -34,14 +33,14 @@ def test_three_sites_with_signed_keys_sum_what_the_simulation_sums(tmp_path):
     (home := tmp_path / "home").mkdir()
     run, roster, command = tmp_path / "run", tmp_path / "roster.toml", [sys.executable, "-m", "thinwire"]
     with Processes(home, None) as processes:
-        superlink = start_superlink(processes, len(NAMES))
+        superlink, ports = start_superlink(processes, len(NAMES)), free_ports(len(NAMES))
         write_app(experiment, home / "app")
         add_sites(processes, command, superlink.keys, roster)
         for i, name in enumerate(NAMES):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} roster={json.dumps(str(roster))}'
             config += f" state-dir={json.dumps(str(home / f'states-{i}'))}"
             node = ["site", "start", "--superlink", f"127.0.0.1:{superlink.port}"]
-            node += ["--port", str(superlink.node_ports[i])]
+            node += ["--port", str(ports[i])]
             node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})

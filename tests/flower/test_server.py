@@ -10,12 +10,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.federation.simulation import make_simulation
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
@@ -64,7 +64,7 @@ def test_a_deployment_equals_the_simulation(method):
     job = build_job(chosen)
     theirs, their_records, their_messages = play(make_simulation(chosen.engine, job), 4)
     transport = InMemory(Client(chosen.engine, job))
-    server = FlowerServer(chosen.engine, job, lambda *_: transport, RoundPolicy(quorum=1.0))
+    server = FlowerServer(chosen.engine, job, transport, RoundPolicy(quorum=1.0))
     ours, records, messages = play(server, 4)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)  # the simulation trains tier by tier
@@ -75,7 +75,7 @@ def test_a_deployment_equals_the_simulation(method):
 def test_without_a_backward_pass_no_tensor_is_kept_for_one(method, keeps):
     chosen, kept = experiment(method, **SETTINGS.get(method, {})), []
     job = build_job(chosen)
-    server = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)))
+    server = FlowerServer(chosen.engine, job, InMemory(Client(chosen.engine, job)))
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda tensor: tensor):
         play(server, 1)
     assert bool(kept) == keeps
@@ -88,7 +88,7 @@ def test_noise_for_privacy_does_not_depend_on_the_seed():
 
     def ends(sigma: float):
         private = replace(job, method=replace(job.method, privacy=replace(job.method.privacy, sigma=sigma)))
-        server = FlowerServer(chosen.engine, private, lambda *_: InMemory(Client(chosen.engine, private)))
+        server = FlowerServer(chosen.engine, private, InMemory(Client(chosen.engine, private)))
         return play(server, 1)[0].server.public, play(make_simulation(chosen.engine, private), 1)[0].server.public
 
     assert same_public(*ends(0.0))
@@ -118,6 +118,6 @@ def test_clients_with_only_their_own_examples_equal_the_simulation():
         task = Task(job.task.model, pool, every)
         sites[i] = Client(chosen.engine, replace(job, task=task))
     theirs, _, their_messages = play(make_simulation(chosen.engine, job), 2)
-    ours, _, messages = play(FlowerServer(chosen.engine, job, lambda *_: OwnData(sites)), 2)
+    ours, _, messages = play(FlowerServer(chosen.engine, job, OwnData(sites)), 2)
     assert same_public(ours.server.public, theirs.server.public)
     assert messages == their_messages

@@ -11,11 +11,10 @@ from flwr import app as flwr
 from tests.flower.test_flower_apps import DirectGrid, identity, lines, serve  # noqa: F401 - a fixture
 from thinwire.errors import ConfigError
 from thinwire.flower.apps import client_app, deployable, job_of, server_app
-from thinwire.flower.processes import make_key
 from thinwire.flower.sites import KEY_VARIABLE, Roster
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
-from thinwire.secure.keys import read_public_key
+from thinwire.secure.keys import make_key, read_public_key
 
 SMALL = {"task.clients": 3, "cohort.size": 3, "local.steps": 1, "rounds": 4}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
@@ -19,12 +20,12 @@ from thinwire.federation.evaluation import with_client_evaluations
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Cohort
 from thinwire.federation.simulation import make_simulation
-from thinwire.flower.app_folder import KINDS, site_job, site_jobs, write_own_data_app
-from thinwire.flower.apps import read_experiment
-from thinwire.flower.client import Client, ClientStore, InMemory
-from thinwire.flower.server import FlowerServer, checked, in_record
+from thinwire.flower.app_folder import KINDS, write_own_data_app
+from thinwire.flower.apps import job_in, job_of, read_experiment
+from thinwire.flower.client import Client, ClientStore
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import checked, in_record
 from thinwire.flower.site_check import check_site
-from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import EVALUATE, Request, Response, Round
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
@@ -61,8 +62,8 @@ class Sites(InMemory):
     def __init__(self, experiment, folders: list[Path]) -> None:
         self.machines = []
         for folder in folders:
-            site_job.cache_clear()
-            self.machines.append(Client(experiment.engine, site_jobs(experiment)({"data-dir": str(folder)})))
+            job_in.cache_clear()
+            self.machines.append(Client(experiment.engine, job_of(experiment, {"data-dir": str(folder)})))
         super().__init__(self.machines[0])
         self.away: set[int] = set()
         self.asked: list[tuple[int, str]] = []
@@ -89,7 +90,7 @@ def test_sites_with_their_own_records_equal_the_simulation(method, tmp_path):
     private = {"method.schedule.private": ["last.*"]} if method == "fedper" else {}
     experiment, data = hospitals(tmp_path, method, **private)
     transport = Sites(experiment, [data / name for name in sorted(SIZES)])
-    server = FlowerServer(experiment.engine, site_jobs(experiment)(None), lambda *_: transport, RoundPolicy(quorum=1.0))
+    server = FlowerServer(experiment.engine, job_of(experiment, None), transport, RoundPolicy(quorum=1.0))
     ours, records = play(server, 3)
     theirs, their_records = play(make_simulation(experiment.engine, build_job(experiment, data)), 3)
     for part in ("coords", "base", "buffers"):
@@ -108,8 +109,8 @@ def test_sites_with_their_own_records_equal_the_simulation(method, tmp_path):
 def test_a_site_that_is_away_is_left_out_and_returns(tmp_path):
     experiment, data = hospitals(tmp_path, **{"eval.every": 1})
     transport, lines = Sites(experiment, [data / name for name in sorted(SIZES)]), []
-    job = site_jobs(experiment)(None)
-    server = FlowerServer(experiment.engine, job, lambda *_: transport, RoundPolicy(0.1, 0.5), lines.append)
+    job = job_of(experiment, None)
+    server = FlowerServer(experiment.engine, job, transport, RoundPolicy(0.1, 0.5), lines.append)
     state, first = server.round(server.start())
     transport.away = {1}
     state, second = server.round(state)
@@ -132,7 +133,7 @@ def server_download(server, state, client: int):
 def test_an_evaluation_changes_nothing_that_a_client_stores(tmp_path):
     experiment, data = hospitals(tmp_path)
     transport = Sites(experiment, [data / name for name in sorted(SIZES)])
-    server = FlowerServer(experiment.engine, site_jobs(experiment)(None), lambda *_: transport)
+    server = FlowerServer(experiment.engine, job_of(experiment, None), transport)
     state, _ = play(server, 1)
     before = dict(transport.stored)
     request = Request(server_download(server, state, 0)[0], state.clients[0].version, EVALUATE)
@@ -146,7 +147,7 @@ def test_an_evaluation_changes_nothing_that_a_client_stores(tmp_path):
 
 def test_a_stored_response_keeps_its_evaluation(tmp_path):
     experiment, data = hospitals(tmp_path)
-    client = Client(experiment.engine, site_job(experiment, data / "north"))
+    client = Client(experiment.engine, job_in(experiment, data / "north"))
     found = Evaluation(0.5, None, {"f1": 0.25}, 7)
     store = client.fresh(0)._replace(response=Response(b"x", 0.1, 3, evaluation=found))
     assert ClientStore.load(store.dump(client.first), client.first).response == store.response
@@ -208,10 +209,8 @@ def test_the_template_of_each_kind_trains_as_it_is_written(kind, tmp_path):
     write_site(tmp_path / "data/b", kind, 9, CLASSES[kind][:1])  # one class only
     facts = check_site(experiment, tmp_path / "data/b")
     assert facts["examples_by_class"] == {CLASSES[kind][0]: 9, CLASSES[kind][1]: 0}
-    assert (facts["examples_to_train"], facts["examples_to_evaluate"]) == (7, 2)
-    assert facts["evaluation_after_two_steps"]["examples"] == 2
-    assert facts["memory_peak"] > 10**7
-    assert facts["bytes_up"] > 4 * facts["parameters"]
+    assert facts["examples"] == 9
+    assert facts["bytes_up_per_client"] > 4 * facts["parameters"]
     two = replace(experiment, cohort=Cohort(2), task=replace(experiment.task, options=(("clients", 2),)))
     task = build_job(two, tmp_path / "data").task
     assert (task.clients.sizes().tolist(), task.client_names) == ([16, 7], ("a", "b"))
@@ -230,8 +229,14 @@ def needs_long(outputs, targets):
 def test_a_metric_that_is_not_defined_at_a_site_is_left_out_there(tmp_path):
     named = TASK.replace('metrics=("f1", "balanced-accuracy")', 'metrics={"needs_long": needs_long}')
     experiment, data = hospitals(tmp_path, task=named.replace("own = OwnData", f"{NEEDS_LONG}own = OwnData"))
-    assert "needs_long" not in check_site(experiment, data / "west")["evaluation_after_two_steps"]
-    assert check_site(experiment, data / "north")["evaluation_after_two_steps"]["needs_long"] == 1.0
+    transport = Sites(experiment, [data / name for name in sorted(SIZES)])
+    server = FlowerServer(experiment.engine, job_of(experiment, None), transport)
+    state, _ = play(server, 1)
+    values = []
+    for client in range(3):
+        request = Request(server_download(server, state, client)[0], state.clients[client].version, EVALUATE)
+        values.append(checked(transport.respond(client, request), ["needs_long"]).metrics)
+    assert values == [{"needs_long": 1.0}, {"needs_long": 1.0}, {}]
 
 
 @pytest.mark.parametrize(
@@ -257,13 +262,12 @@ def test_bad_records_are_one_line_with_the_row(rows, message, tmp_path):
 
 def test_folders_and_settings_that_do_not_fit_are_refused(tmp_path):
     experiment, data = hospitals(tmp_path)
-    job = site_jobs(experiment)
     with pytest.raises(ConfigError, match="absolute path"):
-        job({"partition-id": 0})
+        job_of(experiment, {"partition-id": 0})
     with pytest.raises(ConfigError, match="absolute path"):
-        job({"data-dir": "north"})
+        job_of(experiment, {"data-dir": "north"})
     with pytest.raises(DataError, match="not the folder of a site; expected the file stays"):
-        job({"data-dir": str(data)})
+        job_of(experiment, {"data-dir": str(data)})
     with pytest.raises(DataError, match=r"3 of its folders .* but task.clients is 2; write --clients 3"):
         build_job(replace(experiment, task=replace(experiment.task, options=(("clients", 2),))), data)
     with pytest.raises(DataError, match="no such folder; write --data-dir FOLDER"):
@@ -271,10 +275,10 @@ def test_folders_and_settings_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="sites do not have the averaged model"):
         write_app(tmp_path / "averaged", **{"method.evaluate": "average"})
     with pytest.raises(ConfigError, match="is not the task of an `OwnData`"):
-        site_jobs(resolve("fedavg", "digits"))(None)
+        check_site(resolve("fedavg", "digits"), data)
     (tmp_path / "app/federated/task.py").write_text(TASK.replace("hidden, classes)", "hidden, klasses)"))
     with forgotten(), pytest.raises(ConfigError, match=r"task.py, line \d+: NameError"):
-        site_jobs(replace(experiment, seed=1))(None)
+        job_of(replace(experiment, seed=1), None)
 
 
 def test_a_model_that_is_not_a_function_of_the_seed_is_refused(tmp_path):
@@ -293,7 +297,7 @@ def test_the_commands(tmp_path, monkeypatch, thinwire):
     assert "my-app/federated/task.py" in out
     (tmp_path / "my-app/federated/task.py").write_text(TASK)
     write_stays(tmp_path / "data")
-    code, out, err = thinwire("site", "check", "my-app", "--data-dir", "data/west", "--site", "west", "--json")
+    code, out, err = thinwire("site", "check", "my-app", "--data-dir", "data/west", "--json")
     assert code == 0, err
     assert json.loads(out)["examples_by_class"]["long"] == 0
     code, out, err = thinwire("run", "my-app/federated/experiment.toml", "--data-dir", "data", "--out", "run", "-q")
@@ -306,7 +310,6 @@ def test_the_commands(tmp_path, monkeypatch, thinwire):
         (("app", "fedavg", "other", "--template", "own-data", "--on", "digits"), "without --on"),
         (("app", "fedavg", "other", "--template", "own-data", "--kind", "sound"), "Known: images, table, text"),
         (("site", "check", "data", "--data-dir", "data/west"), "data is not the folder of an app"),
-        (("site", "check", "my-app", "--data-dir", "data/west", "--site", "a/b"), "of a site cannot be used"),
     ):
         code, _, err = thinwire(*words)
         assert code == 2

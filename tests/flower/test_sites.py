@@ -11,8 +11,7 @@ pytest.importorskip("flwr")
 
 from tests.flower.test_deploy import equal_runs, small
 from thinwire.flower.app_folder import write_app
-from thinwire.flower.local import CONNECTION, start_superlink
-from thinwire.flower.processes import Processes
+from thinwire.flower.local import CONNECTION, Processes, free_ports, start_superlink
 from thinwire.runs.execute import execute
 
 pytestmark = pytest.mark.slow
@@ -27,7 +26,7 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
     run, roster = tmp_path / "run", ["--roster", str(tmp_path / "roster.toml")]
     command, names = [sys.executable, "-m", "thinwire"], ("north", "south", "north", "east")
     with Processes(home, None) as processes:
-        superlink = start_superlink(processes, len(names))
+        superlink, ports = start_superlink(processes, len(names)), free_ports(len(names))
         write_app(experiment, home / "app")
         for i in (0, 1, 3):
             processes.call([*command, "site", "add", names[i], f"{superlink.keys[i]}.pub", *roster])
@@ -35,7 +34,7 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
         for i, name in enumerate(names):
             config = f'site="{name}" site-key={json.dumps(str(superlink.keys[i]))} state-dir={json.dumps(str(home))}'
             node = ["site", "start", "--superlink", f"127.0.0.1:{superlink.port}"]
-            node += ["--port", str(superlink.node_ports[i])]
+            node += ["--port", str(ports[i])]
             node += ["--root-certificates", str(home / "server.pem"), "--node-config", config]
             node += ["--auth-supernode-private-key", str(superlink.keys[i])]
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})

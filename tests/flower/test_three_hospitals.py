@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from thinwire.core.key import Key
-from thinwire.flower.processes import Processes, free_ports, make_certificate
+from thinwire.flower.local import Processes, free_ports, listens, make_certificate
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +46,8 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
 
         template = ("--template", "own-data", "--kind", "table", "--clients", "3", "--cohort", "3", "--rounds", "3")
         thinwire("app", "fedavg", "trial", *template)
-        thinwire("site", "check", "trial", "--data-dir", "data/north", "--site", "north")
-        make_certificate(home)
+        thinwire("site", "check", "trial", "--data-dir", "data/north")
+        make_certificate(processes)
         port, *node_ports = free_ports(4)
         config = f'[superlink.mine]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{home}/server.pem"\n'
         (home / "config.toml").write_text(config)
@@ -59,7 +60,9 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
                 *("--ssl-ca-certfile", f"{home}/server.pem"),
             ],
         )
-        processes.wait_for_port(superlink, port)
+        while not listens(port):
+            assert superlink.poll() is None, processes.log_tail("superlink")
+            time.sleep(0.1)
         for site, node_port in zip(SITES, node_ports, strict=True):
             key = tmp_path / site
             thinwire("site", "key", str(key))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.transport import Deadline
+from tests.flower.in_memory import InMemory
+from thinwire.flower.client import Client
+from thinwire.flower.policy import Deadline
 from thinwire.protocol.round import Request, Response
 
 

@@ -37,8 +37,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.core.key import Key
-from thinwire.core.spec import DTYPES, Block, Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import DTYPES, Block, Spec, Tree
 from thinwire.models.exact_init import exact_init
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
@@ -352,7 +351,12 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
             else:
                 _, values, stack = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, planned_names(contract, body))}
+            step = {
+                "kind": kind,
+                "from": at,
+                "until": until,
+                "plan": in_order(contract, planned_names(contract, body, body.fields.keys())),
+            }
             step |= {"values": as_hex(values)}
             step |= {"stacked": stack.adapters, "stack": as_hex(stack.blocks)} if stack else {}
             out["steps"].append(step)
@@ -383,7 +387,7 @@ def cases() -> dict[str, dict]:
 def digest() -> str:
     """The SHA-256 of all cases, of drift checks of a state for several threads, and of initial weights of networks."""
     drawn = {"w": Key(1).normal(300_000) * torch.logspace(-30, 6, 300_000), "b": Key(2).normal(7)}
-    made = [project(drawn, Key(version).signs)[0].hex() for version in range(5)]
+    made = [project(drawn, Key(version).signs).hex() for version in range(5)]
     for name in ("mlp", "cnn2", "resnet20", "lstm-shakespeare", "transformer-sent140"):
         with exact_init(Key(3)):
             made.append(as_hex(dict(models.build(name).named_parameters())))

@@ -57,7 +57,7 @@ def test_average_pooling_equals_that_of_torch(size, window):
 
 
 def test_other_average_pooling_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(conv, "means", None)  # fails if it is called
+    monkeypatch.setattr(conv, "_Means", None)  # fails if it is called
     x = torch.randn(1, 1, 6, 6)
     with by_products():
         F.avg_pool2d(x, 4)

@@ -9,13 +9,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from tests.simulation.test_engine import job
+from thinwire.core.parallel import compute_with
 from thinwire.data.task import Task, pool_clients
 from thinwire.federation.engine import Engine
 from thinwire.federation.simulation import make_simulation
 from thinwire.kernels import conv_cpu as columns
 from thinwire.kernels.conv_cpu import by_columns, convolve_alone
 from thinwire.kernels.low_rank import corrected
-from thinwire.training.precision import compute_with
 
 # images, channels, height, width, outputs, kernel, stride, padding; the last uses NNPACK and several pieces
 SHAPES = [
@@ -73,8 +73,7 @@ def network():
 
 def test_layers_are_replaced_and_images_and_gradients_stay_channels_last(no_onednn):
     seen, net = [], network()
-    assert not by_columns(nn.Linear(2, 2))
-    assert by_columns(net)
+    by_columns(net)
     x = torch.randn(16, 2, 10, 10)
     for layer in net:
         x = layer(x)
@@ -90,7 +89,9 @@ def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
     alone = columns.convolve_alone
     monkeypatch.setattr(columns, "convolve_alone", lambda *args: calls.append(1) or alone(*args))
     left = (nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"))
-    assert not by_columns(nn.Sequential(*left, nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")))
+    kept = nn.Sequential(*left, nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
+    by_columns(kept)
+    assert {type(one) for one in kept} == {nn.Conv2d}
     layer, x = nn.Conv2d(2, 3, 3), torch.randn(2, 2, 9, 9)
     plain = layer(x)
     by_columns(layer)
@@ -106,7 +107,7 @@ def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
     layer(x)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     a, b = torch.ones(1, 18), torch.ones(3, 1)
-    with corrected(weights, {"weight": (a, b, False, None)}):  # which intercepts the functions of torch
+    with corrected(weights, {"weight": (a, b, False)}):  # which intercepts the functions of torch
         more = layer(x)
     assert not calls
     assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
@@ -116,7 +117,6 @@ def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
 
 def test_training_equals_training_with_convolutions_of_torch(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr("thinwire.federation.backends.ONEDNN_PAYS", False)  # as on aarch64
     monkeypatch.setattr("thinwire.federation.federation.compute_with", partial(compute_with, onednn=False))
     clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
     task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))
@@ -124,7 +124,7 @@ def test_training_equals_training_with_convolutions_of_torch(monkeypatch):
     for conv, backend in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
         simulation = make_simulation(Engine("cpu", backend, conv=conv), job(task=task, rounds=10))
         state = simulation.start()
-        assert simulation.clients.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
+        assert isinstance(simulation.model.module[0][0], columns.Conv2d) is (conv == "auto")
         for _ in range(10):
             state, _ = simulation.round(state)
         ends.append(simulation.weights(state.server.public))

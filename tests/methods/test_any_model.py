@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 
 
 class LastOutput(nn.Module):

@@ -8,14 +8,14 @@ from torch import nn
 
 import thinwire as tw
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from thinwire.codecs import Peer
 from thinwire.data.task import pool_clients
 from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
 from thinwire.federation.simulation import make_simulation
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 
 METHOD = tw.methods.sparseloco(k=8, chunk=64, lr=0.01)
 LOCAL = tw.Local(steps=4, batch=8)
@@ -93,7 +93,7 @@ def test_a_deployment_equals_the_simulation():
 
     theirs, their_messages = play(make_simulation(engine, job))
     transport = InMemory(Client(engine, job))
-    ours, messages = play(FlowerServer(engine, job, lambda *_: transport, RoundPolicy(quorum=1.0)))
+    ours, messages = play(FlowerServer(engine, job, transport, RoundPolicy(quorum=1.0)))
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
     assert all(set(one.opt) == {"count", "m", "v"} for one in theirs.clients.values())

@@ -110,7 +110,7 @@ MISTAKES = {
     "float labels": Mistake(
         lambda: simulate([float_labels(*pair) for pair in CLIENTS]),
         ("run", "fedavg", "--on", "with-float-labels"),
-        "has targets of type torch.float32, but cross entropy takes class labels: give integers",
+        "cross entropy takes class labels, not targets of type torch.float32: give integers",
     ),
     "float64 inputs": Mistake(
         lambda: simulate([(x.double(), y) for x, y in CLIENTS]),

@@ -139,8 +139,6 @@ def test_invalid_settings_are_refused():
         lambda: tw.optimizers.CosineLR(fraction=0.0),
         lambda: tw.optimizers.CosineLR(fraction=1.01),
         lambda: tw.optimizers.CosineLR(fraction=math.nan),
-        lambda: tw.optimizers.InverseTimeLR(-1),
-        lambda: tw.optimizers.InverseTimeLR(fraction=-0.1),
         lambda: tw.optimizers.CosineLR(10, floor=-0.1),
         lambda: tw.optimizers.CosineLR(10, floor=math.nan),
         lambda: tw.optimizers.WarmupLR(-1),
@@ -173,9 +171,6 @@ FRACTIONS = [
     (tw.optimizers.CosineLR(), tw.optimizers.CosineLR(40)),
     (tw.optimizers.CosineLR(fraction=0.5, floor=0.1), tw.optimizers.CosineLR(20, floor=0.1)),
     (tw.optimizers.CosineLR(fraction=1e-9), tw.optimizers.CosineLR(1)),
-    (tw.optimizers.InverseTimeLR(), tw.optimizers.InverseTimeLR(4)),
-    (tw.optimizers.InverseTimeLR(fraction=1.0), tw.optimizers.InverseTimeLR(40)),
-    (tw.optimizers.InverseTimeLR(900), tw.optimizers.InverseTimeLR(900)),
     (tw.optimizers.WarmupLR(), tw.optimizers.WarmupLR(2)),
     (
         tw.optimizers.WarmupLR(fraction=1.0, inner=tw.optimizers.CosineLR()),
@@ -205,18 +200,11 @@ def test_warmup_and_cosine_over_the_run_end_with_it():
     assert schedule.factor(10**6) == factors[-1]
 
 
-def test_inverse_time_is_the_rate_of_the_theorems():
-    """eta_t = beta / (gamma + t), with gamma rounds and beta = lr gamma."""
-    rates = [tw.optimizers.SGD(0.5).scaled(tw.optimizers.InverseTimeLR(8).factor(t)).lr for t in (0, 8, 24)]
-    assert rates == pytest.approx([0.5, 0.25, 0.125])
-
-
 @pytest.mark.parametrize(
     "schedule",
     [
         tw.optimizers.CosineLR(),
         tw.optimizers.WarmupLR(),
-        tw.optimizers.InverseTimeLR(),
         tw.optimizers.WarmupLR(2, tw.optimizers.CosineLR()),
     ],
 )

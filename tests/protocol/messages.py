@@ -4,8 +4,7 @@ import torch
 
 from tests.federation import SIZES, Federation, digits_task, perceptron, schema_of
 from thinwire.codecs.base import Raw
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Spec, Tree
 from thinwire.data.task import Task
 from thinwire.wire import message as wire
 

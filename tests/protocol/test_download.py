@@ -11,7 +11,7 @@ from thinwire.core.tree import tmap
 from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.drift_check import TOLERANCE, project, signs_of_version
+from thinwire.protocol.drift_check import project, signs_of_version, tolerance
 from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.round import Round
 from thinwire.protocol.upload import decode_upload
@@ -327,8 +327,7 @@ def test_detection_rate_of_the_drift_check(size, found):
     y, hits = perturbed(x, size), 0
     for i in range(100):
         key = Key(9).fold(i)
-        (one, _), (two, length) = project(x, key.signs), project(y, key.signs)
-        hits += abs(one - two) > TOLERANCE * length
+        hits += abs(project(x, key.signs) - project(y, key.signs)) > tolerance(x)
     assert hits >= found
     assert found or hits == 0
 

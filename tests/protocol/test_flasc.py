@@ -8,7 +8,6 @@ import torch
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
 from thinwire.core.selection import kept
-from thinwire.core.state import same_state
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.federation.engine import Engine
@@ -37,6 +36,10 @@ def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
     for _ in range(rounds):
         state, record = simulation.round(state)
     return simulation, state, record
+
+
+def same_state(a, b):
+    return list(a) == list(b) and all(same(a[slot], b[slot]) for slot in a)
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])

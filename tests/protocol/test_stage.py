@@ -8,8 +8,7 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
-from thinwire.core.state import ALL_BLOCKS
-from thinwire.core.tree import flatten, same, sub
+from thinwire.core.tree import ALL_BLOCKS, flatten, same, sub
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job

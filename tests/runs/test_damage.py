@@ -112,11 +112,7 @@ def test_a_damaged_file_of_a_finished_run_is_named(copies, name, how):
 def test_the_remedy_in_the_error_restores_a_damaged_file(copies, two_runs, name):
     damage(copies / "0" / name, "one bit", None)
     (copies / "0/summary.json").unlink()
-    if name == "metrics.jsonl":
-        with pytest.warns(UserWarning, match="4 rounds were restored"):
-            execute(quick(), copies / "0", resume=True)
-    else:
-        execute(quick(), copies / "0", resume=True)
+    execute(quick(), copies / "0", resume=True)
     verify(copies / "0")
     for file in COVERED:
         assert (copies / "0" / file).read_bytes() == (two_runs / "0" / file).read_bytes()
@@ -143,28 +139,18 @@ def test_damaged_checksums_are_refused(copies):
             verify(copies / "0")
 
 
-def test_runs_without_checksums_are_read(copies):
+def test_a_run_without_checksums_is_refused(copies):
     (copies / "0/SHA256SUMS").unlink()
     assert len(read_run(copies / "0").records) == 4
-    assert execute(quick(), copies / "0")["rounds"] == 4
-
-
-@pytest.mark.parametrize(
-    "text", ["[1]", "{}", '{"rounds": 1e9}', "[" * 5000, '{"rounds": ' + "9" * 5000 + "}", "\ud800", '{"rounds": -1}']
-)
-def test_invalid_totals_without_checksums_are_refused(copies, text):
-    (copies / "0/SHA256SUMS").unlink()
-    (copies / "0/summary.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(CheckpointError, match=r"summary\.json") as error:
-        execute(quick(), copies / "0", resume=True)
-    assert len(str(error.value)) < 600
+    with pytest.raises(CheckpointError, match=r"its SHA-256 is not the one in .*SHA256SUMS"):
+        execute(quick(), copies / "0")
 
 
 # -- resumed runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["half a line", "the file", "one bit", "other lines"])
-def test_lost_metrics_are_restored_from_the_checkpoint_with_a_warning(tmp_path, two_runs, lost):
+def test_lost_metrics_are_restored_from_the_checkpoint(tmp_path, two_runs, lost):
     path = killed_after(2, tmp_path / "cut", **{"checkpoint.every": 2})
     file = path / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -176,8 +162,7 @@ def test_lost_metrics_are_restored_from_the_checkpoint_with_a_warning(tmp_path, 
         short = {"half a line": [*lines[:1], lines[1][:30]]}
         other = {"one bit": [broken, *lines[1:]], "other lines": [(two_runs / "1/metrics.jsonl").read_bytes()]}
         file.write_bytes(b"".join((short | other)[lost]))
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl was damaged; its first 2 rounds were restored"):
-        execute(quick(), path, resume=True)
+    execute(quick(), path, resume=True)
     assert metrics(path) == metrics(two_runs / "0")
     assert (path / "model.safetensors").read_bytes() == (two_runs / "0/model.safetensors").read_bytes()
 
@@ -223,7 +208,7 @@ FORGED = [
     (lambda meta: meta["state"].update(clock="soon"), "it holds 'soon', expected float"),
     (lambda meta: meta["state"].update(recent={"medians": {"loss": [float("nan")]}, "far": []}), "it holds nan"),
     (lambda meta: meta["state"]["server"]["ledger"].update(entries=["nothing"]), "nothing"),
-    (lambda meta: meta.update(bytes=10**14), "bytes, not 100,000,000,000,000"),
+    (lambda meta: meta.update(sha256="0" * 64), "its SHA-256 does not match"),
     (lambda meta: meta["state"].update(backend="magic"), "it holds 'magic', expected"),
     (lambda meta: meta["state"].update(server=[]), "cannot be read"),
     (lambda meta: meta["state"].update(clients={"x": client(1)}), "cannot be read"),

@@ -17,7 +17,7 @@ import thinwire as tw
 from thinwire.errors import CheckpointError, ConfigError, Diverged, UnknownName
 from thinwire.flower.apps import deployable
 from thinwire.runs.collapse import judge, news
-from thinwire.runs.config import digest, resolve
+from thinwire.runs.config import digest, resolve, to_table
 from thinwire.runs.execute import execute
 from thinwire.runs.records import read_run
 from thinwire.runs.retry import check_retry, halved, read_retries
@@ -187,7 +187,7 @@ def test_a_run_killed_in_the_retried_part_goes_on_with_the_same_bits(rescued, tm
     whole, summary, _, _ = rescued
     path = tmp_path / "run"
     path.mkdir()
-    RunFolder(path, diverging()).create()
+    RunFolder(path, to_table(diverging())).create()
     retries = len(summary["retries"])
     middle = summary["retries"][-1]["from_round"]
     for moment in ((retries, middle + 1), (retries, 4)):
@@ -305,7 +305,8 @@ def test_a_run_that_diverged_in_round_one_is_on_the_page(thinwire, tmp_path):
     code, _, _ = thinwire("report", "runs", "--html", "page.html")
     assert code == 0
     page = (tmp_path / "page.html").read_text()
-    assert "Diverged in the first round" in page
+    assert ">1 of 1 diverged</td>" in page
+    assert "seed 0, diverged: " in page
     assert "not finite" in page
 
 

@@ -17,9 +17,6 @@ def test_a_run_goes_back_and_continues_with_the_same_bits(thinwire, tmp_path):
     code, _, err = thinwire("resume", "run", "--from", "2")
     assert code == 2
     assert "has no checkpoint of round 2; it has 3, 4, 5" in err
-    assert thinwire("resume", "run", "--from", "4", "--leave-out", "1")[2].count("\n") == 1, (
-        "the client is not left out"
-    )
     assert (run / "summary.json").is_file(), "nothing was changed"
     code, _, err = thinwire("resume", "run", "--from", "3")
     assert code == 0

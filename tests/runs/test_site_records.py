@@ -7,9 +7,8 @@ import json
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.federation.site_record import SiteRecord
-from thinwire.runs.config import resolve
-from thinwire.runs.deployment_records import SITES, append_sites, cut_sites, read_sites
+from thinwire.runs.config import resolve, to_table
+from thinwire.runs.deployment_records import SITES, SiteRecord, append_sites, cut_sites, read_sites
 from thinwire.runs.run_directory import RunFolder
 
 LINES = [SiteRecord(i, "north", 0, "accepted", 1.0, 0.25, 1.5, 10, 20) for i in (1, 2, 3)]
@@ -58,7 +57,9 @@ def test_text_of_a_damaged_file_is_printable_and_short(tmp_path):
 
 
 def test_the_number_of_checkpoints_does_not_make_another_run(tmp_path):
-    two, five = (RunFolder(tmp_path, resolve("fedavg", "digits", {"checkpoint.keep": keep})) for keep in (2, 5))
+    two, five = (
+        RunFolder(tmp_path, to_table(resolve("fedavg", "digits", {"checkpoint.keep": keep}))) for keep in (2, 5)
+    )
     assert (two.keep, five.keep) == (2, 5)
     assert two.config == five.config
     with pytest.raises(ConfigError, match="2 or more, not 1"):

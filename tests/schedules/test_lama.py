@@ -1,22 +1,20 @@
 """FedLAMA: which layers get the long interval, client state within a window, and cost."""
 
-from xml.etree import ElementTree
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.federation import SIZES, Federation, digits, keeps_nothing, perceptron, records_of, same_public, workload
 from thinwire.aggregators import Uniform
-from thinwire.cli.show import show
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.federation.engine import Engine
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
 from thinwire.protocol.round import Round
+from thinwire.reports.report import report
 from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
@@ -362,9 +360,8 @@ def test_windows_are_in_the_metrics_and_layers_are_drawn(tmp_path):
         assert [facts["delta"] for facts in window.values()][-1] == pytest.approx(1, abs=1e-5)
         assert [facts["left"] for facts in window.values()][-1] == 0
         assert 1 <= sum(facts["interval"] == 2 for facts in window.values()) <= 2
-    show(str(tmp_path / "run"), plot=tmp_path / "layers.svg")
-    text = "".join(ElementTree.parse(tmp_path / "layers.svg").getroot().itertext())
-    assert "bytes up by layer" in text
+    report([tmp_path / "run"], tmp_path / "page.html")
+    assert "Bytes up by layer" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("rules", ["paper", "public"])

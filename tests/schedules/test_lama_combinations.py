@@ -9,8 +9,7 @@ from tests.federation import Federation, perceptron, same_public, workload
 from thinwire.aggregators import Uniform
 from thinwire.codecs import ErrorFeedback, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import Spec, same
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.federation.engine import Engine
 from thinwire.federation.simulation import make_simulation

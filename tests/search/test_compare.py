@@ -73,7 +73,7 @@ def test_all_settings_have_the_same_seeds_and_the_directories_of_run(tmp_path):
 def test_settings_that_fail_are_listed_and_never_the_best(tmp_path):
     rates, long = [1e30, 1e-9, 0.3], TINY | {"rounds": 10}
     found = tw.sweep("fedavg", {"lr": rates}, "digits", seeds=1, out=tmp_path, **long)
-    found.report(tmp_path / "page.html")
+    tw.report(found, tmp_path / "page.html")
     assert found.best.values == {"lr": 0.3}
     failed = {row.values["lr"]: row.failed for row in found.rows}
     assert failed == {0.3: "-", 1e30: "1 of 1 diverged", 1e-9: "1 of 1 at chance"}
@@ -89,12 +89,11 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     assert found.ranked_by.name == "r2"
     assert found.best.values == {"lr": 0.1}
     assert found.best.final.mean > found.rows[1].final.mean
-    assert "final r2" in found.cells().heads
+    assert "final r2" in found.cells()[0].heads
     held = tw.sweep(
         "fedavg", {"lr": [0.001, 0.1]}, line, seeds=1, rounds=3, out=tmp_path, recipe="paper", validation_fraction=0.2
     )
-    assert held.by_validation
-    assert held.how == "loss on examples that the clients hold out"
+    assert held.how == "loss on validation examples"
     assert held.best.validation.mean < held.rows[1].validation.mean
     compared = tw.compare({"slow": _sgd(0.001), "fast": _sgd(0.1)}, line, seeds=1, rounds=3, out=tmp_path / "compare")
     assert "final r2" in repr(compared)
@@ -102,7 +101,7 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     tuned = tw.tune("fedavg", line, over={"lr": [0.001, 0.1]}, rounds=4, out=tmp_path / "search", recipe="paper")
     assert tuned.settings == {"method.client_opt.lr": 0.1}
     assert tuned.chosen_by.startswith("loss on the 10 %")
-    assert tuned.confirmation.found.accuracy is None
+    assert tuned.best.accuracy is None
 
 
 def _sgd(rate):

@@ -1,4 +1,4 @@
-"""Searches over artificial measures: successive halving, FLASC-S, and the runs that confirm a result."""
+"""Searches over artificial measures: successive halving and FLASC-S."""
 
 import math
 
@@ -7,13 +7,17 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.search.candidates import Knob
 from thinwire.search.trials import Trial
-from thinwire.search.tune import best_of, confirm, flasc_search, halving, ladder, plan
+from thinwire.search.tune import best_of, flasc_search, halving, ladder, plan
 
 RATES = ladder(1.0, 8)  # 1/8 to 16
 
 
 def rate_of(point):
-    return None if point is None else point[0][1]
+    return point[0][1]
+
+
+def rates_of(rung):
+    return tuple(rate_of(trial.point) for trial in rung)
 
 
 def counted(accuracy, status=lambda rate, rounds: "finished", loss=lambda rate: 0.0):
@@ -32,7 +36,8 @@ def halved(measure, **options):
 
 
 def best(measure, **options):
-    return rate_of(best_of(halved(measure, **options)))
+    found = best_of(halved(measure, **options))
+    return found and rate_of(found.point)
 
 
 def closeness(best):
@@ -41,27 +46,42 @@ def closeness(best):
 
 def test_each_rung_keeps_the_better_half_and_doubles_the_rounds():
     measure, calls = counted(closeness(4.0))
-    seen = []
-    rungs = halved(measure, on_rung=seen.append)
-    assert rate_of(best_of(rungs)) == 4.0
-    assert [(rung.number, len(rung.trials), rung.rounds) for rung in rungs] == [
-        *((1, 8, 5), (2, 4, 10), (3, 2, 20), (4, 1, 40))
-    ]
-    kept = [tuple(map(rate_of, rung.kept)) for rung in rungs]
-    assert kept == [(4.0, 2.0, 1.0, 0.5), (4.0, 2.0), (4.0,), ()]
-    assert tuple(seen) == rungs
+    rungs = halved(measure)
+    assert [rung[0].rounds for rung in rungs] == [5, 10, 20, 40]
+    assert [rates_of(rung) for rung in rungs] == [RATES, (0.5, 1.0, 2.0, 4.0), (2.0, 4.0), (4.0,)]
+    assert best_of(rungs) is rungs[-1][0]
     assert sum(rounds for _, rounds in calls) == 4 * 40
+
+
+def test_the_start_is_in_the_last_rung_and_recommended_if_it_is_better():
+    start = (("lr", 0.3),)
+    measure, calls = counted(closeness(4.0))
+    rungs = halved(measure, start=start)
+    assert [len(rung) for rung in rungs] == [8, 4, 2, 2]
+    assert rates_of(rungs[-1]) == (4.0, 0.3)
+    assert rate_of(best_of(rungs).point) == 4.0
+    assert len([one for one in calls if one == (0.3, 40)]) == 1
+    assert best(counted(closeness(0.3))[0], start=start) == 0.3
+    again = halved(counted(closeness(4.0))[0], start=(("lr", 4.0),))
+    assert len(again[-1]) == 1, "the start has won the other rungs"
+    late = counted(closeness(4.0), lambda rate, rounds: "collapsed" if rate == 4.0 and rounds == 40 else "finished")
+    assert best(late[0], start=start) == 0.3
+
+
+def test_runs_that_send_too_much_are_no_result():
+    rungs = halved(counted(closeness(4.0))[0])
+    assert [best_of(rungs, most).rounds for most in (400, 399, 99)] == [40, 20, 5]
+    assert best_of(rungs, 9) is None
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [(64.0, 64.0), (1 / 64, 1 / 64), (1e9, 256.0), (1e-9, 2.0**-7)])
 def test_a_best_rate_at_an_end_extends_the_ladder_there_up_to_a_bound(wanted, expected):
     measure, calls = counted(lambda rate: -abs(math.log2(rate / wanted)))
     rungs = halved(measure, extend=4)
-    assert rate_of(best_of(rungs)) == expected
+    assert rate_of(best_of(rungs).point) == expected
     assert len([rate for rate, rounds in calls if rounds == 5]) <= 12
-    assert [len(rung.trials) for rung in rungs[1:]] == [4, 2, 1], "later rungs cost the same"
-    tried = [rate_of(trial.point) for trial in rungs[0].trials]
-    assert tried == sorted(tried)
+    assert [len(rung) for rung in rungs[1:]] == [4, 2, 1], "later rungs cost the same"
+    assert list(rates_of(rungs[0])) == sorted(rates_of(rungs[0]))
     assert best(measure) == (16.0 if wanted > 1 else 0.125)
 
 
@@ -69,14 +89,14 @@ def test_rates_that_fail_are_out():
     measure, calls = counted(closeness(1.0), lambda rate, rounds: "diverged")
     rungs = halved(measure, extend=4)
     assert (best_of(rungs), len(rungs), len(calls)) == (None, 1, 12)
-    assert rate_of(rungs[0].trials[0].point) == 0.125 / 16, "smaller rates are tried if all fail"
+    assert rate_of(rungs[0][0].point) == 0.125 / 16, "smaller rates are tried if all fail"
     measure, _ = counted(closeness(1.0), lambda rate, rounds: "finished" if rate < 0.1 else "diverged")
     assert best(measure, extend=4) == 0.0625
     # the larger rates are the best of short runs and collapse in long ones
     measure, _ = counted(closeness(16.0), lambda rate, rounds: "collapsed" if rate * rounds > 100 else "finished")
     rungs = halved(measure)
-    assert [tuple(map(rate_of, rung.kept)) for rung in rungs[1:]] == [(8.0, 4.0), (4.0,), ()]
-    assert rate_of(best_of(rungs)) == 2.0, "the best that never failed; it is of the second rung"
+    assert [rates_of(rung) for rung in rungs[1:]] == [(2.0, 4.0, 8.0, 16.0), (4.0, 8.0), (4.0,)]
+    assert rate_of(best_of(rungs).point) == 2.0, "the best that never failed; it is of the second rung"
     for status, count in (("at chance", 8), ("at chance so far", 15)):
         measure, calls = counted(closeness(1.0), lambda rate, rounds, status=status: status)
         assert best(measure) is None
@@ -113,12 +133,12 @@ def test_halving_takes_candidates_of_any_kind():
     def measure(point, rounds):
         rate, k = dict(point).values()
         status = "diverged" if rate == 1.0 else "finished"
-        return Trial(point, None, abs(rate - 0.3) + 1 / k, 10, rounds, status, "loss")
+        return Trial(point, None, abs(rate - 0.3) + 1 / k, 10, rounds, status)
 
     rungs = halving(measure, points, 16)
-    assert best_of(rungs) == points[3]
-    assert [(len(rung.trials), rung.rounds) for rung in rungs] == [(6, 2), (3, 4), (2, 8), (1, 16)]
-    assert [trial.point for trial in rungs[0].trials] == points
+    assert best_of(rungs).point == points[3]
+    assert [(len(rung), rung[0].rounds) for rung in rungs] == [(6, 2), (3, 4), (2, 8), (1, 16)]
+    assert [trial.point for trial in rungs[0]] == points
 
 
 # -- FLASC-S ---------------------------------------------------------------------------------------------------------
@@ -133,7 +153,7 @@ def pairs_of(accuracy, sizes, shares):
         return Trial(point, accuracy(size, share), 0.0, int(1000 * size * share), rounds)
 
     rungs = flasc_search(measure, Knob("r", (), sizes), Knob("d", (), shares), 40)
-    return tuple(value for _, value in best_of(rungs)), calls
+    return tuple(value for _, value in best_of(rungs).point), calls
 
 
 def test_flasc_s_stops_at_the_first_density_at_which_the_larger_rank_wins():
@@ -149,41 +169,3 @@ def test_flasc_s_stops_at_the_first_density_at_which_the_larger_rank_wins():
     assert pairs_of(lambda r, d: 0.5, (1, 4), (0.25, 1.0))[0] == (1, 1.0)
     # 3 * 3 / 2 bits is no whole number
     assert pairs_of(lambda k, bits: k * bits, (2, 3, 8), (3, 8))[1] == [(2, 4), (3, 3), (8, 3)]
-
-
-# -- confirmation ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("found", "start", "value", "words"),
-    [
-        ((0.9, "finished"), (0.8, "finished"), "a", "confirmed over 60 rounds: 90.00 %"),
-        ((0.7, "finished"), (0.8, "finished"), "b", "the result is worse than the start setting over 60 rounds"),
-        (
-            (0.9, "collapsed"),
-            (0.8, "finished"),
-            "b",
-            "the result fails over 60 rounds: collapsed, the start setting 80",
-        ),
-        ((0.9, "finished"), (0.1, "diverged"), "a", "confirmed over 60 rounds: 90.00 % (10 B), the start setting div"),
-        ((0.1, "at chance so far"), (0.1, "at chance"), None, "neither trains over 60 rounds: at chance, the start"),
-    ],
-)
-def test_the_better_of_the_two_full_runs_is_recommended(found, start, value, words):
-    def measure(name, rounds):
-        assert rounds == 60
-        accuracy, status = {"a": found, "b": start}[name]
-        return Trial(name, accuracy, 0.5, 10, rounds, status)
-
-    result = confirm(measure, "a", "b", 60)
-    assert result.point == value
-    assert words in result.text
-
-
-def test_if_the_result_is_the_start_setting_there_is_one_run():
-    one = (("lr", 1.0),)
-    measure, calls = counted(lambda value: 0.9)
-    text = "confirmed over 60 rounds: 90.00 % (600 B), which is the start setting"
-    assert (confirm(measure, one, one, 60).text, len(calls)) == (text, 1)
-    failed, _ = counted(lambda value: 0.9, lambda value, rounds: "collapsed")
-    assert confirm(failed, one, one, 60).point is None

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 import thinwire as tw
 from thinwire.cli.app import app
+from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import Chance, validation_chance
 from thinwire.runs.config import resolve
-from thinwire.runs.records import read_run
-from thinwire.runs.search_record import SearchRecord, read_search, write_search
+from thinwire.runs.records import SearchRecord, read_run, read_search, write_search
 from thinwire.search.candidates import rate_key
 from thinwire.search.trials import ValidationRuns, held_out, over, trial_of
 from thinwire.search.tune import NothingTrains
@@ -36,32 +36,31 @@ def test_the_searched_rate_is_the_one_that_decides_the_step():
 
 def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_beats_bad_rates(tmp_path):
     tuned = tune("fedavg", tmp_path, rates=4, overrides={"method.client_opt.lr": 0.01})
-    ((_, found),) = tuned.found
+    ((_, found),) = tuned.best.point
     assert found > 0.08, "the ladder has 0.005 to 0.04, and is extended upward"
     assert tuned.seed == 100
     assert "10 % of each client's examples" in tuned.chosen_by
     runs = [read_run(folder) for folder in tmp_path.iterdir()]
     by_run = {(run.records[0]["lr"], len(run.records)): run for run in runs}
     for rung in tuned.rungs:
-        for trial in rung.trials:
-            run = by_run[trial.point[0][1], rung.rounds]
+        for trial in rung:
+            run = by_run[trial.point[0][1], trial.rounds]
             assert trial.bytes == run.summary["bytes_total_honest"] > 0
             assert trial.accuracy == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
             assert trial.loss == run.records[-1]["client_loss"] != run.records[-1]["test_loss"]
-    confirmed = {(found, 8), (0.01, 8)} - {(trial.point[0][1], trial.rounds) for trial in tuned.trials}
-    spent = sum(run.summary["bytes_total_honest"] for key, run in by_run.items() if key not in confirmed)
-    assert tuned.bytes == spent
-    assert tuned.record.rungs == tuple((len(rung.trials), rung.rounds) for rung in tuned.rungs)
+    assert tuned.rungs[-1][-1].point == tuned.start == (("lr", 0.01),)
+    assert tuned.bytes == sum(run.summary["bytes_total_honest"] for run in runs)
+    assert tuned.record.rungs == tuple((len(rung), rung[0].rounds) for rung in tuned.rungs)
     assert tuned.experiment.seed == 0 == tuned.experiment.task.validation_fraction, "the final run has all examples"
 
 
 def test_a_stopped_search_continues(tmp_path):
-    def stop(experiment, found):
+    def stop(experiment, trial):
         raise KeyboardInterrupt
 
     whole = tune("fedavg", tmp_path / "whole", rates=2)
     with pytest.raises(KeyboardInterrupt):
-        tune("fedavg", tmp_path / "part", rates=2, on_search=stop)
+        tune("fedavg", tmp_path / "part", rates=2, on_trial=stop)
     done = {file: file.stat().st_mtime_ns for file in (tmp_path / "part").glob("*/summary.json")}
     assert len(done) == 1
     again = tune("fedavg", tmp_path / "part", rates=2)
@@ -73,16 +72,15 @@ def test_several_settings(tmp_path):
     seen = []
     more = {"overrides": {"method.client_opt.lr": 0.02}, "rounds": 4}
     over = {"lr": [0.1, 0.3], "batch": [16, 32]}
-    tuned = tune("fedavg", tmp_path, over=over, on_search=lambda experiment, found: seen.append(found), **more)
-    trials = [one for one in seen if one not in tuned.rungs]
-    assert tuned.method.client_opt.lr == tuned.settings["method.client_opt.lr"]
-    assert [(len(rung.trials), rung.rounds) for rung in tuned.rungs] == [(4, 1), (2, 2), (1, 4)]
-    assert trials[-1] == tuned.confirmation.start, "the start setting is no candidate: it is run last"
-    assert len(trials) == 8
-    assert tuned.bytes == sum(trial.bytes for trial in trials[:7])
+    tuned = tune("fedavg", tmp_path, over=over, on_trial=lambda experiment, trial: seen.append(trial), **more)
+    assert seen == tuned.trials
+    assert tuned.method.client_opt.lr == tuned.settings.get("method.client_opt.lr", 0.02)
+    assert [(len(rung), rung[0].rounds) for rung in tuned.rungs] == [(4, 1), (2, 2), (2, 4)]
+    assert seen[-1].point == tuned.start, "the start setting is no candidate: it is run last"
+    assert len(tuned.cells().rows) == 8
     lines = repr(tuned).splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("Tuned fedavg on digits: lr ")
+    assert len(lines) == 3
+    assert lines[0].startswith(f"{tuned.best.name} over 4 rounds: ")
     with pytest.raises(
         NothingTrains,
         match=r"none of 2 settings of method.client_opt.lr trains fedavg on digits in 2 rounds \(2 diverged\)",
@@ -94,37 +92,31 @@ def test_flasc_s_on_real_runs(tmp_path):
     values = {"rank": [1, 2, 4], "density": [0.5, 1]}
     tuned = tune("flasc", tmp_path, over=values, flasc_s=True, rounds=3, validation_fraction=0.2)
     (rung,) = tuned.rungs
-    assert {trial.point[0] for trial in rung.trials} == {("rank", 1), ("rank", 2), ("rank", 4)}
-    assert len(rung.trials) < 6, "fewer runs than a grid has"
-    assert rung.trials[0].point == (("rank", 1), ("density", 1.0))
-    assert tuned.found == max(rung.trials, key=lambda trial: trial.accuracy).point
+    *trials, start = rung
+    assert {trial.point[0] for trial in trials} == {("rank", 1), ("rank", 2), ("rank", 4)}
+    assert len(trials) < 6, "fewer runs than a grid has"
+    assert start.point == tuned.start == (("rank", 8), ("density", 0.25))
+    assert rung[0].point == (("rank", 1), ("density", 1.0))
+    assert tuned.best.accuracy == max(trial.accuracy for trial in rung)
     for wrong in ({"rank": [1, 4]}, {"rank": [4, 1], "density": [1]}, {"rank": [1], "density": [0.5, 1]}):
         with pytest.raises(ConfigError, match="--flasc-s searches two settings with ascending values"):
             tune("flasc", tmp_path, over=wrong, flasc_s=True)
 
 
-def test_the_best_method_for_some_bytes_or_for_an_accuracy(tmp_path):
+def test_the_best_method_within_some_bytes(tmp_path):
     methods = ["fedavg", "mapo"]
     within = tune(methods, tmp_path, bytes="150kB")
-    found = within.confirmation.found
-    assert within.found[0][1] in methods
-    assert found.bytes <= 150_000
-    assert within.settings == {"rounds": found.rounds}
-    assert within.experiment.rounds == found.rounds
+    assert within.best.point[0][1] in methods
+    assert within.best.bytes <= 150_000
+    assert within.settings == {"rounds": within.best.rounds}
+    assert within.experiment.rounds == within.best.rounds
     fedavg = [trial for trial in within.trials if trial.point == (("method", "fedavg"),)]
     assert max(one.rounds for one in fedavg) < 8, "so many rounds fit"
-    reached = tune(methods, tmp_path, accuracy=0.3)
-    enough = [one.bytes for one in reached.trials if (one.accuracy or 0) >= 0.3]
-    assert reached.confirmation.found.bytes == min(enough)
     sizes = tune("mapo", tmp_path, over={"k": [64, 1024]}, bytes=60_000)
     assert all(one.bytes <= 66_000 for one in sizes.trials), "settings within some bytes: fewer rounds of the larger"
-    assert sizes.settings["rounds"] == sizes.confirmation.found.rounds
-    for wish, message in (
-        ({"bytes": 10}, "one round of each of 2 candidates sends more than 10 B"),
-        ({"accuracy": 0.999}, r"none of 2 candidates does an accuracy of 99.90 %; method .* ended at"),
-    ):
-        with pytest.raises(NothingTrains, match=message):
-            tune(methods, tmp_path, rounds=4, **wish)
+    assert sizes.settings["rounds"] == sizes.best.rounds
+    with pytest.raises(NothingTrains, match="one round of each of 2 candidates sends more than 10 B"):
+        tune(methods, tmp_path, rounds=4, bytes=10)
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path):
@@ -133,8 +125,8 @@ def test_what_cannot_be_searched_is_refused(tmp_path):
         ({"over": {"method.up": [{"kind": "raw"}]}}, "on one seed, so method.up is not searched"),
         ({"over": {"lr": [0.1 * i for i in range(1, 66)]}}, "at most 64 settings, not 65"),
         ({"over": {"lr": [0.1, 0.2, 0.3]}, "rounds": 3}, "3 candidates are searched in 3 rungs"),
-        ({"bytes": "1MB", "accuracy": 0.5}, "--bytes or --accuracy; leave one of them out"),
-        ({"accuracy": 84.0}, "--accuracy is between 0 and 1"),
+        ({"bytes": "1MB", "over": {"lr": [0.1]}, "flasc_s": True}, "also with --bytes; leave one of them out"),
+        ({"bytes": 0}, "--bytes is 1 or more"),
         ({"spead": 3}, "unknown option spead; write one of rounds, clients, cohort"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -195,9 +187,8 @@ def test_counts_of_rounds_keep_their_fraction_of_the_run(tmp_path):
     # neither a target on the test set nor a second stage ends a run of the search
     settings = {**SETTINGS, "method.next_stage.at": 4, "eval.target_accuracy": 0.01}
     staged = resolve("slora", "digits", settings)
-    variant = lambda point, rounds: over(staged, rounds)  # noqa: E731
-    runs = ValidationRuns(variant((), 4), variant, fraction=0.1, out=tmp_path)
-    assert [runs.measure((), rounds).rounds for rounds in (4, 8)] == [4, 8]
+    runs = ValidationRuns(over(staged, 4), 0.1, tmp_path)
+    assert [runs.measure((), over(staged, rounds)).rounds for rounds in (4, 8)] == [4, 8]
 
 
 def test_a_search_record_that_is_damaged_is_ignored(tmp_path):
@@ -227,20 +218,19 @@ def call(*words, code=0):
 def test_the_command_prints_every_rung_its_cost_and_the_command_to_run(tmp_path):
     words = ["tune", "fedavg", *WORDS, "--rates", "4", "--out", str(tmp_path)]
     facts = json.loads(call(*words, "--json").stdout)
-    assert [rung["rounds"] for rung in facts["rungs"]] == [2, 4, 8]
-    trials = [trial for rung in facts["rungs"] for trial in rung["trials"]]
+    assert [{trial["rounds"] for trial in rung} for rung in facts["rungs"]] == [{2}, {4}, {8}]
+    trials = [trial for rung in facts["rungs"] for trial in rung]
     assert facts["bytes_of_the_search"] == sum(trial["bytes"] for trial in trials) > 0
     assert facts["rounds_of_the_search"] == sum(trial["rounds"] for trial in trials)
-    assert (facts["seed"], facts["searched"]) == (100, "method.client_opt.lr")
+    assert (facts["seed"], facts["searched"]) == (100, ["method.client_opt.lr"])
     assert facts["command"] == (
         f"thinwire run fedavg --on digits --rounds 8 --clients 10 --cohort 2 --set local.steps=8 --set eval.every=8 "
         f"--set method.client_opt.lr={facts['lr']}"
     )
     text = call(*words).stdout
-    assert text.count("rung ") == 3
-    assert "goes on" in text
+    assert text.count("finished") + text.count("at chance so far") == len(trials)
     assert facts["command"] in text
-    assert f"{facts['bytes_of_the_search']:,}" in text
+    assert human_bytes(facts["bytes_of_the_search"]) in text
     run = call(*facts["command"].split()[1:], "--json", "--out", str(tmp_path / "final"), "-q")
     assert json.loads(run.stdout)["seed"] == 0, "not the seed of the search"
 
@@ -248,11 +238,10 @@ def test_the_command_prints_every_rung_its_cost_and_the_command_to_run(tmp_path)
 def test_the_command_recommends_a_method(tmp_path):
     words = ["tune", "fedavg", "mapo", *WORDS, "--out", str(tmp_path), "--bytes", "200kB"]
     text = call(*words).stdout
-    assert "expect" in text
     facts = json.loads(call(*words, "--json").stdout)
     assert facts["command"] in text
     assert facts["command"].startswith(f"thinwire run {facts['method']} --on digits ")
-    assert facts["command"].endswith(f"--set rounds={facts['confirmation']['rounds']}")
+    assert facts["command"].endswith(f"--set rounds={facts['best']['rounds']}")
     run = json.loads(call(*facts["command"].split()[1:], "--json", "--out", str(tmp_path / "final"), "-q").stdout)
     assert run["bytes_total"] < 1.1 * 200_000
 
@@ -292,7 +281,7 @@ def test_a_comparison_searches_every_method_with_the_same_budget(tmp_path):
             assert words_of_it in shown
     assert page.read_text() == before
     call("report", str(tmp_path / "runs"), "--html", str(tmp_path / "later.html"))
-    assert "Searched settings" in (tmp_path / "later.html").read_text()
+    assert "Searches by successive halving" in (tmp_path / "later.html").read_text()
 
 
 def test_the_seed_of_the_search_is_not_one_of_the_comparison(tmp_path, monkeypatch):

@@ -8,12 +8,12 @@ from functools import cache
 
 import numpy as np
 
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.flower.test_server import experiment
 from thinwire.federation.job import Job
 from thinwire.federation.settings import Settings
-from thinwire.flower.client import Client, ClientStore, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client, ClientStore
+from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.round import Request, Response
 from thinwire.runs.build import build_job
 from thinwire.secure import masks
@@ -96,7 +96,7 @@ class Setup:
 
     def restarted(self) -> FlowerServer:
         """A new server process with the same clients."""
-        return FlowerServer(self.chosen.engine, self.job, lambda *_: self.transport, self.policy, self.lines.append)
+        return FlowerServer(self.chosen.engine, self.job, self.transport, self.policy, self.lines.append)
 
     @property
     def log(self) -> str:

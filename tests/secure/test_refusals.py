@@ -11,13 +11,12 @@ from tests.federation import same_public
 from tests.flower.test_server import play
 from tests.secure.federation import Setup, plain_sum, record_words
 from thinwire.errors import WireError
-from thinwire.flower.processes import make_key
+from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.sites import Roster
-from thinwire.flower.transport import RoundPolicy
 from thinwire.protocol.round import Request, Round
 from thinwire.secure import frames
 from thinwire.secure.frames import Head
-from thinwire.secure.keys import PRIME, SiteKeys, agree, read_public_key
+from thinwire.secure.keys import PRIME, SiteKeys, agree, make_key, read_public_key
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.flower.test_server import experiment, play
 from tests.secure.federation import Setup, plain_sum, record_words
 from thinwire.federation.simulation import make_simulation
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.upload import decode_upload
 from thinwire.runs.build import build_job
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
-from thinwire.secure.client import mask_secret
+from thinwire.secure.client import mask_secrets
 from thinwire.secure.keys import combine, commit
 from thinwire.secure.masks import pair_masks, self_mask
 
@@ -40,7 +40,7 @@ def test_a_secure_deployment_equals_the_secure_simulation(method):
     chosen = experiment(method.split()[0], seed=3, **quick)
     job = build_job(chosen)
     theirs, their_records, _ = play(make_simulation(chosen.engine, job), 2)
-    server = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), RoundPolicy())
+    server = FlowerServer(chosen.engine, job, InMemory(Client(chosen.engine, job)), RoundPolicy())
     ours, records, _ = play(server, 2)
     assert same_public(ours.server.public, theirs.server.public)
     assert records[-1].loss == pytest.approx(their_records[-1].loss, abs=1e-4)
@@ -143,7 +143,7 @@ def known_to_colluders(setup: Setup, colluders, others) -> dict[int, np.ndarray]
 
         def secret(a, b, i=i):
             colluder = a if b == i else b
-            return mask_secret(kept[colluder].mask_key, adverts[i].mask_key, context, a, b)
+            return mask_secrets(colluder, kept[colluder].mask_key, adverts, context)(a, b)
 
         words = words - self_mask(len(words), seed, 0) - pair_masks(len(words), i, colluders, 0, secret)
         result[i] = words

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import thinwire as tw
 from tests.federation import digits_task, perceptron, same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from tests.parts import Half, Turns
 from tests.simulation.test_engine import bits, job, play
 from tests.simulation.test_pipeline import ROUNDS, play as play_ahead
@@ -17,9 +18,8 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.engine import Engine
 from thinwire.federation.evaluation import averaged
 from thinwire.federation.simulation import make_simulation
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thinwire.runs.config import digest, from_table, resolve, to_table
@@ -207,7 +207,7 @@ def test_a_deployment_has_the_average_of_the_simulation(method):
     chosen = resolve(method, "digits", quick | ({"method.next_stage.at": 2} if method == "slora" else {}))
     run = build_job(chosen)
     _, states, records = play(run, chosen.engine)
-    server = FlowerServer(chosen.engine, run, lambda *_: InMemory(Client(chosen.engine, run)), RoundPolicy(quorum=1.0))
+    server = FlowerServer(chosen.engine, run, InMemory(Client(chosen.engine, run)), RoundPolicy(quorum=1.0))
     state = server.start()
     for record in records:
         state, own = server.round(state)

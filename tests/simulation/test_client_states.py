@@ -18,11 +18,11 @@ def test_client_states_equal_dictionaries_and_do_not_change(steps):
         assert dict(mapping) == expected
         assert len(mapping) == len(expected)
         assert mapping.get(5000) is None
-        assert dict(ClientStates(expected)) == expected
+        assert dict(ClientStates.updated({}, expected.items())) == expected
 
 
 def test_an_update_copies_only_the_changed_shelf():
-    before = ClientStates(dict.fromkeys(range(10_000), ClientState()))
+    before = ClientStates.updated({}, dict.fromkeys(range(10_000), ClientState()).items())
     after = ClientStates.updated(before, [(7, ClientState(1))])
     copied = [at for at, shelf in after._shelves.items() if shelf is not before._shelves[at]]
     assert copied == [0]

@@ -150,7 +150,7 @@ def test_a_step_is_confirmed_by_its_bits():
     server, names = simulation.start().server, simulation.contract.coords.named
     predicted = server.public._replace(coords=dict(server.public.coords))
     group = Group(predicted, Round.open(simulation.contract, server).plan, (), ())
-    trained = Trained(GroupTask(1, "graph", group, ()), None, None, None, torch.tensor([1.0, 0.0]), None)
+    trained = Trained(GroupTask(1, "graph", group, ()), None, None, torch.tensor([1.0, 0.0]), None)
 
     def confirmed(step: Tree) -> bool:
         clients = PipelinedClients(simulation)

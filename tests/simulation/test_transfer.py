@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.spec import Spec
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, Vector
 from thinwire.federation.transfer import pack, unpack
 from thinwire.protocol.round import Reply
 from thinwire.protocol.state import ClientState

@@ -8,8 +8,7 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, same_public
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import add, flatten, restrict, same, scale
+from thinwire.core.tree import Spec, add, flatten, restrict, same, scale
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.setup import UNRECOVERED
 from thinwire.sketches import CountSketch, count as module

@@ -8,8 +8,7 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, digits, perceptron, same_public
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import add, flatten, restrict, same, scale, weighted_mean
+from thinwire.core.tree import Spec, add, flatten, restrict, same, scale, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.runs.config import resolve
 from thinwire.sketches import EvoFed, evofed as module

@@ -5,7 +5,7 @@ import torch
 
 import thinwire as tw
 from tests.spaces.test_fedpara import KEY, composed
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import initial_std
 

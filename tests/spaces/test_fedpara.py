@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, same, stack, unstack
+from thinwire.core.tree import Spec, Tree, all_finite, same, stack, unstack
 from thinwire.errors import ConfigError
 from thinwire.models.cnn import cnn2
 from thinwire.models.lstm import lstm80

@@ -13,8 +13,7 @@ from torch.func import functional_call
 import thinwire as tw
 from tests.federation import Federation, perceptron
 from thinwire.core.key import Key
-from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, scale, sub, weighted_mean
+from thinwire.core.tree import Block, Spec, Tree, scale, sub, weighted_mean
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError
 from thinwire.federation.sampler import Sampler

@@ -9,8 +9,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron, records_of, same_public
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same, sub
+from thinwire.core.tree import Spec, same, sub
 from thinwire.errors import IncompatibleParts
 from thinwire.federation.engine import Engine
 from thinwire.models import build

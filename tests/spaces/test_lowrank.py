@@ -7,8 +7,7 @@ from torch.nn import functional as F
 import thinwire as tw
 from tests.federation import perceptron
 from tests.spaces.test_fedpara import CONVOLUTIONS, KEY, composed, size, weights_of
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import Spec, same
 from thinwire.errors import ConfigError
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc

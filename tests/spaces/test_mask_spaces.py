@@ -9,8 +9,7 @@ from torch.func import grad
 import thinwire as tw
 from tests.federation import Federation, decoded, same_public, workload
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import flatten, restrict, same
+from thinwire.core.tree import Spec, flatten, restrict, same
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optimizers import BetaPosterior
 from thinwire.protocol.client import Group, training_inputs

@@ -6,7 +6,6 @@ import copy
 import json
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +15,10 @@ import thinwire as tw
 from tests.checkpoints import SPOKEN, speaker, write_language_model
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, DataError
-from thinwire.kernels.low_rank import corrected
 from thinwire.models import CausalLM, ImageClassifier, build
 from thinwire.models.quantized import Blocks
 from thinwire.protocol.method import Method
 from thinwire.spaces.adapters import targets
-from thinwire.spaces.lora import split
 from thinwire.spaces.peft_config import lora_from_peft
 
 transformers = pytest.importorskip("transformers")
@@ -115,7 +112,7 @@ def test_names_of_modules_select_as_in_peft():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_dora": True, "lora_dropout": 0.1}, "DoRA has no lora_dropout"),
+        ({"use_dora": True}, "use_dora = True of peft is not supported"),
         ({"bias": "all"}, "bias = 'all' of peft is not supported"),
         ({"layers_to_transform": [0]}, "layers_to_transform"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern and alpha_pattern"),
@@ -208,63 +205,6 @@ def test_dropout_of_adapters_acts_in_training_only_and_is_exported(tmp_path):
     runs[1].save_adapter(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["lora_dropout"] == 0.5
     trained(model, tw.spaces.LoRA(2, 4.0, ("query-value",), lora_dropout=0.5), rounds=1, backend="vmap")
-
-
-def dora(name: str, **more):
-    """A model of a family, the same wrapped by peft with drawn values of DoRA, and its space."""
-    settings = {"r": 2, "lora_alpha": 4, "use_dora": True, **more}
-    with pytest.warns(UserWarning, match="fan_in_fan_out") if name == "gpt2" else nullcontext():
-        wrapped = peft.get_peft_model(family(name), peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
-    with torch.no_grad():
-        for key, p in wrapped.named_parameters():
-            if "lora_" in key:
-                drawn = Key(7).fold(key).normal(*p.shape)
-                p.copy_(p * (1 + 0.2 * drawn) if "magnitude" in key else 0.3 * drawn)
-    return family(name), wrapped, Method(lora_from_peft(peft.LoraConfig(**settings))).for_model(family(name)).space
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_logits_and_gradients_of_dora_are_those_of_peft(name, tmp_path):
-    model, wrapped, space = dora(name)
-    wrapped.save_pretrained(tmp_path)
-    assert isinstance(space, tw.spaces.DoRA)
-    space = replace(space, adapter=str(tmp_path))
-    base = {key: p.detach() for key, p in model.named_parameters()}
-    coords = space.init(base, {}, Key(0))
-    labels = inputs(name)["input_ids"]
-    theirs = wrapped(**inputs(name), labels=labels)
-    theirs.loss.backward()
-    for one in (space, space.unmerged()):
-        leaves = {key: block.clone().requires_grad_() for key, block in coords.items()}
-        plain, corrections = split(one.expand(base, {}, leaves))
-        with corrected(plain, corrections) if corrections else nullcontext():
-            ours = functional_call(model, plain, (), {**inputs(name), "labels": labels})
-        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-5)
-        ours.loss.backward()
-        for key, p in wrapped.named_parameters():
-            if "lora_" in key:
-                layer, part = re.fullmatch(r"base_model\.model\.(.*)\.lora_(A|B|m).*", key).groups()
-                torch.testing.assert_close(leaves[f"{layer}.weight/{part.lower()}"].grad, p.grad, rtol=1e-3, atol=1e-6)
-
-
-def test_dora_trains_and_its_adapter_loads_in_peft(tmp_path):
-    """All backends agree, and training goes on from what was exported."""
-    base = speaker()
-    model, space = CausalLM(_copied(base)), tw.spaces.DoRA(2, 4.0, ("query-value",))
-    runs = [trained(model, space, backend=backend) for backend in ("vmap", "loop")]
-    assert any(bool(block.any()) for name, block in runs[0].coords.items() if name.endswith("/m"))
-    for name, block in runs[0].coords.items():
-        torch.testing.assert_close(runs[1].coords[name], block, rtol=1e-3, atol=1e-6)
-    runs[0].save_adapter(tmp_path)
-    again = peft.PeftModel.from_pretrained(_copied(base), tmp_path).eval()
-    ids = torch.tensor([[5, 7, 8, 9]])
-    with torch.no_grad():
-        torch.testing.assert_close(runs[0].model().eval()(ids), again(input_ids=ids).logits, rtol=0, atol=1e-5)
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    for name, block in lora_from_peft(tmp_path).init(weights, {}, Key(0)).items():
-        torch.testing.assert_close(block, runs[0].coords[name], rtol=0, atol=1e-6)
-    with pytest.raises(ConfigError, match="is an adapter of DoRA, the space is LoRA"):
-        tw.spaces.LoRA(2, 4.0, ("query-value",), adapter=str(tmp_path)).init(weights, {}, Key(0))
 
 
 def test_gpt2_is_exported_and_merged_without_settings(tmp_path):

@@ -8,8 +8,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import flatten, same
+from thinwire.core.tree import Spec, flatten, same
 from thinwire.errors import ConfigError
 from thinwire.kernels import projection as generated
 from thinwire.spaces import projection

@@ -11,8 +11,7 @@ import thinwire as tw
 from tests.federation import Federation, same_public
 from tests.parts import Drift
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, same
+from thinwire.core.tree import Spec, Tree, same
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.protocol import Method
 from thinwire.runs.config import digest, from_table, resolve, to_table

@@ -7,8 +7,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, decoded, same_public
-from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import Spec, same
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
 from thinwire.protocol.receive import receive
 from thinwire.protocol.round import Round

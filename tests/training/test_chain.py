@@ -7,9 +7,7 @@ from torch.func import vmap
 
 from tests.federation import digits_task, perceptron, same_public
 from tests.simulation.test_engine import bits, job, play
-from thinwire.core.spec import Spec
-from thinwire.core.tree import flatten, same
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, Vector, flatten, same
 from thinwire.data.losses import mse
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError

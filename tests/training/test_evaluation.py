@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinwire.core.parallel import compute_with
 from thinwire.data.task import as_examples
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
-from thinwire.training.precision import compute_with
 
 LENGTH, WORDS = 16, 500
 

@@ -11,7 +11,6 @@ from tests.training.test_transformers_trainer import CLIENTS, model, rows, task
 from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
 from thinwire.spaces import LoRASB
-from thinwire.spaces.lora import DoRA
 from thinwire.training import backends
 
 FOLDED = {
@@ -21,7 +20,6 @@ FOLDED = {
     "lora-sb": LoRASB(2, ("query-value",)),
 }
 NOT_FOLDED = {
-    "dora": DoRA(2, 4.0, ("query-value",)),
     "a trained head": tw.spaces.LoRA(2, 4.0, ("query-value",), modules_to_save=("*norm.weight",)),
     "all weights": tw.spaces.Full(),
 }

@@ -14,7 +14,7 @@ from thinwire.core.key import Key
 from thinwire.data.causal_lm import causal_lm
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task
-from thinwire.data.token_rows import TokenRows, pack
+from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError
 from thinwire.federation.sampler import Sampler
 from thinwire.metrics import metrics_by_name
@@ -22,7 +22,7 @@ from thinwire.models import CausalLM, build
 from thinwire.models.quantized import Blocks, QuantizedEmbedding
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
-from thinwire.runs.peft_export import adapter_of_run, merged_of_run, save_merged
+from thinwire.runs.peft_export import adapter_of_run
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
@@ -40,42 +40,27 @@ def rows(sizes=(5, 12, 8, 3, 9), seed=0):
     return TokenRows.of(made), made
 
 
-def theirs(model, made, *, together):
-    """Loss and gradients of transformers: of padded rows in one batch, or of every row by itself, as sums."""
+def theirs(model, made):
+    """Loss and gradients of transformers, of padded rows in one batch."""
     width = max(len(ids) for ids, _ in made)
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row, _ in made])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row, _ in made])
     flags = torch.tensor([[*one, *[False] * (width - len(one))] for _, one in made])
     labels = torch.where(flags, ids, -100)
-    if together:
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-    else:
-        counts = [sum(one) for _, one in made]
-        parts = [
-            model(
-                input_ids=torch.tensor([row]),
-                labels=torch.tensor([[i if f else -100 for i, f in zip(row, one, strict=True)]]),
-            ).loss
-            for row, one in made
-        ]
-        loss = sum(part * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     loss.backward()
     return float(loss.detach()), {f"model.{name}": p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize(("family", "attention"), [("llama", "eager"), ("llama", "sdpa"), ("gpt2", "eager")])
-def test_loss_and_gradients_of_a_step_are_those_of_transformers(family, attention, packed):
+def test_loss_and_gradients_of_a_step_are_those_of_transformers(family, attention):
     model = speaker(family, attn_implementation=attention)
-    examples, made = rows()
-    packs = pack([len(ids) for ids, _ in made], 16, [0] * len(made))
-    batch = TokenRows.packed(made, packs) if packed else examples
-    assert len(batch) == (3 if packed else 5)
+    batch, made = rows()
     ours = Functional.of(CausalLM(copy.deepcopy(model)))
     weights = {name: w.requires_grad_() for name, w in ours.weights().items()}
     grads, (loss, _) = ours.gradient(weights, ours.buffers(), *batch.gather(torch.arange(len(batch))), None)
     model.train()
-    wanted, expected = theirs(model, made, together=not packed)
+    wanted, expected = theirs(model, made)
     assert float(loss) == pytest.approx(wanted, abs=1e-5)
     assert set(expected) == set(grads)
     for name, block in expected.items():
@@ -130,7 +115,7 @@ def test_batches_of_similar_length_train_on_every_row_once():
 def test_evaluation_does_not_depend_on_the_batch_and_fits_into_memory(monkeypatch):
     examples, made = rows((4, 30, 6, 17, 9, 5, 22))
     model = speaker()
-    wanted, _ = theirs(model, made, together=True)
+    wanted, _ = theirs(model, made)
     functional = Functional.of(CausalLM(model))
     metrics = metrics_by_name(["perplexity"])
     results = [evaluate(functional, functional.weights(), {}, examples, metrics=metrics, batch=b) for b in (0, 1, 3)]
@@ -211,10 +196,10 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     checkpoint, file = world
     settings = {"task.file": file, "task.test_file": file, "task.checkpoint": checkpoint, "task.client": "home"}
-    settings |= {"task.options": "options", "task.length": 64, "task.packing": True, "task.group": "set"}
-    settings |= {"rounds": 6, "eval.every": 6, "local.epochs": 4, "local.batch": 4, "engine.backend": "vmap"}
+    settings |= {"task.options": "options", "task.length": 64, "task.group": "set"}
+    settings |= {"rounds": 12, "eval.every": 12, "local.epochs": 4, "local.batch": 4, "engine.backend": "vmap"}
     settings |= {
-        "method.client_opt.lr": 0.03,
+        "method.client_opt.lr": 0.01,
         "eval.metrics": ["exact-match"],
         "method.space.target_modules": ["all-linear"],
     }
@@ -239,12 +224,6 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     ids = torch.tensor([[5, 7, 8, 3, 6]])
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=ids).logits, ours(ids), rtol=0, atol=1e-4)
-        merged_of_run(path, tmp_path / "merged")
-        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-        torch.testing.assert_close(merged(input_ids=ids).logits, ours(ids), rtol=0, atol=1e-4)
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-    with pytest.raises(ConfigError, match="is not empty; name a new folder"):
-        merged_of_run(path, tmp_path / "merged")
 
 
 def test_refusals_of_the_model_are_one_line(tmp_path):
@@ -288,9 +267,9 @@ def test_a_base_in_few_bits_trains_and_its_adapter_fits_the_full_base(world, tmp
     ids = torch.tensor([[5, 7, 8, 3, 6]])
     with torch.no_grad():
         torch.testing.assert_close(runs[0].model().eval()(ids), loaded(input_ids=ids).logits, rtol=0, atol=1e-4)
-        save_merged(tmp_path / "merged", small, runs[0].weights)
+        loaded.merge_and_unload().save_pretrained(tmp_path / "merged")
         merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-        torch.testing.assert_close(merged(input_ids=ids).logits, loaded(input_ids=ids).logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(merged(ids).logits, runs[0].model().eval()(ids), rtol=0, atol=1e-4)
         assert small.generate([ids[0].numpy()], 3) == build("causal-lm", checkpoint=str(checkpoint)).generate(
             [ids[0].numpy()], 3
         )

@@ -12,15 +12,15 @@ from torch import nn
 
 import thinwire as tw
 from tests.federation import same_public
+from tests.flower.in_memory import FlowerServer, InMemory
 from thinwire.data.task import pool_clients
 from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
 from thinwire.federation.simulation import make_simulation
 from thinwire.flower.app_folder import write_app
 from thinwire.flower.apps import read_experiment
-from thinwire.flower.client import Client, InMemory
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.transport import RoundPolicy
+from thinwire.flower.client import Client
+from thinwire.flower.policy import RoundPolicy
 from thinwire.runs.config import digest
 
 
@@ -101,7 +101,7 @@ def test_a_deployment_with_a_trainer_equals_the_simulation(name):
     one = job(method, trainer)
     theirs, their_messages = play(make_simulation(Engine(), one), 3)
     transport = InMemory(Client(Engine(), one))
-    ours, messages = play(FlowerServer(Engine(), one, lambda *_: transport, RoundPolicy(quorum=1.0)), 3)
+    ours, messages = play(FlowerServer(Engine(), one, transport, RoundPolicy(quorum=1.0)), 3)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)
 

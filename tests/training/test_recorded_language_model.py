@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +16,7 @@ from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
 from thinwire.models import causal_lm
 
+LORA = tw.spaces.LoRA(2, 4.0, ("query-value",))
 # what a list, bool(tensor) and tensor[mask] call; and others whose shape or result the host needs
 NOT_RECORDED = ("lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
 
@@ -33,7 +36,7 @@ class Seen(TorchDispatchMode):
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
     "space",
-    [tw.spaces.LoRA(2, 4.0, ("query-value",)), tw.spaces.DoRA(2, 4.0, ("query-value",))],
+    [LORA, dataclasses.replace(LORA, modules_to_save=("*norm.weight",))],
     ids=["folded", "vmap"],
 )
 def test_a_step_copies_nothing_from_the_host(space, precision, monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from thinwire.codecs import Peer, Quantize, TopK
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import WireError
 from thinwire.wire import entropy, indices, regions, row_bits, symbols
 

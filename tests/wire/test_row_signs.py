@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from tests import wire_reader as reader
 from thinwire.codecs import Peer, Quantize, Raw, Threshold, TopK, sparse
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
+from thinwire.core.tree import Spec
 from thinwire.errors import WireError
 from thinwire.wire import row_signs
 from thinwire.wire.bits import pack, read_varint, varint

@@ -3,7 +3,6 @@
 from thinwire.aggregators.base import (
     Aggregator as Aggregator,
     Bounded as Bounded,
-    ByNorm as ByNorm,
     BySamples as BySamples,
     ClientWeight as ClientWeight,
     Uniform as Uniform,

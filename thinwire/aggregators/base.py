@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from thinwire.core.registry import register
-from thinwire.core.text import check_settings
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeFloat
 from thinwire.core.tree import Tree, scale, weighted_mean
 from thinwire.errors import ConfigError
 
@@ -76,8 +75,7 @@ class UpdateFilter(Aggregator):
         return self.inner.of(trees, weights)
 
 
-@register("aggregator", "weighted", paper="McMahan et al., AISTATS 2017")
-@dataclass(frozen=True)
+@register_part("aggregator", "weighted", paper="McMahan et al., AISTATS 2017")
 class WeightedMean(Aggregator):
     """The weighted mean of all clients:  sum_i p_i x_i,  p_i = weight_i / sum_j weight_j.
 
@@ -106,8 +104,7 @@ class ClientWeight(ABC):
         """Return the weight of a client with that many examples."""
 
 
-@register("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
-@dataclass(frozen=True)
+@register_part("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
 class BySamples(ClientWeight):
     """Weight clients by their number of examples:  p_i = n_i / sum_j n_j.
 
@@ -122,8 +119,7 @@ class BySamples(ClientWeight):
         return float(samples)
 
 
-@register("client_weight", "uniform")
-@dataclass(frozen=True)
+@register_part("client_weight", "uniform")
 class Uniform(ClientWeight):
     """Weight all clients of a round equally:  p_i = 1 / m.
 
@@ -136,46 +132,7 @@ class Uniform(ClientWeight):
         return 1.0
 
 
-@register("aggregator", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
-@dataclass(frozen=True)
-class ByNorm(WeightedMean):
-    """Weight clients by the norm of their adapters:  p_i ~ weight_i |B_i A_i|,  over all matrices together.
-
-    For clients that upload weights (`upload = "weights"`): a client that trains fewer ranks has a smaller product, so
-    the zeros of its missing ranks count less. Blocks that are no adapter do not enter the norm; without any adapter, or
-    if all are zero, the weights stay unchanged.
-
-    >>> import torch
-    >>> low = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[1.0]])}
-    >>> high = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[3.0]])}
-    >>> ByNorm().admit([low, high], [1.0, 1.0])[1]
-    [3.0, 9.0]
-
-    Not robust: a client with large adapters gets a large weight. Not `Bounded`, which limits norms.
-    """
-
-    is_weighted_mean = False
-
-    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
-        """Return the trees unchanged and the weights times the norms."""
-        norms = [_adapter_norm(code) for code in codes]
-        if not any(norms):
-            return list(codes), list(weights)
-        return list(codes), [weight * norm for weight, norm in zip(weights, norms, strict=True)]
-
-
-def _adapter_norm(code: Tree) -> float:
-    """|B A| over all adapters, by |B A|^2 = tr(B^T B A A^T), without computing B A."""
-    square = 0.0
-    for name, b in code.items():
-        if name.endswith("/b") and (a := code.get(name.removesuffix("b") + "a")) is not None:
-            b, a = b.double(), a.double()
-            square += float(((b.mT @ b) * (a @ a.mT)).sum())
-    return math.sqrt(max(square, 0.0))
-
-
-@register("aggregator", "bounded")
-@dataclass(frozen=True)
+@register_part("aggregator", "bounded")
 class Bounded(UpdateFilter):
     """Clip the norm of each update and the weight of each client, then aggregate.
 
@@ -195,13 +152,9 @@ class Bounded(UpdateFilter):
     clients.
     """
 
-    norm: float = 0.0
-    weight: float = 0.0
+    norm: NonNegativeFloat = 0.0
+    weight: NonNegativeFloat = 0.0
     inner: Aggregator = WeightedMean()
-
-    def __post_init__(self) -> None:
-        check_settings(self, norm="[0, inf)", weight="[0, inf)")
-        super().__post_init__()
 
     @property
     def clips(self) -> bool:  # type: ignore[override]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from thinwire.aggregators.base import Aggregator
-from thinwire.core.registry import register
+from thinwire.core.registry import register_part
 from thinwire.core.tree import Tree, weighted_mean
 
 
-@register("aggregator", "flexlora", paper="Bai et al., NeurIPS 2024")
-@dataclass(frozen=True)
+@register_part("aggregator", "flexlora", paper="Bai et al., NeurIPS 2024")
 class FlexLoRA(Aggregator):
     """The adapter of the given rank that is closest to the mean of the clients' products B_i A_i.
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -31,18 +31,16 @@ from torch import Tensor
 
 from thinwire.aggregators.base import Aggregator, UpdateFilter, WeightedMean
 from thinwire.core.parallel import each
-from thinwire.core.registry import register
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, weighted_mean
-from thinwire.core.vector import Vector
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeInt, PositiveFloat, PositiveInt, ProperShare
+from thinwire.core.tree import Tree, Vector, weighted_mean
 from thinwire.errors import ConfigError
 
 _TINY = 1e-150  # a distance whose inverse is still finite
 _ROUNDING = 1e-7  # distances below this share of the norm of an update are rounding of inner products
 
 
-@register("aggregator", "geometric-median", paper="RFA (Pillutla et al., IEEE TSP 2022)")
-@dataclass(frozen=True)
+@register_part("aggregator", "geometric-median", paper="RFA (Pillutla et al., IEEE TSP 2022)")
 class GeometricMedian(Aggregator):
     """The geometric median: the point with the least weighted sum of distances to the updates.
 
@@ -67,11 +65,8 @@ class GeometricMedian(Aggregator):
     Not `Median`, which is the median of each coordinate.
     """
 
-    iterations: int = 32
-    smooth: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check_settings(self, iterations="[1, inf)", smooth="(0, 1)")
+    iterations: PositiveInt = 32
+    smooth: ProperShare = 1e-6
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the geometric median; of fewer than three clients, the weighted mean."""
@@ -90,8 +85,7 @@ class GeometricMedian(Aggregator):
         return weighted_mean(trees, shares.tolist())
 
 
-@register("aggregator", "centered-clipping", paper="Karimireddy et al., ICML 2021")
-@dataclass(frozen=True)
+@register_part("aggregator", "centered-clipping", paper="Karimireddy et al., ICML 2021")
 class CenteredClipping(Aggregator):
     """The mean of updates whose distance to a center is clipped.
 
@@ -113,12 +107,9 @@ class CenteredClipping(Aggregator):
     Not `Bounded`, which clips the norm of updates.
     """
 
-    tau: float = 0.5
+    tau: PositiveFloat = 0.5
     relative: bool = True
-    iterations: int = 10
-
-    def __post_init__(self) -> None:
-        check_settings(self, iterations="[1, inf)", tau="(0, inf)")
+    iterations: PositiveInt = 10
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the center after all iterations."""
@@ -138,8 +129,7 @@ class CenteredClipping(Aggregator):
         return weighted_mean(points, shares.tolist())
 
 
-@register("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
-@dataclass(frozen=True)
+@register_part("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
 class MultiKrum(WeightedMean):
     """The mean of the updates that are closest to their neighbors.
 
@@ -162,10 +152,9 @@ class MultiKrum(WeightedMean):
 
     is_weighted_mean = False
     faulty: float = 0.3
-    keep: int = 0
+    keep: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_settings(self, keep="[0, inf)")
         check_faulty(self.faulty)
 
     def check(self, clients: int) -> None:
@@ -218,8 +207,7 @@ def _normalized(weights: Tensor) -> Tensor:
 SLICE = 1 << 15  # values of each client that are sorted together: memory grows with this, not with the model
 
 
-@register("aggregator", "trimmed", paper="Yin et al., ICML 2018")
-@dataclass(frozen=True)
+@register_part("aggregator", "trimmed", paper="Yin et al., ICML 2018")
 class TrimmedMean(Aggregator):
     """Of each coordinate, drop the largest and the smallest values of the clients and average the others.
 
@@ -236,18 +224,14 @@ class TrimmedMean(Aggregator):
     [2.5]
     """
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self, share="[0, 0.5)")
+    share: Annotated[float, "[0, 0.5)"] = 0.1
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the trimmed mean of each coordinate."""
         return _middle_means(trees, math.floor(self.share * len(trees)))
 
 
-@register("aggregator", "median", paper="Yin et al., ICML 2018")
-@dataclass(frozen=True)
+@register_part("aggregator", "median", paper="Yin et al., ICML 2018")
 class Median(Aggregator):
     """Of each coordinate, the median of the clients' values (of an even number of clients, the mean of the middle two).
 
@@ -324,8 +308,7 @@ def squares_from(products: Tensor, shares: Tensor) -> Tensor:
     return (products.diagonal() - 2 * along + shares @ along).clamp(min=0)
 
 
-@register("aggregator", "nearest-mixing", paper="Allouah et al., AISTATS 2023")
-@dataclass(frozen=True)
+@register_part("aggregator", "nearest-mixing", paper="Allouah et al., AISTATS 2023")
 class NearestMixing(UpdateFilter):
     """Replace each update by the mean of the updates nearest to it, then aggregate.
 

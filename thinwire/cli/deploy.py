@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from thinwire.cli.options import AsJson, Log, Method, Quiet, Task, documented, verb
 from thinwire.cli.run import exit_if_failed, show_summary, shown
 from thinwire.cli.terminal import print_json, show_facts, show_list
-from thinwire.core.text import unfit_for_a_name, visible
+from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
 
@@ -23,7 +24,7 @@ def deploy(
     nodes: int = 4,
     seconds: float = 600.0,
     quorum: float = 0.5,
-    grace: float | None = None,
+    grace: float = -1.0,
     over_select: float = 0.0,
     log: Log = None,
     as_json: AsJson = False,
@@ -40,11 +41,11 @@ def deploy(
         nodes: Number of SuperNodes; also of clients, without --clients.
         seconds: Seconds the server waits for the uploads of a round.
         quorum: Fraction of the cohort that must upload for a round to count.
-        grace: Seconds after the quorum at which a round is closed; by default it is not.
+        grace: Seconds after the quorum at which a round is closed; below 0, it is not.
         over_select: Fraction of the cohort that is asked in addition.
     """
     from thinwire.flower.local import deploy as run
-    from thinwire.flower.transport import RoundPolicy
+    from thinwire.flower.policy import RoundPolicy
     from thinwire.runs.config import resolve
     from thinwire.runs.execute import default_folder
     from thinwire.runs.run import settings_of
@@ -55,8 +56,7 @@ def deploy(
         options["cohort"] = min(clients, preset.cohort.size) if options["cohort"] is None else options["cohort"]
     settings = settings_of(what, on, options)
     path = options["out"] or default_folder(settings, Path("runs/deployed"))
-    policy = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
-    policy |= {} if grace is None else {"grace": grace}
+    policy = {"seconds": seconds, "quorum": quorum, "grace": grace, "over-select": over_select}
     RoundPolicy.of(policy)  # a wrong value is an error before anything is started
     with shown(settings, path, log, quiet) as on_round:
         how = {"nodes": nodes, "settings": policy, "data_dir": options["data_dir"]}
@@ -112,34 +112,28 @@ DEFAULT = Path("roster.toml")
 def make_key(file: Path) -> None:
     """Write a private key, which stays at the site, and its public key FILE.pub, which the server gets.
 
+    A key that exists is not overwritten.
+
     Example: thinwire site key /etc/thinwire/north
 
     Options:
         file: A new file; FILE.pub is written too.
     """
-    from thinwire.flower import need_flower
-    from thinwire.flower.processes import make_key
+    from thinwire.secure.keys import make_key
 
-    need_flower()
-    public = file.with_name(f"{file.name}.pub")
-    for path in (file, public):
-        if path.exists():
-            raise ConfigError(f"{path} exists, and a key is not overwritten; name another file")
     make_key(file)
-    print(visible(str(file)))
-    print(visible(str(public)))
+    print(visible(str(file)), visible(f"{file}.pub"), sep="\n")
 
 
 @site.command("add")
 @documented
-def add(name: Name, key: Path, clients: int | None = None, roster: RosterPath = DEFAULT) -> None:
+def add(name: Name, key: Path, roster: RosterPath = DEFAULT) -> None:
     """Add a site to the roster; a run that is going on takes it in.
 
     Example: thinwire site add north north.pub
 
     Options:
         key: Public key of the site.
-        clients: Number of its clients; by default 1.
     """
     from thinwire.flower.sites import Roster, changing
     from thinwire.secure.keys import fingerprint, read_public_key
@@ -147,7 +141,7 @@ def add(name: Name, key: Path, clients: int | None = None, roster: RosterPath = 
     text = read_public_key(key)
     with changing(roster):
         known = Roster.read(roster) if roster.exists() else Roster()
-        after = known.add(name, text, clients)
+        after = known.add(name, text)
         after.write(roster)
     added = after.sites[-1]
     print(f"{name}: clients {list(added.clients)}, key {fingerprint(added.key)}")
@@ -162,10 +156,7 @@ def list_sites(roster: RosterPath = DEFAULT, as_json: AsJson = False) -> None:
     from thinwire.flower.sites import Roster
     from thinwire.secure.keys import fingerprint
 
-    sites = Roster.read(roster).sites
-    rows: list[dict[str, Any]] = [
-        {"name": one.name, "clients": list(one.clients), "revoked": one.revoked, "key": one.key} for one in sites
-    ]
+    rows = [asdict(one) for one in Roster.read(roster).sites]
     print_json(rows) if as_json else show_list([{**row, "key": fingerprint(row["key"])} for row in rows])
 
 
@@ -184,26 +175,23 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
 
 @site.command("check")
 @documented
-def check(app: Path, data_dir: SiteData, site: str = "", as_json: AsJson = False) -> None:
-    """Try data, shapes, one local step, time and memory at a site, without the server.
+def check(app: Path, data_dir: SiteData, as_json: AsJson = False) -> None:
+    """Try data, model, loss and one step of training at a site, without the server.
 
     Example: thinwire site check my-app --data-dir /data/records
 
     Options:
         app: The folder that `thinwire app` wrote.
-        site: The name of the site, for the title.
     """
     from thinwire.flower.app_folder import EXPERIMENT_FILE, PACKAGE
     from thinwire.flower.apps import read_experiment
     from thinwire.flower.site_check import check_site
 
-    if site and (why := unfit_for_a_name(site, 64)):
-        raise ConfigError(f"the name {visible(site, 80)!r} of a site cannot be used: {why}; write for example north")
     file = app / PACKAGE / EXPERIMENT_FILE
     if not file.is_file():
         raise ConfigError(f"{app} is not the folder of an app: it has no {PACKAGE}/{EXPERIMENT_FILE}")
     facts = check_site(read_experiment(file), data_dir)
-    print_json(facts) if as_json else show_facts(facts, f"{site or data_dir.name}: ready to join")
+    print_json(facts) if as_json else show_facts(facts, f"{data_dir}: ready to join")
 
 
 # flower-supernode parses the options of a node
@@ -245,8 +233,8 @@ def supervise(
 
     Example: thinwire site supervise my-app mine --run-dir /var/lib/thinwire/runs/first -c 'quorum=0.8 seconds=120.0'
 
-    Runs on the machine of the SuperLink, as its user. After SIGTERM or Ctrl-C the server closes its round and saves it;
-    the exit code is then 130, and the same command continues.
+    Runs on the machine of the SuperLink, as its user. SIGTERM or Ctrl-C stops the server; the exit code is then
+    130, and the same command continues after the last round.
 
     Options:
         app: Folder of the app, as for `flwr run`.

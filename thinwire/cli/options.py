@@ -23,9 +23,9 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 def import_modules(modules: Sequence[str] | None) -> None:
     """Import packages that register parts, so that their names are known to the verb."""
     if modules:
-        from thinwire.runs.plugins import load
+        from thinwire.runs.plugins import load_plugins
 
-        load(list(modules))
+        load_plugins(modules)
 
 
 Imports = Annotated[
@@ -60,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Log = Annotated[
     str | None,
-    typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard or mlflow."),
+    typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard."),
 ]
 Targets = Annotated[
     list[float] | None,

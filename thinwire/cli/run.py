@@ -16,7 +16,7 @@ from rich.live import Live
 from thinwire.cli.options import AsJson, DataDir, Log, Method, Quiet, RunDirectory, Task, documented, verb
 from thinwire.cli.terminal import note, out as console, print_json, show_facts
 from thinwire.core.text import human_bytes, visible
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.runs.progress import shown as progress, style_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def resume(
         int | None,
         typer.Option("--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0: the start."),
     ] = None,
-    leave_out: list[int] | None = None,
     on_divergence: str | None = None,
     data_dir: DataDir = None,
     log: Log = None,
@@ -81,14 +80,16 @@ def resume(
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
 
     Options:
-        leave_out: Leave a client of a deployment out for some rounds; may be repeated.
         on_divergence: stop or retry, as for run.
     """
     from thinwire.runs.execute import execute
+    from thinwire.runs.retry import roll_back
     from thinwire.runs.run_directory import RunFolder
 
-    if number is not None or leave_out:
-        _roll_back(run, number, leave_out or [])
+    if number is not None:
+        back = roll_back(run, number)
+        where, rounds = f"round {number}" if number else "the start", back.round - number
+        note(f"{run} is back at {where}: {rounds} rounds and {human_bytes(back.bytes_abandoned)} given up")
     settings = RunFolder.open(run).experiment
     if on_divergence is not None:
         saving = replace(settings.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
@@ -96,10 +97,10 @@ def resume(
     runner: Callable[..., Summary] = execute
     how: dict[str, Any] = {"data_dir": data_dir, "resume": True}
     if (run / "deployment.json").is_file():
-        from thinwire.flower.apps import read_deployment
         from thinwire.flower.local import deploy as runner
+        from thinwire.runs.files import read_json
 
-        deployment = {key: value for key, value in (read_deployment(run) or {}).items() if key != "run"}
+        deployment = {key: value for key, value in read_json(run / "deployment.json").items() if key != "run"}
         how |= {"nodes": deployment.pop("nodes", 0), "settings": deployment}
         if not how["nodes"]:
             line = f"{run} was started with `flwr run`; start its app again with the same run-dir"
@@ -117,28 +118,17 @@ def resume(
     show_summary(summary, run, as_json)
 
 
-def _roll_back(run: Path, number: int | None, leave_out: list[int]) -> None:
-    """Go back to the checkpoint of a round."""
-    from thinwire.runs.retry import roll_back
-
-    if number is None:
-        raise ConfigError("--leave-out goes back to a round; write --from ROUND")
-    found = roll_back(run, number, leave_out)
-    where = f"round {number}" if number else "the start"
-    without = f" without clients {', '.join(map(str, found.left_out))}" if found.left_out else ""
-    lost = f"{found.round - found.from_round} rounds and {human_bytes(found.bytes_abandoned)} given up"
-    note(f"{run} is back at {where}{without}: {lost}")
-
-
 @contextmanager
 def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Iterator[Callable[[RoundRecord], None]]:
     """Show the progress of a run, and log it to a tracker; yields a function to call with each record."""
-    from thinwire.runs.trackers import tracker
+    from thinwire.runs.trackers import tensorboard
 
+    if log not in (None, "tensorboard"):
+        raise UnknownName("tracker", log, ["tensorboard"])
     try:
         with (
             progress(settings.name, settings.rounds, style_of(not quiet), settings.accounting) as show_round,
-            tracker(log, path) as log_round,
+            tensorboard(path) if log else nullcontext(lambda record: None) as log_round,
         ):
 
             def on_round(record: RoundRecord) -> None:
@@ -161,10 +151,6 @@ def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
     """Print one line for each run that diverged, collapsed or ended at chance; exit with 3 if there is one."""
     from thinwire.runs.collapse import is_broken
 
-    for path, summary in summaries.items():
-        if dead := summary.get("dead_adapters"):
-            message = f"{len(dead)} adapters are fully masked and can no longer change, for example {dead[0]}"
-            note(f"thinwire: {path}: {message}")
     failed = {path: summary for path, summary in summaries.items() if is_broken(summary)}
     for path, summary in failed.items():
         note(f"thinwire: {path} {summary['status']}: {summary['status_why']}")
@@ -173,21 +159,17 @@ def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
 
 
 @documented
-def export(run: RunDirectory, folder: Path, data_dir: DataDir = None, merged: bool = False) -> None:
+def export(run: RunDirectory, folder: Path, data_dir: DataDir = None) -> None:
     """Export the LoRA adapter of a run, to be loaded with `peft.PeftModel.from_pretrained`.
-
-    With --merged, a model that transformers loads without peft.
 
     Example: thinwire export runs/lora-text-classification-s0-1a2b3c my-adapter
 
     Options:
         folder: Folder of the adapter.
-        merged: Write the whole model instead, with the adapter merged into it.
     """
-    from thinwire.runs.peft_export import adapter_of_run, merged_of_run
+    from thinwire.runs.peft_export import adapter_of_run
 
-    write = merged_of_run if merged else adapter_of_run
-    for file in write(run, folder, data_dir):
+    for file in adapter_of_run(run, folder, data_dir):
         print(visible(str(file)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -11,14 +12,13 @@ import typer
 
 from thinwire.cli.options import AsJson, Method, Quiet, Targets, Task, documented, verb
 from thinwire.cli.run import exit_if_failed
-from thinwire.cli.terminal import note, out as console, print_json, show_cells, show_facts
-from thinwire.core.text import human_bytes, percent, visible
+from thinwire.cli.terminal import note, out as console, print_json, show_cells
+from thinwire.core.text import visible
 
 if TYPE_CHECKING:
     from thinwire.federation.settings import Settings
-    from thinwire.reports.report import Table
+    from thinwire.reports.table import Table
     from thinwire.search.trials import Trial
-    from thinwire.search.tune import OnSearch, Rung, Tuned
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 RUNS = Path("runs")
@@ -77,12 +77,13 @@ def compare(
     names = methods or TOUR
     check_page([html] if html else [], targets or (), settings_of(names[0], on, options).eval.objective)
     how: dict[str, Any] = {"tune": tune, "tune_rates": tune_rates, "tune_seed": tune_seed}
+    how |= {} if quiet else {"on_trial": print_trial}
     try:
-        on_search = printer(quiet, show_rungs=not (quiet or as_json))
-        table = run(names, on, seeds=seeds, progress=not quiet, on_search=on_search, **how, **options)
+        table = run(names, on, seeds=seeds, progress=not quiet, **how, **options)
     except NothingTrains as error:
         nothing_trains(error)
-    _show(table, table.plain(), as_json, html or (options["out"] or RUNS) / "compare.html", targets=targets or ())
+    table = replace(table, targets=targets or ())
+    _show(table, table.plain(), as_json, html or (options["out"] or RUNS) / "compare.html")
     exit_if_failed({str(one.path): one.summary or {} for one in table.runs})
 
 
@@ -131,18 +132,17 @@ def tune(
     over: Over = None,
     flasc_s: bool = False,
     bytes: str | None = None,
-    accuracy: float | None = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
     """Find the learning rate, other settings, or a method, on held-out examples of the clients, not on the test set.
 
-    The search is successive halving. What it recommends is then run in full, beside the setting that it started from.
+    The search is successive halving. The setting that it started from is in its last rung.
 
     With --over: all combinations of the given values instead of a ladder of learning rates.
 
-    With --bytes or --accuracy: also several methods, by default a selection, instead of the settings of one.
+    With --bytes: also several methods, by default a selection, instead of the settings of one.
 
     The seed of the search is 100 by default: keep it out of the seeds of a comparison.
 
@@ -161,61 +161,32 @@ def tune(
             optimizer is not SGD, or the method sends a sketch (EvoFed).
         flasc_s: Search two settings of --over, a size and a density, with few full runs (FLASC-S).
         bytes: Find the most accurate setting, or method, that sends at most this, as 5MB.
-        accuracy: Find the setting, or method, that reaches this accuracy with the fewest bytes, as 0.84.
     """
     from thinwire.runs.plugins import loaded
-    from thinwire.runs.toml import value_words
+    from thinwire.runs.toml import written
     from thinwire.search.candidates import parse_over
     from thinwire.search.tune import NothingTrains, tune as search
 
-    how: dict[str, Any] = {"rates": rates, "flasc_s": flasc_s, "bytes": bytes, "accuracy": accuracy}
-    how["over"] = parse_over(over) if over else None
+    how: dict[str, Any] = {"rates": rates, "flasc_s": flasc_s, "bytes": bytes}
+    how |= {"over": parse_over(over) if over else None, **({} if quiet else {"on_trial": print_trial})}
     one = methods[0] if methods and len(methods) == 1 else methods
     try:
-        found = search(one, on, **how, on_search=printer(quiet, show_rungs=not as_json), **options)
+        found = search(one, on, **how, **options)
     except NothingTrains as error:
         nothing_trains(error)
-    best = dict(found.confirmation.point or ())
+    best = dict(found.best.point)
     again = ["thinwire", "run", best.get("method") or str(one), *(["--on", on] if on else [])]
     kept = {f"--{name}": options[name] for name in ("rounds", "clients", "cohort", "device", "recipe")}
     again += [word for flag, value in kept.items() if value is not None for word in (flag, str(value))]
     again += [word for text in options["set"] or () if not text.startswith("seed=") for word in ("--set", text)]
     again += [word for module in loaded() for word in ("--import", module)]
-    again += [word for key, value in found.settings.items() for word in ("--set", f"{key}={value_words(value)}")]
-    _show_tuned(found, shlex.join(again), as_json)
-
-
-def _show_tuned(tuned: Tuned, command: str, as_json: bool) -> None:
-    """Print the result of a search."""
-    from thinwire.search.candidates import point_text
-
-    full = tuned.confirmation
-    number = len(tuned.found) == 1 and isinstance(tuned.found[0][1], int | float)
-    at_end = number and full.point in (tuned.tried[0], tuned.tried[-1])
-    start_is_better = full.start is not None and full.point == full.start.point
-    facts: dict[str, Any] = {"searched": ", ".join(path for knob in tuned.knobs for path in knob.paths)}
-    facts |= {**dict(full.point or ()), "best_of_the_search": point_text(tuned.found)}
-    facts |= {"full_run": full.text, "chosen_by": tuned.chosen_by, "seed": tuned.seed, "tried": len(tuned.tried)}
-    facts |= {"rounds_of_the_search": tuned.rounds, "bytes_of_the_search": tuned.bytes, "at_an_end": at_end}
+    again += [word for key, value in found.settings.items() for word in ("--set", f"{key}={written(value)}")]
+    command = shlex.join(again)
     if as_json:
-        runs = {"result": full.found and _plain(full.found), "start": full.start and _plain(full.start)}
-        facts |= {"settings": tuned.settings, "command": command}
-        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}}
-        facts["rungs"] = [
-            {"rounds": rung.rounds, "trials": list(map(_plain, rung.trials)), "kept": list(map(dict, rung.kept))}
-            for rung in tuned.rungs
-        ]
-        print_json(facts)
+        print_json({**best, "command": command, **found.plain()})
         return
-    show_facts(facts, "search")
-    if start_is_better:
-        note(f"thinwire: note: {full.text}; {facts['best_of_the_search']} is not recommended")
-    console.print(command, soft_wrap=True)
-
-
-def _plain(trial: Trial) -> dict[str, Any]:
-    values = trial._asdict()
-    return {"settings": dict(values.pop("point")), **values}
+    show_cells(found.cells())
+    console.print(f"{found!r}\n\n{command}", soft_wrap=True)
 
 
 @documented
@@ -224,7 +195,6 @@ def report(
     html: Path | None = None,
     md: Path | None = None,
     targets: Targets = None,
-    compute: float | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare existing runs, finished or not: accuracy against bytes, and time to a target accuracy.
@@ -237,32 +207,29 @@ def report(
         runs: Run directories, or folders of run directories.
         html: Page with charts and tables.
         md: Write the tables as Markdown.
-        compute: Training seconds of a client per round, for the time model. Default: as measured.
     """
     from thinwire.reports.report import report as write_report
 
-    table = write_report(runs, html, md, targets=targets or (), compute=compute)
+    table = write_report(runs, html, md, targets=targets or ())
     _show(table, table.plain(), as_json)
     for file in (html, md):
         if file:
             note(f"wrote {file}")
 
 
-def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None, **options: Any) -> None:
+def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None) -> None:
     """Print a table, or facts as JSON, and write its page if a run has a finished round."""
-    from thinwire.reports.chapters import search_table
+    from thinwire.reports.report import report
 
     if as_json:
         print_json(facts)
     else:
-        show_cells(table.cells())
-        searches, texts = search_table(table.rows, "searches")
-        if searches.rows:
-            show_cells(searches)
-        for text in (*table.notes(), *texts):
+        for cells in table.cells():
+            show_cells(cells)
+        for text in table.notes():
             console.print(visible(text, 1000), soft_wrap=True)
     if page and any(run.records for run in table.runs):
-        table.report(page, **options)
+        report(table, page, targets=table.targets)
         note(f"wrote {page}")
 
 
@@ -272,34 +239,6 @@ def nothing_trains(error: Exception | str) -> NoReturn:
     sys.exit(NOTHING_FOUND)
 
 
-def printer(quiet: bool, show_rungs: bool) -> OnSearch:
-    """Output of a search: a line for each run unless `quiet`, and with `show_rungs` a table for each rung."""
-
-    def on_search(experiment: Settings, found: Trial | Rung) -> None:
-        from thinwire.reports.page import Cells
-        from thinwire.reports.report import value_text
-        from thinwire.search.candidates import point_text
-        from thinwire.search.tune import Rung
-
-        if not isinstance(found, Rung):
-            if not quiet:
-                note(f"{experiment.name} {point_text(found.point)}: {found.outcome} after {found.rounds} rounds")
-        elif show_rungs:
-            runs = f"{len(found.trials)} run{'s' * (len(found.trials) > 1)} of {found.rounds} rounds"
-            title = f"rung {found.number}: {experiment.name} on {experiment.task.label}: {runs}"
-            heads = [*dict(found.trials[0].point), "validation", "loss", "rounds", "bytes", "status", ""]
-            rows = [
-                [
-                    *(value_text(value) for _, value in one.point),
-                    percent(one.accuracy),
-                    "-" if one.loss is None else f"{one.loss:.4g}",
-                    f"{one.rounds:,}",
-                    human_bytes(one.bytes),
-                    one.status.removeprefix("finished"),
-                    "goes on" if one.point in found.kept else "",
-                ]
-                for one in found.trials
-            ]
-            show_cells(Cells(title, heads, rows, left=0))
-
-    return on_search
+def print_trial(experiment: Settings, trial: Trial) -> None:
+    """Print a run of a search."""
+    note(f"{experiment.name} {trial.name}: {trial.outcome} after {trial.rounds} rounds")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli.options import AsJson, Imports, Task, verb
-from thinwire.cli.terminal import note, out, plain_text, print_json, show_cells, show_facts, show_layers, show_list
+from thinwire.cli.terminal import note, out, print_json, show_facts, show_layers, show_list
 from thinwire.core.text import visible
-from thinwire.errors import CheckpointError, ConfigError
+from thinwire.errors import CheckpointError
 from thinwire.runs.presets import LISTS, catalog
 
 if TYPE_CHECKING:
     from thinwire.federation.settings import Settings
+    from thinwire.runs.run_directory import Summary
 
 Experiment = Annotated[
     str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
@@ -28,35 +29,31 @@ def check(
     on: Task = None,
     partition: bool = False,
     plot: Path | None = None,
-    replay: bool = False,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
     """Validate an experiment and print its message sizes and the memory of a client, after one step of training.
 
-    Of a finished run, check the files by their checksums. --replay simulates a deployed run with the clients that it
-    accepted; it needs the data of all clients, and a machine of the same kind. Exit code 1 if a weight differs.
+    Of a finished run, check the files by their checksums.
 
     Example: thinwire check fedpara+scaffold --on digits
 
     Example: thinwire check --on digits --partition --set task.partition.alpha=0.1 --plot clients.svg
 
-    Example: thinwire check runs/deployed/fedavg-digits-s0-1a2b3c --replay
+    Example: thinwire check runs/fedavg-digits-s0-1a2b3c
 
     Options:
         partition: Print the examples and classes of each client instead.
         plot: With --partition: draw the clients to a file: .svg, .png or .pdf.
-        replay: Simulate a deployed run again, and compare the weights bit for bit.
     """
     from thinwire.runs.check import check as check_settings
     from thinwire.runs.run import settings_of
 
     data_dir = options["data_dir"]
     if (Path(what) / "config.toml").is_file():
-        _check_run(Path(what), replay, data_dir, as_json)
+        _finished(Path(what))
+        print_json({"checksums": "match"}) if as_json else print(visible(f"{what}: all checksums match"))
         return
-    if replay:
-        raise ConfigError(f"--replay is for a run directory, and {what} is not one")
     settings = settings_of(what, on, options)
     if partition:
         _show_partition(settings, plot, data_dir, as_json)
@@ -65,28 +62,14 @@ def check(
     print_json(facts) if as_json else show_facts(facts, "ready to run")
 
 
-def _check_run(path: Path, replayed: bool, data_dir: Path | None, as_json: bool) -> None:
-    from thinwire.runs.replay import replay
+def _finished(path: Path) -> Summary:
+    """The totals of a finished run, whose files are verified."""
     from thinwire.runs.run_directory import RunFolder
 
-    folder = RunFolder.open(path)
-    if folder.summary() is None:  # which compares the checksums
+    summary = RunFolder.open(path).summary()
+    if summary is None:
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    if not replayed:
-        print_json({"checksums": "match"}) if as_json else print(visible(f"{path}: all checksums match"))
-        return
-    found = replay(path, data_dir)
-    done = f"{found.rounds} rounds, {found.uploads} accepted uploads"
-    if as_json:
-        print_json({**found._asdict(), "identical": found.identical})
-    elif found.identical:
-        print(f"{done}: the final weights are identical, bit for bit")
-    else:
-        since = f"; the test loss differs from round {found.first} on" if found.first else ""
-        blocks = visible(", ".join(found.differ[:3]), 200)
-        print(f"{done}: {len(found.differ)} blocks differ, by at most {found.largest:.3g} ({blocks}){since}")
-    if not found.identical:
-        raise typer.Exit(1)
+    return summary
 
 
 def list_names(
@@ -106,7 +89,6 @@ def list_names(
 def show(
     what: Experiment,
     on: Task = None,
-    plot: Path | None = None,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
@@ -114,44 +96,23 @@ def show(
 
     Example: thinwire show fedpara+scaffold --on mnist > my.toml
 
-    Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
-
-    Options:
-        plot: For a run: write a chart of its layers to this file.
+    Example: thinwire show runs/fedlama-digits-s0-1a2b3c
     """
     from thinwire.runs.config import to_table
     from thinwire.runs.run import settings_of
     from thinwire.runs.toml import dumps
 
     if (Path(what) / "config.toml").is_file():
-        _show_run(Path(what), plot, as_json)
-    elif plot:
-        raise ConfigError(f"--plot draws a run directory, and {what} is not one")
+        summary = _finished(Path(what))
+        if as_json:
+            print_json(summary)
+            return
+        show_facts(summary, what)
+        if layers := summary.get("layers"):  # not in runs of earlier versions
+            show_layers(layers)
     else:
         table = to_table(settings_of(what, on, options))
         print_json(table) if as_json else print(dumps(table), end="")
-
-
-def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
-    from thinwire.reports import figures
-    from thinwire.runs.run_directory import RunFolder
-
-    summary = RunFolder.open(path).summary()
-    if summary is None:
-        raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    layers = summary.get("layers", [])  # not in runs of earlier versions
-    if plot and not layers:
-        raise CheckpointError(f"{path} has no counts by layer, as runs of earlier versions; run it with --overwrite")
-    if plot:
-        what, rows = figures.layer_bars(layers, summary["rounds"])
-        title = f"{summary['method']} on {summary['task']}, {path.name}"
-        figures.save(figures.bars(rows, 680, title=f"{title}: {what}"), plot)
-    if as_json:
-        print_json(summary)
-        return
-    show_facts(summary, str(path))
-    if layers:
-        show_layers(layers, summary["rounds"])
 
 
 def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None, as_json: bool) -> None:
@@ -159,7 +120,6 @@ def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None
     from thinwire.core.key import Key
     from thinwire.data.task import describe_partition
     from thinwire.reports.figures import partition_figure, save
-    from thinwire.reports.page import Cells
     from thinwire.runs.build import build_task
 
     task = build_task(settings.task, Key(settings.seed), data_dir)
@@ -171,10 +131,9 @@ def _show_partition(settings: Settings, plot: Path | None, data_dir: Path | None
         for row in rows:
             ranked = sorted(row["classes"].items(), key=lambda pair: -pair[1])
             row["classes"] = ", ".join(f"{name}: {count:,}" for name, count in ranked)
-        heads, cells = list(rows[0]), [[plain_text(value) for value in row.values()] for row in rows]
-        if len(cells) > SHOWN:
-            cells[SHOWN - 5 : -5] = [[f"... {len(cells) - SHOWN:,} more", *[""] * (len(heads) - 1)]]
-        show_cells(Cells(title, [head.replace("_", " ") for head in heads], cells))
+        if len(rows) > SHOWN:
+            rows[SHOWN - 5 : -5] = [{"client": f"... {len(rows) - SHOWN:,} more"}]
+        show_list(rows, title)
         out.print(f"{found!r}; {facts['examples']:,} examples, {facts['unused_examples']:,} of no client")
         out.print(
             "label skew: mean total variation distance between the classes of a client and those of all (0: equal); "

@@ -84,24 +84,27 @@ def plain_text(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Print how often each layer was synchronized; a full bar is every round."""
-    from thinwire.reports.page import Cells
-
-    rows = []
-    for row in layers:
-        bar = "█" * round(24 * row["syncs"] / rounds)
-        sent = "-" if row["bytes_up"] is None else human_bytes(row["bytes_up"])
-        rows.append((row["layer"], bar.ljust(24, "·"), f"{row['numbers']:,}", f"{row['syncs']:,}", sent))
-    show_cells(Cells("layers", ("layer", "", "values", "synchronized", "bytes up"), rows, left=2))
+def show_layers(layers: Sequence[dict[str, Any]]) -> None:
+    """Print how often each layer was synchronized, and its bytes."""
+    show_list(
+        [
+            {
+                "layer": row["layer"],
+                "values": row["numbers"],
+                "synchronized": row["syncs"],
+                "bytes up": None if row["bytes_up"] is None else human_bytes(row["bytes_up"]),
+            }
+            for row in layers
+        ]
+    )
     if any(row["bytes_up"] is None for row in layers):
         out.print("the upload codec encodes all blocks together, so bytes cannot be attributed to layers")
 
 
-def show_list(items: Sequence[dict[str, Any]]) -> None:
+def show_list(items: Sequence[dict[str, Any]], title: str = "") -> None:
     """Print one row per item; columns without any value are left out."""
     from thinwire.reports.page import Cells
 
     heads = [key for key in items[0] if any(item.get(key) for item in items)] if items else []
     rows = [["" if item.get(head) is None else plain_text(item[head]) for head in heads] for item in items]
-    show_cells(Cells("", heads, rows))
+    show_cells(Cells(title, [head.replace("_", " ") for head in heads], rows))

@@ -6,7 +6,6 @@ result before it reads the first byte.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,10 +15,8 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, as_one_block, common_type
-from thinwire.core.vector import Vector
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Block, Spec, Tree, Vector, as_one_block, common_type
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
@@ -162,10 +159,6 @@ class Codec(ABC):
         """The number of bytes that `encode` returns, or None if it depends on the values."""
         return None
 
-    def block_bytes(self, spec: Spec) -> dict[str, int] | None:
-        """The number of payload bytes of each block, or None if the codec mixes blocks or the sizes vary."""
-        return None
-
 
 class FloatCodec(Codec):
     """A codec of floating-point blocks, without state."""
@@ -176,14 +169,56 @@ class FloatCodec(Codec):
         return {}
 
 
-class SelectingCodec(FloatCodec):
-    """A codec that selects some of the values and encodes these with an inner codec, as one block named `values`."""
+class Wrapper(Codec):
+    """A codec that passes blocks on to an inner one without state: its payload and size are those of the inner codec.
+
+    `sent` says which blocks the inner codec gets, where they are not the given ones.
+    """
 
     inner: Codec
 
+    def __post_init__(self) -> None:
+        if self.inner.init(Spec((Block("values", (1,)),))):
+            name, within = type(self).__name__, type(self.inner).__name__
+            raise ConfigError(
+                f"{within} inside {name} would keep state for values whose positions change; "
+                f"write it the other way round: {within}({name}(...))"
+            )
+
+    @property
+    def summable(self) -> bool:  # type: ignore[override]
+        """As the inner codec."""
+        return self.inner.summable
+
+    def sent(self, spec: Spec) -> Spec:
+        """The blocks that the inner codec gets."""
+        return spec
+
     def check(self, spec: Spec) -> None:
-        """Check the inner codec, which receives one block named `values`."""
-        check_fits(self.inner, as_one_block(spec, spec.size))
+        """Check the inner codec."""
+        check_fits(self.inner, self.sent(spec))
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """As the inner codec."""
+        return self.inner.decode(data, spec, peer)
+
+    def size(self, spec: Spec) -> int | None:
+        """As the inner codec."""
+        return self.inner.size(self.sent(spec))
+
+
+class SelectingCodec(Wrapper, FloatCodec):
+    """A codec that selects some of the values and encodes these with an inner codec, as one block named `values`."""
+
+    summable = False
+
+    def sent(self, spec: Spec) -> Spec:
+        """One block of as many values at most."""
+        return as_one_block(spec, spec.size)
+
+    def size(self, spec: Spec) -> int | None:
+        """Not known: it depends on the values, or on the mask."""
+        return None
 
 
 def check_fits(codec: Codec, spec: Spec) -> None:
@@ -205,18 +240,7 @@ def cut_finite(x: np.ndarray, spec: Spec) -> Tree:
     return out
 
 
-def refuse_stateful(outer: object, inner: Codec) -> None:
-    """Raise a ConfigError if an inner codec has state: the positions of the values it encodes change every message."""
-    if inner.init(Spec((Block("values", (1,)),))):
-        name, within = type(outer).__name__, type(inner).__name__
-        raise ConfigError(
-            f"{within} inside {name} would keep state for values whose positions change; "
-            f"write it the other way round: {within}({name}(...))"
-        )
-
-
-@register("codec", "raw")
-@dataclass(frozen=True)
+@register_part("codec", "raw")
 class Raw(Codec):
     """Send all values unchanged: the blocks in order, little endian.
 
@@ -243,7 +267,7 @@ class Raw(Codec):
         whole = torch.from_numpy(array if array.flags.writeable else array.copy())  # as torch needs it, and
         if whole.data_ptr() % 8:  # aligned
             whole = whole.clone()
-        if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
+        if dtype not in (None, torch.bool) and data:  # the common case: one split
             return Vector(whole.view(dtype), spec)
         out: Tree = {}
         position = 0
@@ -256,18 +280,12 @@ class Raw(Codec):
         """The size of all values."""
         return spec.nbytes
 
-    def block_bytes(self, spec: Spec) -> dict[str, int]:
-        """The size of the values of each block."""
-        return {block.name: block.nbytes for block in spec.blocks}
-
 
 def _as_bytes(tensor: Tensor) -> memoryview:
     raw = tensor.detach().cpu()
     if raw.dtype is torch.bfloat16:  # numpy has no such type
         raw = raw.view(torch.int16)
     array = raw.contiguous().numpy()
-    if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
-        array = array.byteswap()
     return array.data.cast("B") if array.size else memoryview(b"")
 
 
@@ -277,8 +295,6 @@ def _from_bytes(raw: Tensor, block: Block) -> Tensor:
     if block.dtype is torch.bool and bool((raw > 1).any()):
         raise WireError(f"block {block.name!r} holds a byte that is neither true nor false")
     width = block.nbytes // block.numel
-    if sys.byteorder == "big":  # pragma: no cover
-        raw = raw.view(-1, width).flip(1).reshape(-1)
     if raw.storage_offset() % width:  # misaligned, after a block of a shorter type
         raw = raw.clone()
     return raw.view(block.dtype).view(block.shape)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from thinwire.codecs.base import FloatCodec, Peer
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, common_type
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, common_type
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import biased_bits
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -25,8 +23,7 @@ CLASSES = 16  # of known values
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@register("codec", "binary", paper="Suresh et al., ICML 2017; Isik et al., ICLR 2023")
-@dataclass(frozen=True)
+@register_part("codec", "binary", paper="Suresh et al., ICML 2017; Isik et al., ICLR 2023")
 class Binary(FloatCodec):
     """Round each value up or down to one of two levels, at random and without bias, and send the bits.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec, as_rules, matches, select
-from thinwire.core.tree import Tree, restrict
+from thinwire.core.names import as_rules, matches, select
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, restrict
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes, prefixed, read_prefixed, varint
 
@@ -21,11 +21,10 @@ class CodecRule:
     codec: Codec
 
 
-Pair: TypeAlias = tuple[str | tuple[str, ...], Codec]
+Pair = tuple[str | tuple[str, ...], Codec]
 
 
-@register("codec", "route")
-@dataclass(frozen=True)
+@register_part("codec", "route")
 class ByBlock(Codec):
     """Use a different codec for each group of blocks; the first rule that matches a block applies.
 

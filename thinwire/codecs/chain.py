@@ -6,50 +6,17 @@ Papers: Seide et al., Interspeech 2014; Stich et al., NeurIPS 2018; Karimireddy 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cached_property
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
-from thinwire.core.registry import rare, register, short_repr
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, common_type
+from thinwire.codecs.base import Codec, Peer, Raw, Wrapper
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import Share
+from thinwire.core.tree import Spec, Tree, common_type
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
 
-class Wrapper(Codec):
-    """A codec that passes blocks on to an inner one: its payload and size are those of the inner codec.
-
-    `sent` says which blocks the inner codec gets, where they are not the given ones.
-    """
-
-    inner: Codec
-
-    @property
-    def summable(self) -> bool:  # type: ignore[override]
-        """As the inner codec."""
-        return self.inner.summable
-
-    def sent(self, spec: Spec) -> Spec:
-        """The blocks that the inner codec gets."""
-        return spec
-
-    def check(self, spec: Spec) -> None:
-        """Check the inner codec."""
-        check_fits(self.inner, self.sent(spec))
-
-    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """As the inner codec."""
-        return self.inner.decode(data, spec, peer)
-
-    def size(self, spec: Spec) -> int | None:
-        """As the inner codec."""
-        return self.inner.size(self.sent(spec))
-
-
-@register("codec", "chain")
-@dataclass(frozen=True)
+@register_part("codec", "chain")
 class Chain(Wrapper):
     """Compose codecs: encode with all of them in order, decode in reverse order.
 
@@ -133,8 +100,7 @@ def _has_inner(part: Codec) -> bool:
 _REST = "rest/"
 
 
-@register("codec", "error-feedback", paper="Karimireddy et al., ICML 2019")
-@dataclass(frozen=True)
+@register_part("codec", "error-feedback", paper="Karimireddy et al., ICML 2019")
 class ErrorFeedback(Wrapper):
     """Add the compression error of earlier messages to each message, so that no part of the updates is lost.
 
@@ -160,12 +126,10 @@ class ErrorFeedback(Wrapper):
     """
 
     inner: Codec = Raw()
-    decay: float = rare(1.0)
-    __repr__ = short_repr
+    decay: Share = rare(1.0)
 
     def __post_init__(self) -> None:
-        check_settings(self, decay="(0, 1]")
-        refuse_stateful(self, self.inner)
+        super().__post_init__()
         if self.inner.unbiased:
             raise ConfigError(
                 f"{type(self.inner).__name__} scales values up to be unbiased, so its error would grow under error "

@@ -18,19 +18,16 @@ has the same bits on all platforms.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 
 from thinwire.codecs.base import FloatCodec, Peer, cut_finite
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, join
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, join
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes
 
@@ -40,8 +37,7 @@ _CHUNK = 4096  # levels that are looked up at a time: a decoder needs little mor
 _GRID = 1 << 20  # centroids are multiples of 1 / _GRID, so that they are the same on all platforms
 
 
-@register("codec", "eden", paper="Vargaftik et al., ICML 2022")
-@dataclass(frozen=True)
+@register_part("codec", "eden", paper="Vargaftik et al., ICML 2022")
 class Eden(FloatCodec):
     """Rotate at random, round each value to one of 2^bits levels, and send the levels and one scale a piece.
 
@@ -70,11 +66,8 @@ class Eden(FloatCodec):
     Not `Quantize`, whose levels are equally spaced and whose scale is that of neighboring values.
     """
 
-    bits: float = 2.0
+    bits: Annotated[float, f"(0, {MAX_BITS}]"] = 2.0
     unbiased: bool = True
-
-    def __post_init__(self) -> None:
-        check_settings(self, bits=f"(0, {MAX_BITS}]")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """For each piece its scale and its levels."""

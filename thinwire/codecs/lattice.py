@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, cut_finite, refuse_stateful
-from thinwire.codecs.chain import Wrapper
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, Wrapper, cut_finite
+from thinwire.core.registry import register_part
+from thinwire.core.text import PositiveFloat
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import WireError
 from thinwire.wire import indices, integers
 from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
@@ -32,8 +29,7 @@ _MANY = 4096  # levels of which zeros can be left out; fewer are coded near thei
 _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or overflows float32
 
 
-@register("codec", "lattice")
-@dataclass(frozen=True)
+@register_part("codec", "lattice")
 class Lattice(FloatCodec):
     """Round each value to a multiple of a power of two; sums of such values are exact.
 
@@ -55,11 +51,8 @@ class Lattice(FloatCodec):
     Not `Quantize`, which has a fixed number of levels and scales whose multiples do not add up exactly.
     """
 
-    step: float = 1.0
+    step: PositiveFloat = 1.0
     stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, step="(0, inf)")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
@@ -67,7 +60,7 @@ class Lattice(FloatCodec):
         exponents = [exponent_of(x, self.step) for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
         x = np.concatenate([np.zeros(0), *scaled])
-        up = peer.key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
+        up = peer.key.fold("quantise").cpu_uniform()(len(x)) if self.stochastic else None
         return _pack(exponents, (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -75,8 +68,7 @@ class Lattice(FloatCodec):
         return _unpack(data, spec)
 
 
-@register("codec", "lattice-sum")
-@dataclass(frozen=True)
+@register_part("codec", "lattice-sum")
 class LatticeSum(Codec):
     """Send values without loss, those on a lattice as small integers.
 
@@ -216,8 +208,7 @@ def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = 
     return cut_finite(x, spec)
 
 
-@register("codec", "on-lattice")
-@dataclass(frozen=True)
+@register_part("codec", "on-lattice")
 class OnLattice(Wrapper, FloatCodec):
     """Round the values that another codec decodes to multiples of a power of two; sums of such values are exact.
 
@@ -243,11 +234,7 @@ class OnLattice(Wrapper, FloatCodec):
 
     summable = False
     inner: Codec = Raw()
-    step: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_settings(self, step="(0, inf)")
-        refuse_stateful(self, self.inner)
+    step: PositiveFloat = 0.5
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]

@@ -11,27 +11,24 @@ Paper: HetLoRA (Cho et al., EMNLP 2024).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, refuse_stateful
-from thinwire.codecs.chain import Wrapper
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, Wrapper
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Block, Spec, matches, select
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.names import matches, select
+from thinwire.core.registry import register_part
+from thinwire.core.text import PositiveInt
+from thinwire.core.tree import Block, Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
 _LEFT, _RIGHT = "/power-p", "/power-q"
 
 
-@register("codec", "power-sgd", paper="Vogels et al., NeurIPS 2019")
-@dataclass(frozen=True)
+@register_part("codec", "power-sgd", paper="Vogels et al., NeurIPS 2019")
 class PowerSGD(Wrapper, FloatCodec):
     """Send two thin factors of each matrix, found by power iteration; all other blocks are sent whole.
 
@@ -57,13 +54,9 @@ class PowerSGD(Wrapper, FloatCodec):
     """
 
     summable = False
-    rank: int = 2
-    iterations: int = 2
+    rank: PositiveInt = 2
+    iterations: PositiveInt = 2
     inner: Codec = Raw()
-
-    def __post_init__(self) -> None:
-        check_settings(self, rank="[1, inf)", iterations="[1, inf)")
-        refuse_stateful(self, self.inner)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The factors of matrices, and all other blocks."""
@@ -129,8 +122,7 @@ def _product(p: Tensor, q: Tensor) -> Tensor:
     return torch.from_numpy(total)
 
 
-@register("codec", "rank-slice", paper="Cho et al., EMNLP 2024")
-@dataclass(frozen=True)
+@register_part("codec", "rank-slice", paper="Cho et al., EMNLP 2024")
 class RankSlice(Wrapper):
     """Send the leading ranks of each pair of factors, and all other blocks whole; the other ranks decode to zero.
 
@@ -154,14 +146,10 @@ class RankSlice(Wrapper):
     factors are zero has no gradient. Not `TopK`, which selects single values.
     """
 
-    rank: int = 4
+    rank: PositiveInt = 4
     rows: tuple[str, ...] = ("*/a",)
     columns: tuple[str, ...] = ("*/b",)
     inner: Codec = Raw()
-
-    def __post_init__(self) -> None:
-        check_settings(self, rank="[1, inf)")
-        refuse_stateful(self, self.inner)
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a selector matches no block, or a block that is not a matrix."""

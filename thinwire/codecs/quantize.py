@@ -23,19 +23,16 @@ Zeros stay zeros: any other value would move, every round, a weight that no clie
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from thinwire.codecs.base import FloatCodec, Peer, cut_finite
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, common_type, join, split
+from thinwire.core.registry import register_part
+from thinwire.core.text import PositiveInt
+from thinwire.core.tree import Spec, Tree, common_type, join, split
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, symbols
 from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
@@ -48,8 +45,7 @@ _PART = 1 << 17  # values at a time
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@register("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
-@dataclass(frozen=True)
+@register_part("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
 class Quantize(FloatCodec):
     """Round each value to one of a few levels and send the levels.
 
@@ -82,14 +78,13 @@ class Quantize(FloatCodec):
     `block` of values is not a block of the tree: scales do not depend on the shapes of parameters.
     """
 
-    bits: int = 8
+    bits: Annotated[int, "[1, 32]"] = 8
     scheme: Scheme = "block"
-    block: int = 256
+    block: PositiveInt = 256
     stochastic: bool = False
     per: Per = "block"
 
     def __post_init__(self) -> None:
-        check_settings(self, bits="[1, 32]", block="[1, inf)")
         if self.scheme in ("block", "qsgd") and self.bits < 2:
             raise ConfigError(f"one bit has no level besides zero with scheme {self.scheme!r}; write scheme = 'sign'")
         if self.stochastic and self.scheme in ("fp16", "bf16", "sign", "sign-magnitude"):
@@ -170,7 +165,7 @@ class Quantize(FloatCodec):
     def _quantized(self, x: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray]:
         """Scales and levels of `block` and `qsgd`, some rows at a time: they stay in the cache of a core."""
         rows, top = as_rows(x, self._length(len(x))), _highest(self.bits)
-        draw = key.fold("quantise").cpu_uniform_parts() if self.stochastic or self.scheme == "qsgd" else None
+        draw = key.fold("quantise").cpu_uniform() if self.stochastic or self.scheme == "qsgd" else None
         step = max(1, _PART // rows.shape[1])
         step += step * rows.shape[1] % 2  # the generator draws two words at a time
         scales: np.ndarray = np.empty(len(rows), "<u2")
@@ -206,7 +201,7 @@ class Quantize(FloatCodec):
         ends = np.array([x.min(), x.max()]).clip(*FLOAT32).astype("<f4")
         low, step = self._grid(ends)
         level = (x - low) / (step or 1.0)
-        q = np.floor(level + key.fold("quantise").cpu_uniform(len(x))) if self.stochastic else np.rint(level)
+        q = np.floor(level + key.fold("quantise").cpu_uniform()(len(x))) if self.stochastic else np.rint(level)
         return ends.tobytes() + symbols.encode(np.clip(q, 0, (1 << self.bits) - 1).astype(np.int64), self.bits)
 
     def _decode_uniform(self, data: Bytes, n: int) -> np.ndarray:
@@ -276,17 +271,11 @@ def widen(scales: np.ndarray) -> np.ndarray:
     return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-X86 = platform.machine() in ("x86_64", "AMD64")
-
-
 def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
     """Encode a vector, rounded to fp16 or bf16 and clamped to its range. See `decode_half`."""
     limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
     clamped = vector.clamp(-limit, limit).float()
-    if half is torch.float16 and not X86:  # numpy rounds to the same values, ten times faster on ARM, slower on x86
-        word = clamped.numpy().astype(np.float16).view(np.uint16)
-    else:
-        word = clamped.to(half).view(torch.int16).numpy().view(np.uint16)
+    word = clamped.to(half).view(torch.int16).numpy().view(np.uint16)
     rotated = (word << np.uint16(1)) | (word >> np.uint16(15))
     high = (rotated >> np.uint16(8)).astype(np.uint8)
     low = rotated.astype(np.uint8)[np.argsort(high, kind="stable")]
@@ -296,14 +285,8 @@ def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
 def decode_half(data: Bytes, n: int, half: torch.dtype) -> np.ndarray:
     """Decode n values to float32; raises a WireError if one is not finite. See `encode_half`."""
     lower, high = (np.frombuffer(expand(part, n), np.uint8) for part in read_prefixed(data, "lower bytes"))
-    low, count = np.empty_like(lower), np.bincount(high, minlength=256)
-    first = np.cumsum(count) - count  # in `lower`, for each upper byte
-    for at in range(0, n, _PART):  # some at a time: `argsort` takes sixteen bytes for each
-        some = high[at : at + _PART]
-        count = np.bincount(some, minlength=256)
-        pieces = [lower[start : start + size] for start, size in zip(first, count, strict=True)]
-        low[at : at + _PART][np.argsort(some, kind="stable")] = np.concatenate(pieces)
-        first += count
+    low = np.empty_like(lower)
+    low[np.argsort(high, kind="stable")] = lower
     word = high.astype(np.uint16) << np.uint16(8) | low
     sign = word << np.uint16(15)
     word >>= np.uint16(1)

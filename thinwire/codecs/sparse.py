@@ -14,7 +14,6 @@ signs (`wire/row_signs.py`), and the inner codec has the magnitudes:
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -22,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec, refuse_stateful
-from thinwire.core.registry import rare, register, short_repr
+from thinwire.codecs.base import Codec, Peer, Raw, SelectingCodec
+from thinwire.core.registry import rare, register_part
 from thinwire.core.selection import Rounding, kept, largest, largest_of, random_subset
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, as_one_block, gather, join, parts, split
+from thinwire.core.text import NonNegativeFloat, PositiveInt, Share
+from thinwire.core.tree import Spec, Tree, as_one_block, gather, join, parts, split
 from thinwire.errors import WireError
 from thinwire.wire import indices, row_signs
 from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
@@ -35,8 +33,7 @@ from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, vari
 By = Literal["tree", "block", "chunk"]
 
 
-@register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
-@dataclass(frozen=True)
+@register_part("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
 class TopK(SelectingCodec):
     """Send the k values of largest magnitude and their positions; all others decode to zero.
 
@@ -64,16 +61,11 @@ class TopK(SelectingCodec):
     are. Not `TopKMask`, which selects the coordinates that clients train.
     """
 
-    density: float = 0.1
+    density: Share = 0.1
     by: By = "tree"
     inner: Codec = Raw()
     rounding: Rounding = "down"
-    chunk: int = rare(4096)
-    __repr__ = short_repr
-
-    def __post_init__(self) -> None:
-        check_settings(self, density="(0, 1]", chunk="[1, inf)")
-        refuse_stateful(self, self.inner)
+    chunk: PositiveInt = rare(4096)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Positions and values."""
@@ -101,8 +93,7 @@ class TopK(SelectingCodec):
         return bounds, [kept(self.density, end - start, self.rounding) for start, end in pairwise(bounds)]
 
 
-@register("codec", "threshold", paper="Strom, Interspeech 2015")
-@dataclass(frozen=True)
+@register_part("codec", "threshold", paper="Strom, Interspeech 2015")
 class Threshold(SelectingCodec):
     """Send the values whose magnitude reaches a threshold, and their positions; all others decode to zero.
 
@@ -123,12 +114,8 @@ class Threshold(SelectingCodec):
     Unlike `TopK`, the number of values, and so the size of the message, depends on their magnitudes.
     """
 
-    value: float = 1e-3
+    value: NonNegativeFloat = 1e-3
     inner: Codec = Raw()
-
-    def __post_init__(self) -> None:
-        check_settings(self, value="[0, inf)")
-        refuse_stateful(self, self.inner)
 
     @property
     def keeps_zeros(self) -> bool:  # type: ignore[override]
@@ -173,8 +160,7 @@ class KnownPositions(SelectingCodec):
         return scatter(at, self.restored(values, spec), spec)
 
 
-@register("codec", "randomk", paper="Konecny et al., 2016")
-@dataclass(frozen=True)
+@register_part("codec", "randomk", paper="Konecny et al., 2016")
 class RandomK(KnownPositions):
     """Send k values at random positions; server and client draw the same positions, so they are not sent.
 
@@ -199,14 +185,10 @@ class RandomK(KnownPositions):
     Not `RandomMask`, which draws the coordinates that clients train.
     """
 
-    density: float = 0.1
+    density: Share = 0.1
     inner: Codec = Raw()
     unbiased: bool = True
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, density="(0, 1]")
-        refuse_stateful(self, self.inner)
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
@@ -230,8 +212,7 @@ class RandomK(KnownPositions):
         return self.inner.size(as_one_block(spec, kept(self.density, spec.size)))
 
 
-@register("codec", "masked")
-@dataclass(frozen=True)
+@register_part("codec", "masked")
 class Masked(KnownPositions):
     """Send the values under the mask of the round; server and client both know the positions.
 
@@ -254,9 +235,6 @@ class Masked(KnownPositions):
     """
 
     inner: Codec = Raw()
-
-    def __post_init__(self) -> None:
-        refuse_stateful(self, self.inner)
 
     def positions(self, spec: Spec, peer: Peer) -> np.ndarray:
         """Positions under the mask; a block without one is sent whole."""

@@ -148,15 +148,13 @@ class Key:
         raw = np.random.Philox(counter=0, key=self.value).random_raw(-(-n // 2))
         return raw.astype("<u8", copy=False).view("<u4").astype(np.uint32, copy=False)[:n]
 
-    def cpu_uniform(self, n: int) -> np.ndarray:
-        """n float32 multiples of 2**-24 from [0, 1), from `cpu_words`."""
-        return self.cpu_uniform_parts()(n)
+    def cpu_uniform(self) -> Callable[[int], np.ndarray]:
+        """A function that returns the next n float32 multiples of 2**-24 from [0, 1), from the stream of `cpu_words`.
 
-    def cpu_uniform_parts(self) -> Callable[[int], np.ndarray]:
-        """A function that returns the next n values of `cpu_uniform`; n is even in all calls but the last.
+        n is even in all calls but the last.
 
-        >>> draw = Key(0).cpu_uniform_parts()
-        >>> bool((np.concatenate((draw(2), draw(3))) == Key(0).cpu_uniform(5)).all())
+        >>> draw = Key(0).cpu_uniform()
+        >>> bool((np.concatenate((draw(2), draw(3))) == Key(0).cpu_uniform()(5)).all())
         True
         """
         stream = np.random.Philox(counter=0, key=self.value)
@@ -194,8 +192,16 @@ class Key:
         return torch.from_numpy(permutations([self], [n])[0])
 
     def choice(self, n: int, k: int) -> list[int]:
-        """k distinct integers from 0 .. n-1, in the order drawn; the cost depends on k, not on n."""
-        return choices([self], n, k)[0]
+        """k distinct integers from 0 .. n-1, in the order drawn; where k is small, the cost does not depend on n."""
+        if not 0 <= k <= n:
+            raise ValueError(f"cannot choose {k} of {n}")
+        if 3 * k > n:
+            return self.permutation(n)[:k].tolist()
+        found, draws = list[int](), 2 * k
+        while len(found) < k:
+            found = list(dict.fromkeys((self.words_numpy(draws).astype(np.int64) * n >> 32).tolist()))[:k]
+            draws += 2 * k
+        return found
 
     # -- floats, each an exactly rounded function of integers ------------------------------------------------------
 
@@ -246,25 +252,6 @@ def signs_of_each(keys: Sequence[Key], n: int) -> Tensor:
     bits *= 2
     bits -= 1
     return torch.from_numpy(bits.reshape(len(keys), 128 * blocks)[:, :n])
-
-
-def choices(keys: Sequence[Key], n: int, k: int) -> list[list[int]]:
-    """`key.choice(n, k)` for many keys at once, much faster than a loop where k is small.
-
-    >>> choices([Key(1), Key(2)], 100, 3)[1] == Key(2).choice(100, 3)
-    True
-    """
-    if not 0 <= k <= n:
-        raise ValueError(f"cannot choose {k} of {n}")
-    if 3 * k > n:
-        return [order[:k].tolist() for order in permutations(keys, [n] * len(keys))]
-    found, draws = [list[int]() for _ in keys], 2 * k
-    while any(len(one) < k for one in found):
-        blocks = -(-draws // 4)
-        words = _blocks(keys, np.full(len(keys), blocks)).reshape(len(keys), 4 * blocks)[:, :draws]
-        found = [list(dict.fromkeys(row))[:k] for row in (words.astype(np.int64) * n >> 32).tolist()]
-        draws += 2 * k
-    return found
 
 
 def _blocks(keys: Sequence[Key], counts: np.ndarray) -> np.ndarray:

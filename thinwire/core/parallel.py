@@ -1,4 +1,4 @@
-"""Computing on several cores, and transfers to and from a GPU: threads, sums of long vectors, pinned memory, streams.
+"""How a machine computes: several cores, transfers to and from a GPU, the precision of torch.
 
 numpy, zlib and torch release the GIL, so threads suffice. The pool has as many threads as torch may use
 (`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started. Between many threads the GIL is the
@@ -12,12 +12,13 @@ takes longer than writing to it; torch caches and reuses pinned memory.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 from threading import Barrier, get_ident, local
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -59,8 +60,12 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
                     pass
 
     pool = _pool(cores(), os.getpid())
-    for job in [pool.submit(work) for _ in range(workers)]:
-        job.result()
+    try:
+        for job in [pool.submit(work) for _ in range(workers)]:
+            job.result()
+    finally:
+        for _ in left:  # after an interrupt, too
+            pass
     if failed:
         raise failed[min(failed)]
     return [made[i] for i in range(len(items))]
@@ -219,3 +224,41 @@ def sent(values: np.ndarray, device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+# oneDNN is usually the better choice, but not on 64-bit ARM, where its backward convolution uses a reference kernel.
+# Measured on two Neoverse-N1 cores with CNN-2: without it a loop over clients is 1.3x faster, vmap 5x.
+ONEDNN_PAYS = platform.machine() not in ("aarch64", "arm64")
+
+
+@contextmanager
+def compute_with(device: torch.device, precision: Precision, onednn: bool = ONEDNN_PAYS) -> Iterator[None]:
+    """Compute with these settings; the former ones are restored afterwards.
+
+    Args:
+        device: the device.
+        precision: of matrix products on a GPU.
+        onednn: whether CPU kernels may be oneDNN's, where that is enabled.
+
+    >>> with compute_with(torch.device("cpu"), "float32", onednn=False):
+    ...     torch.backends.mkldnn.enabled
+    False
+    """
+    settings: list[tuple[Any, str, Any]] = [
+        (torch.backends.mkldnn, "enabled", bool(torch.backends.mkldnn.enabled) and onednn)
+    ]
+    if device.type == "cuda":
+        kind, cudnn = "ieee" if precision == "float32" else "tf32", torch.backends.cudnn
+        products: Any = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
+        settings += [(part, "fp32_precision", kind) for part in products]
+        settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+    before = [(part, name, getattr(part, name)) for part, name, _ in settings]
+    try:
+        for setting in settings:
+            setattr(*setting)
+        yield
+    finally:
+        for setting in before:
+            setattr(*setting)

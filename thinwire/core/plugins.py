@@ -9,13 +9,12 @@ with a warning; its registrations are undone. Modules and files without an entry
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
 
 from thinwire.core import registry
-from thinwire.core.reference import is_file, load_file
+from thinwire.core.reference import is_file, load_file, load_module
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
@@ -61,22 +60,11 @@ def _import(module: str) -> str:
     """Import a module; returns why it failed, on one line, or ""."""
     before = registry.foreign()
     try:
-        load_file(module) if is_file(module) else importlib.import_module(module)
-    except Exception as error:  # a plugin may raise anything
+        load_file(module) if is_file(module) else load_module(module)
+    except ConfigError as error:
         registry.unregister(registry.foreign() - before)
-        return _reason(module, error)
+        return str(error)
     return ""
-
-
-def _reason(module: str, error: Exception) -> str:
-    """Why a plugin failed, on one line."""
-    text = visible(" ".join(str(error).split()), 400)
-    if isinstance(error, ModuleNotFoundError):
-        missing = visible(str(error.name), 200)
-        if error.name == module.split(".")[0]:
-            return f"no module named {missing!r} is installed; install it, or add its folder to PYTHONPATH"
-        return f"it needs the module {missing!r}, which is not installed"
-    return text if isinstance(error, ValueError | ConfigError) else f"{type(error).__name__}: {text}"
 
 
 registry.before_lookup.append(load_installed)

@@ -47,7 +47,7 @@ def is_file(text: str) -> bool:
 
 def in_folder(reference: str, folder: Path) -> str:
     """A reference, or the path of a file, with an absolute path; a relative one is relative to the folder."""
-    where = reference if is_file(reference) else _parts(reference)[0]
+    where = _where(reference)
     if not is_file(where):
         return reference
     return f"{_absolute(folder / Path(where).expanduser())}{reference.removeprefix(where)}"
@@ -55,7 +55,7 @@ def in_folder(reference: str, folder: Path) -> str:
 
 def short_name(reference: str) -> str:
     """A reference without the folder of its file, for readers."""
-    where = reference if is_file(reference) else _parts(reference)[0]
+    where = _where(reference)
     return f"{Path(where).name}{reference.removeprefix(where)}" if is_file(where) else reference
 
 
@@ -79,32 +79,14 @@ def task_label(task: Mapping[str, Any]) -> str:
     return Path(named[0]).name or kind if named else kind
 
 
-def from_here(reference: str) -> str:
-    """A reference with a path relative to the current folder, if the file is below it: for commands to copy.
-
-    >>> from_here(in_folder("my_task.py:task", Path.cwd())), from_here("digits")
-    ('my_task.py:task', 'digits')
-    """
-    where, here = _parts(reference)[0], Path.cwd().resolve()
-    if not is_file(where) or here not in Path(where).parents:
-        return reference
-    return f"{Path(where).relative_to(here)}{reference.removeprefix(where)}"
-
-
-def needs_import(reference: str) -> bool:
-    """Whether a reference, or the path of a file, names code that this process has not imported."""
-    where = reference if is_file(reference) else _parts(reference)[0]
-    return _absolute(Path(where)) not in _files if is_file(where) else where not in sys.modules
-
-
 def load_reference(reference: str) -> Any:
     """The object that a reference names; imports its file or module.
 
     Raises:
         ConfigError: if there is no such file, module or name, or if the import fails, on one line.
     """
-    where, name = _parts(reference)
-    found: Any = load_file(where) if is_file(where) else _load_module(where)
+    where, _, name = reference.rpartition(":")
+    found: Any = load_file(where) if is_file(where) else load_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
             known = [key for key in dir(found) if not key.startswith("_")]
@@ -178,12 +160,17 @@ def _absolute(path: Path) -> Path:
     return path.absolute().parent.resolve() / path.name
 
 
-def _parts(reference: str) -> tuple[str, str]:
-    where, _, name = reference.rpartition(":")
-    return where, name
+def _where(reference: str) -> str:
+    """The file or module of a reference, or the path of a file itself."""
+    return reference if is_file(reference) else reference.rpartition(":")[0]
 
 
-def _load_module(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
+    """Import a module by its name.
+
+    Raises:
+        ConfigError: if it does not exist, or cannot be imported; names the file and the line.
+    """
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -20,14 +20,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from thinwire.core.reference import is_reference, load_reference
+from thinwire.core.text import check_settings
 from thinwire.errors import ConfigError, UnknownName
 
 before_lookup: list[Callable[[], None]] = []  # called before names are looked up; `plugins` adds itself
 
 T = TypeVar("T", bound=Callable[..., Any])
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,9 @@ def register(
 
     def enter(make: T) -> T:
         if not _is_builtin(make):
-            _import_builtin(kind)  # so that a clash is found here, and not when the built-in part is registered
+            importlib.import_module(
+                KINDS[kind].module
+            )  # so that a clash is found here, and not when the built-in part is registered
         table = _TABLE.setdefault(kind, {})
         if name in table and _address(table[name].make) != _address(make):  # equal: a module that is reloaded
             raise ValueError(
@@ -175,7 +179,7 @@ def entries(kind: str) -> dict[str, Entry]:
     """All parts of a kind by name, in alphabetical order, those of installed plugins included."""
     if kind not in KINDS:
         raise UnknownName("kind of part", kind, KINDS)
-    _import_builtin(kind)
+    importlib.import_module(KINDS[kind].module)
     for hook in before_lookup:
         hook()
     return dict(sorted(_TABLE.get(kind, {}).items()))
@@ -228,16 +232,6 @@ def _by_reference(kind: str, reference: str) -> Entry:
     return _REFERENCES[kind, reference]
 
 
-def _import_builtin(kind: str) -> None:
-    """Import the module of a kind; packages that this version lacks hold no parts."""
-    module = KINDS[kind].module
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-
-
 def _is_builtin(make: Callable[..., Any]) -> bool:
     return make.__module__.startswith("thinwire.")
 
@@ -246,9 +240,49 @@ def _address(make: Callable[..., Any]) -> tuple[str, str]:
     return make.__module__, make.__qualname__
 
 
-def rare(default: Any) -> Any:
-    """A field of a part that is rarely set: it is left out of `repr` and of tables while it has its default."""
-    return field(default=default, metadata={"rare": True})
+@dataclass_transform(frozen_default=True)
+def register_part(kind: str, name: str, *, paper: str = "", kw_only: bool = False) -> Callable[[type[P]], type[P]]:
+    """Name a class whose instances are settings, and make it a frozen dataclass that checks them when it is made.
+
+    Its `__post_init__` is called after `check_settings`; its `repr` leaves out `rare` fields.
+
+    Args:
+        kind: as for `register`.
+        name: as for `register`.
+        paper: as for `register`.
+        kw_only: whether settings are given by name only.
+
+    >>> @register_part("codec", "doctest-codec")
+    ... class Coarse:
+    ...     bits: int = 8
+    >>> Coarse(), Coarse(0.5)
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: bits must be a whole number, not 0.5; write for example bits = 8
+    >>> del _TABLE["codec"]["doctest-codec"]
+    """
+
+    def enter(part: type[P]) -> type[P]:
+        own = getattr(part, "__post_init__", lambda self: None)
+
+        def check(self: P) -> None:
+            check_settings(self)
+            own(self)
+
+        part.__post_init__ = check  # type: ignore[attr-defined]
+        part.__repr__ = short_repr  # type: ignore[method-assign, assignment]
+        return register(kind, name, paper=paper)(dataclass(frozen=True, repr=False, kw_only=kw_only)(part))
+
+    return enter
+
+
+def rare(default: Any, *, in_repr: bool = False) -> Any:
+    """A field of a part that is rarely set: it is left out of tables while it has its default, and of `repr`.
+
+    Args:
+        default: its default.
+        in_repr: whether it is always in `repr`, as the schema of messages depends on it.
+    """
+    return field(default=default, metadata={"rare": True, "in repr": in_repr})
 
 
 def is_left_out(part_field: Field[Any], value: Any) -> bool:
@@ -274,5 +308,5 @@ def short_repr(part: Any) -> str:
      SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=1.0))
     """
     shown = ((f, getattr(part, f.name)) for f in fields(part) if f.repr)
-    given = ", ".join(f"{f.name}={value!r}" for f, value in shown if not is_left_out(f, value))
-    return f"{type(part).__qualname__}({given})"
+    given = (f"{f.name}={one!r}" for f, one in shown if f.metadata.get("in repr") or not is_left_out(f, one))
+    return f"{type(part).__qualname__}({', '.join(given)})"

@@ -6,13 +6,11 @@ Untrusted text (names, paths, errors of clients) is put on one line, bounded and
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
-import sys
-from functools import lru_cache
+from functools import cache
 from html import escape
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from thinwire.errors import ConfigError
 
@@ -128,65 +126,67 @@ def _scaled(count: float, units: tuple[str, ...]) -> str:
     return f"{count:.3g} {unit}"
 
 
-def check_numbers(part: Any) -> None:
-    """Raise ConfigError unless fields annotated `int` hold whole numbers, and those annotated `float` numbers.
-
-    Numbers of numpy are numbers. A tensor is accepted for a float: recorded training has the learning rate in one.
-
-    >>> @dataclasses.dataclass
-    ... class Rate:
-    ...     lr: float = 0.1
-    ...     def __post_init__(self):
-    ...         check_numbers(self)
-    >>> Rate("0.1")
-    Traceback (most recent call last):
-    thinwire.errors.ConfigError: lr must be a number, not the text '0.1'; write lr = 0.1
-    """
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if field.type in ("int", int):
-            right, wanted = isinstance(value, Integral) and not isinstance(value, bool), "a whole number"
-        elif field.type in ("float", float):
-            right, wanted = isinstance(value, Real) or hasattr(value, "dtype"), "a number"
-        else:
-            continue
-        if not right:
-            raise ConfigError(f"{field.name} must be {wanted}, not {_shown(field.name, value)}")
+PositiveInt = Annotated[int, "[1, inf)"]
+NonNegativeInt = Annotated[int, "[0, inf)"]
+PositiveFloat = Annotated[float, "(0, inf)"]
+NonNegativeFloat = Annotated[float, "[0, inf)"]
+Share = Annotated[float, "(0, 1]"]
+Probability = Annotated[float, "[0, 1]"]
+BelowOne = Annotated[float, "[0, 1)"]
+ProperShare = Annotated[float, "(0, 1)"]
 
 
-def check_settings(part: Any, section: str = "", /, **ranges: str) -> None:
+def check_settings(part: Any, section: str = "") -> None:
     """Raise ConfigError for a field of a part with a value of the wrong type, or one that it cannot have.
 
-    Numbers are checked by `check_numbers`, a field annotated with a `Literal` must have one of its values.
+    A field annotated `int` must hold a whole number, one annotated `float` a number, and one annotated with the name of
+    a `Literal` one of its values. Numbers of numpy are numbers. A tensor is accepted for a float: recorded training has
+    the learning rate in one. A type such as `Share` also has the interval of its values, as in mathematics: "(0, 1]" is
+    above 0 and at most 1.
 
     Args:
         part: the part, a dataclass.
         section: where its fields are in a file, for messages: `checkpoint.`.
-        ranges: by field, the interval of its values, as in mathematics: "(0, 1]" is above 0 and at most 1.
 
     >>> @dataclasses.dataclass
     ... class Sparse:
-    ...     density: float = 0.1
+    ...     density: Share = 0.1
     ...     def __post_init__(self):
-    ...         check_settings(self, density="(0, 1]")
+    ...         check_settings(self)
     >>> Sparse(0.0)
     Traceback (most recent call last):
     thinwire.errors.ConfigError: density must be above 0 and at most 1, not 0.0; write for example density = 0.1
+    >>> Sparse("0.5")
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: density must be a number, not the text '0.5'; write density = 0.5
     """
-    check_numbers(part)
-    for name, choices in _choices(type(part)).items():  # type: ignore[arg-type]
-        if (value := getattr(part, name)) not in choices:
-            raise ConfigError(f"{section}{name} must be one of {', '.join(choices)}, not {value!r}")
-    defaults = {field.name: field.default for field in dataclasses.fields(part)}
-    for name, interval in ranges.items():
-        value = getattr(part, name)
+    types = _types(type(part))  # type: ignore[arg-type]
+    for field in dataclasses.fields(part):
+        name, value = section + field.name, getattr(part, field.name)
+        kind, interval = types[field.name], ""
+        if get_origin(kind) is Annotated:
+            kind, interval = get_args(kind)
+        if wanted := _unmet(value, kind, interval):
+            if isinstance(value, str) and value.replace(".", "").isdigit():
+                raise ConfigError(f"{name} must be {wanted}, not the text {value!r}; write {name} = {value}")
+            example = f"; write for example {name} = {field.default}" if isinstance(field.default, Real) else ""
+            raise ConfigError(f"{name} must be {wanted}, not {value!r}{example}")
+
+
+def _unmet(value: Any, kind: Any, interval: str) -> str:
+    """What a value must be, if it is not."""
+    if kind is int and not (isinstance(value, Integral) and not isinstance(value, bool)):
+        return "a whole number"
+    if kind is float and not (isinstance(value, Real) or hasattr(value, "dtype")):
+        return "a number"
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        return f"one of {', '.join(get_args(kind))}"
+    if interval:
         low, high = map(float, interval[1:-1].split(","))
         above = value > low if interval[0] == "(" else value >= low
         if not (above and (value < high if interval[-1] == ")" else value <= high)):
-            wanted = _INTERVALS[interval[0] + (interval[-1] if high < float("inf") else "")].format(low, high)
-            known = defaults[name] is not dataclasses.MISSING
-            example = f"; write for example {section}{name} = {defaults[name]}" if known else ""
-            raise ConfigError(f"{section}{name} must be {wanted}, not {value}{example}")
+            return _INTERVALS[interval[0] + (interval[-1] if high < float("inf") else "")].format(low, high)
+    return ""
 
 
 _INTERVALS = {
@@ -199,25 +199,9 @@ _INTERVALS = {
 }
 
 
-@lru_cache
-def _choices(part: type) -> dict[str, tuple[str, ...]]:
-    """The values that fields annotated with the name of a `Literal` can have."""
-    found: dict[str, Any] = {}
-    for kind in reversed(part.__mro__):  # names are looked up where the field is declared
-        names = getattr(sys.modules.get(kind.__module__), "__dict__", {})
-        found |= {field: names.get(name) for field, name in inspect.get_annotations(kind).items()}
-    return {field: get_args(kind) for field, kind in found.items() if get_origin(kind) is Literal}
-
-
-def _shown(name: str, value: Any) -> str:
-    """The value, and what to write if it is the text of a number."""
-    if not isinstance(value, str):
-        return repr(value)
-    try:
-        float(value)
-    except ValueError:
-        return f"the text {value!r}"
-    return f"the text {value!r}; write {name} = {value}"
+@cache
+def _types(part: type) -> dict[str, Any]:
+    return get_type_hints(part, include_extras=True)
 
 
 def version() -> str:

@@ -1,31 +1,238 @@
-"""Arithmetic on trees: dictionaries from block names to tensors.
+"""Trees: dictionaries from block names to tensors, their specs, and arithmetic on them.
 
 Weights, updates, optimizer states and decoded messages are trees. In a *stacked* tree each block has a leading axis:
-the clients of a cohort.
+the clients of a cohort. A `Spec` has the names, shapes and dtypes of a tree, which server and clients know without
+sending them. A `Vector` is a tree whose blocks are views of one tensor.
 
->>> import torch
 >>> a, b = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])}
 >>> add(a, b)["w"].tolist()
 [2.0, 3.0]
+>>> spec = Spec.of({"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)})
+>>> spec.size, spec.nbytes
+(9, 36)
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.key import Device
 from thinwire.core.parallel import to_host, weighted_sum
-from thinwire.core.spec import Block, Spec
-from thinwire.core.vector import Tree as Tree, Vector
 from thinwire.errors import ConfigError
+
+Tree: TypeAlias = dict[str, Tensor]
 
 ASIDE_BYTES = 1 << 22  # that are copied in parallel with later work of a GPU
 LONG_BLOCK = 1 << 14  # values of a block; a loop over shorter blocks takes longer than a copy of all
+
+# Each dtype that can be sent, with its code in the schema hash and its size in bytes.
+DTYPES: dict[torch.dtype, tuple[str, int]] = {
+    torch.float32: ("f4", 4),
+    torch.float64: ("f8", 8),
+    torch.float16: ("f2", 2),
+    torch.bfloat16: ("b2", 2),
+    torch.int64: ("i8", 8),
+    torch.int32: ("i4", 4),
+    torch.int16: ("i2", 2),
+    torch.int8: ("i1", 1),
+    torch.uint8: ("u1", 1),
+    torch.bool: ("t1", 1),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One named tensor of a tree: its name, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+            raise ConfigError(f"block {self.name!r} has type {self.dtype}, which cannot be sent; use one of {known}")
+
+    @cached_property
+    def numel(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.numel * DTYPES[self.dtype][1]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The blocks of a tree, in order."""
+
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Spec:
+        """The spec of a tree."""
+        return cls(tuple(Block(name, tuple(t.shape), t.dtype) for name, t in tree.items()))
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Block names, in order."""
+        return tuple(block.name for block in self.blocks)
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """Block names as a set."""
+        return frozenset(self.names)
+
+    @cached_property
+    def size(self) -> int:
+        """The number of values of all blocks."""
+        return sum(block.numel for block in self.blocks)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of all blocks in bytes."""
+        return sum(block.nbytes for block in self.blocks)
+
+    def restrict(self, names: Iterable[str]) -> Spec:
+        """The spec of the named blocks, in the order of this spec."""
+        wanted = set(names)
+        kept = tuple(block for block in self.blocks if block.name in wanted)
+        return self if len(kept) == len(self.blocks) else Spec(kept)
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all blocks, or None if they differ."""
+        kinds = {block.dtype for block in self.blocks}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def shapes(self) -> Tree:
+        """A tree of meta tensors, without memory, to infer the shapes of the result of a function."""
+        return self.zeros("meta")
+
+    def zeros(self, device: Device = None) -> Tree:
+        """A tree of zeros."""
+        return {block.name: torch.zeros(block.shape, dtype=block.dtype, device=device) for block in self.blocks}
+
+    def digest(self) -> bytes:
+        """A hash of eight bytes of all names, shapes and dtypes in order."""
+        h = hashlib.blake2b(digest_size=8)
+        for block in self.blocks:
+            h.update(f"{block.name}\0{DTYPES[block.dtype][0]}\0{block.shape}\n".encode())
+        return h.digest()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vector(dict[str, Tensor]):
+    """An immutable tree whose blocks are views of one tensor, for operations on all values at once.
+
+    The views are created on first access to a block, because many uses need the tensor only.
+
+    Args:
+        data: (values,), or (clients, values) for the trees of several clients.
+        spec: the blocks of one client.
+
+    >>> spec = Spec.of({"a": torch.zeros(2), "b": torch.zeros(())})
+    >>> one, many = Vector(torch.arange(3.0), spec), Vector(torch.arange(6.0).view(2, 3), spec)
+    >>> one["b"], many["a"].tolist()
+    (tensor(2.), [[0.0, 1.0], [3.0, 4.0]])
+    """
+
+    data: Tensor
+    spec: Spec
+
+    @staticmethod
+    def rows(tree: Tree, spec: Spec) -> Tree:
+        """A stacked tree as a Vector, so that the values of a client are contiguous; the same tree if its types differ.
+
+        >>> tree = {"a": torch.zeros(2, 3), "b": torch.ones(2)}
+        >>> Vector.rows(tree, Spec.of({"a": torch.zeros(3), "b": torch.zeros(())})).data.tolist()
+        [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+        """
+        if isinstance(tree, Vector) or spec.dtype is None:
+            return tree
+        blocks = [(tree[block.name], block.numel) for block in spec.blocks]
+        return Vector(torch.cat([block.reshape(len(block), numel) for block, numel in blocks], 1), spec)
+
+    @cached_property
+    def blocks(self) -> dict[str, Tensor]:
+        """A plain dictionary of the same blocks."""
+        blocks, clients = self.spec.blocks, self.data.shape[:-1]
+        parts = torch.split(self.data, [block.numel for block in blocks], -1)
+        return {block.name: part.view((*clients, *block.shape)) for block, part in zip(blocks, parts, strict=True)}
+
+    def __len__(self) -> int:
+        return len(self.spec.blocks)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.spec.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.spec.named
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.blocks[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The block of that name, or the default."""
+        return self.blocks.get(name, default)
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """Block names."""
+        return self.blocks.keys()
+
+    def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
+        """Blocks, as views of the data."""
+        return self.blocks.values()
+
+    def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
+        """Pairs of name and block."""
+        return self.blocks.items()
+
+    def copy(self) -> Tree:
+        """A plain dictionary of the same blocks, which may be changed."""
+        return self.blocks.copy()
+
+    def __or__(self, other: Any) -> Any:
+        return self.blocks | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.blocks
+
+    def __eq__(self, other: object) -> bool:
+        return self.blocks == other
+
+    def __ne__(self, other: object) -> bool:
+        return self.blocks != other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.blocks)
+
+    def __reduce__(self) -> tuple:
+        return dict, (self.blocks,)  # a pickled or deep copy is a plain dictionary
+
+    def __setitem__(self, name: str, block: Tensor) -> None:
+        raise TypeError("a Vector cannot be changed: its data would not change with it")
+
+    __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
 
 
 def tmap(fn: Callable[..., Tensor], first: Tree, *rest: Tree) -> Tree:
@@ -132,17 +339,11 @@ def unstack(tree: Tree, client: int) -> Tree:
     return {name: block[client] for name, block in tree.items()}
 
 
-def flatten(tree: Tree, dtype: torch.dtype | None = None, zeros: int = 0) -> Tensor:
-    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`.
-
-    So many zeros follow.
-    """
-    if isinstance(tree, Vector) and not zeros:
+def flatten(tree: Tree, dtype: torch.dtype | None = None) -> Tensor:
+    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`."""
+    if isinstance(tree, Vector):
         return tree.data.to(dtype or tree.data.dtype)
-    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in _tensors(tree)]
-    if zeros and blocks:
-        blocks.append(blocks[0].new_zeros(zeros))
-    return torch.cat(blocks) if blocks else torch.zeros(zeros)
+    return torch.cat([block.reshape(-1).to(dtype or block.dtype) for block in tree.values()] or [torch.zeros(0)])
 
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
@@ -219,14 +420,10 @@ def same(a: Tree, b: Tree) -> bool:
     return list(a) == list(b) and all(_same_bits(a[name], b[name]) for name in a)
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
-
-
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    kind = _BITS.get(a.element_size(), torch.uint8)  # as integers, NaNs with equal bits are equal
-    return torch.equal(*(one.reshape(-1).contiguous().view(kind) for one in (a, b)))
+    return torch.equal(*(one.reshape(-1).contiguous().view(torch.uint8) for one in (a, b)))  # NaNs, too
 
 
 # -- trees of floating-point values as one vector and back, for codecs that ignore the boundaries of blocks ------------
@@ -304,3 +501,51 @@ def split(vector: Tensor, spec: Spec, copy: bool = True) -> Tree:
 def as_one_block(spec: Spec, count: int) -> Spec:
     """The spec of `count` values of these blocks, sent as one block named `values`."""
     return Spec((Block("values", (count,), common_type(spec)),))
+
+
+# -- states of optimizers: named slots, each a tree --------------------------------------------------------------------
+
+State: TypeAlias = dict[str, Tree]
+"""State of an optimizer: name of a slot -> tree by block, for example `state["momentum"]["fc.weight"]`."""
+
+ALL_BLOCKS = "*"
+"""Key of a value that belongs to no single block, for example Adam's step count: `state["count"][ALL_BLOCKS]`."""
+
+
+def smap(fn: Callable[..., Tensor], first: State, *rest: State) -> State:
+    """Apply a function to every block of every slot; the first state determines slots and blocks.
+
+    >>> smap(torch.neg, {"momentum": {"w": torch.ones(1)}})["momentum"]["w"].tolist()
+    [-1.0]
+    """
+    return {slot: tmap(fn, tree, *(state[slot] for state in rest)) for slot, tree in first.items()}
+
+
+def stack_states(states: Sequence[State]) -> State:
+    """One stacked state from the states of several clients."""
+    return {slot: stack([state[slot] for state in states]) for slot in states[0]}
+
+
+def state_to_device(state: State, device: object) -> State:
+    """The same state on another device."""
+    return dict(zip(state, bring(list(state.values()), str(device)), strict=True))
+
+
+def restrict_state(state: State, names: Collection[str]) -> State:
+    """The entries of the named blocks, and values that belong to no single block.
+
+    >>> state = {"count": {ALL_BLOCKS: torch.ones(())}, "m": {"a": torch.zeros(1), "b": torch.zeros(1)}}
+    >>> restrict_state(state, {"b"})
+    {'count': {'*': tensor(1.)}, 'm': {'b': tensor([0.])}}
+    """
+    return {slot: {n: b for n, b in tree.items() if n in names or n == ALL_BLOCKS} for slot, tree in state.items()}
+
+
+def merge_states(old: State, new: State) -> State:
+    """`old` with the entries of `new` replaced or added.
+
+    >>> one, two = torch.ones(1), torch.zeros(1)
+    >>> merge_states({"m": {"a": one, "b": one}}, {"m": {"b": two}})["m"]["b"].item()
+    0.0
+    """
+    return {slot: {**old.get(slot, {}), **new.get(slot, {})} for slot in {**old, **new}}

@@ -45,8 +45,8 @@ def arrays(
         raise DataError(f"{path}: cannot be read as .npz of numpy.savez")
     with np.load(path, allow_pickle=False) as archive:
         names = archive.files
-        tested = {"x_test", "y_test"} if {"x_test", "y_test"} & set(names) else set()
-        for name in ("x", "y", *sorted(tested), *({"client"} & set(names))):
+        tested = [name for name in ("x_test", "y_test") if {"x_test", "y_test"} & set(names)]
+        for name in ("x", "y", *tested, *({"client"} & set(names))):
             if name not in names:
                 raise DataError(f"{path}: no array {name!r}; the file has {listed(names)}")
             try:
@@ -87,7 +87,7 @@ def from_arrays(
     (8, 2, 2, {'inputs': 4})
     """
     rows, kind = _targets(y, f"{where}: y")
-    code = TargetCode.of(rows, tuple(rows.cells), target_kind or kind)
+    code = replace(TargetCode.of(rows, tuple(rows.cells), target_kind or kind), derived=not target_kind)
     users = None if client is None else _clients(client, len(rows), f"{where}: client")
     if users is not None:
         rows = replace(rows, cells={**rows.cells, "client": objects(map(str, users))})
@@ -101,7 +101,7 @@ def from_arrays(
         other, _ = _targets(test[1], f"{where}: y of the test")
         parts, taken = [rows, other], [inputs, inputs_of(test[0], len(other), f"{where}: x of the test")]
     own = "client" if users is not None else ""
-    return source_of(code, parts, taken, own, derived=not target_kind, standardize=standardize)
+    return source_of(code, parts, taken, own, standardize)
 
 
 def source_of(
@@ -109,8 +109,6 @@ def source_of(
     parts: Sequence[Columns],
     inputs: Sequence[Tensor],
     client: str = "",
-    *,
-    derived: bool,
     standardize: bool = True,
 ) -> Source:
     """The dataset of training and test inputs.
@@ -120,7 +118,6 @@ def source_of(
         parts: rows with targets and clients.
         inputs: their inputs.
         client: the column of clients, "" for none.
-        derived: whether the kind of targets was derived, for the note.
         standardize: as in `from_arrays`.
     """
     code = code.fitted(parts[0])
@@ -132,7 +129,7 @@ def source_of(
     if x.dtype == torch.uint8:
         scale = dict(zip(("mean", "std"), mean_and_std(x), strict=True))
     source = code.source(parts, inputs, client, model=model, **scale)
-    note = f"{len(parts[0]):,} examples for training, {len(parts[1]):,} for testing. {code.note(derived)}"
+    note = f"{len(parts[0]):,} examples for training, {len(parts[1]):,} for testing. {code.note()}"
     how = f"Inputs are standardized. {POOLED}" if standardize else "Inputs are as given."
     return replace(_standardized(source) if standardize else source, note=f"{note} {how}")
 

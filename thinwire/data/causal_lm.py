@@ -28,7 +28,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from thinwire.data.examples import Source, numbered, positions
 from thinwire.data.files import one_line, own_path
 from thinwire.data.huggingface import load_named, train_and_test
 from thinwire.data.partition import held_out_rows
-from thinwire.data.token_rows import Questions, TokenRows, pack
+from thinwire.data.token_rows import Questions, TokenRows
 from thinwire.errors import ConfigError, DataError
 
 TemplateName = Literal["auto", "chat", "plain"]
@@ -72,7 +72,6 @@ def causal_lm(
     learned: Learned = "answers",
     length: int = 512,
     too_long: TooLong = "error",
-    packing: bool = False,
     window: int = 8,
     test_fraction: float = 0.1,
     test_rows: int = 0,
@@ -87,7 +86,7 @@ def causal_lm(
     client               the column that names the client of a record; "" for none
     group                the column by which partitions go and metrics are told apart, such as the kind of question
     prompt ... options   columns of `RecordForm`
-    template ... too_long, packing ... answer_after      settings of `Encoder` and of `source_of`
+    template ... too_long, window ... answer_after      settings of `Encoder` and of `source_of`
     """
     given = locals()
     if bool(file) == bool(name):
@@ -121,7 +120,6 @@ def source_of(
     *,
     client: str = "",
     group: str = "",
-    packing: bool = False,
     window: int = 8,
     test_fraction: float = 0.1,
     test_rows: int = 0,
@@ -136,7 +134,6 @@ def source_of(
         encoder: how records become rows.
         client: the column that names the client of a record; "" for none.
         group: the column by which partitions go and metrics are told apart; "" for none.
-        packing: whether training rows hold as many records as fit, of one client and one group.
         window: batches within which rows of similar length are put together; 1 for none.
         test_fraction: the fraction of records that is held out for testing, where no test records are given.
         test_rows: the most test records, the same share of each group; 0 for all.
@@ -163,14 +160,6 @@ def source_of(
     own, others = (part.column(group, "task.group") for part in (train, test))
     owners = train.column(client, "task.client")
     test_groups = None if others is None else positions(others, names)
-    if packing:
-        none = [None] * len(train)
-        keys = list(zip(owners or none, own or none, strict=True))
-        packs = pack([len(ids) for ids, _ in made], encoder.length, keys)
-        rows = TokenRows.packed(made, packs, pad=encoder.pad, window=window)
-        own, owners = (one and [one[members[0]] for members in packs] for one in (own, owners))
-    else:
-        rows = TokenRows.of(made, pad=encoder.pad, window=window)
     questions, note = None, [encoder.form.note()]
     if not encoder.form.text:
         settings = {"names": names, "groups": test_groups, "new_tokens": new_tokens, "answer_after": answer_after}
@@ -179,12 +168,10 @@ def source_of(
     note.append(f"{len(made):,} rows of at most {encoder.length} tokens for training, {len(tested):,} for testing.")
     if lost or test_lost:
         note.append(f"{lost:,} longer training records and {test_lost:,} longer test records are left out.")
-    if packing:
-        note.append(f"Training rows are packed into {len(rows):,}.")
     asked = questions is not None and questions.options is not None
     return Source.by_user(
-        replace(rows, groups=None if own is None else positions(own, names)),
-        replace(TokenRows.of(tested, pad=encoder.pad), groups=test_groups, questions=questions),
+        TokenRows.of(made, pad=encoder.pad, window=window, groups=None if own is None else positions(own, names)),
+        TokenRows.of(tested, pad=encoder.pad, groups=test_groups, questions=questions),
         len(encoder.tokenizer),
         (owners, None),
         note=" ".join(note),
@@ -305,10 +292,10 @@ class RecordForm:
             raise DataError(f"{where} is not a list of messages; expected objects with role and content")
         for number, one in enumerate(found, 1):
             texts = [one.get(key) for key in ("role", "content")] if isinstance(one, Mapping) else [None]
-            if not all(isinstance(text, str) for text in texts):
-                raise DataError(f"{where}, message {number} is not an object with the texts role and content")
-            if not one["content"].strip():
-                raise DataError(f"{where}, message {number} is empty; write a text, or delete the message")
+            if not all(isinstance(text, str) and text.strip() for text in texts):
+                raise DataError(
+                    f"{where}, message {number} is not an object with a role and a content, or one is empty"
+                )
         if not any(one["role"] == "assistant" for one in found):
             raise DataError(f"{where} has no message of the role 'assistant', so there is nothing to learn")
         return [{"role": one["role"], "content": one["content"]} for one in found]
@@ -377,13 +364,13 @@ class Encoder:
 
     tokenizer: Any
     form: RecordForm
-    length: int = 512
+    length: Annotated[int, "[8, 65536]"] = 512
     template: TemplateName = "auto"
     learned: Learned = "answers"
     too_long: TooLong = "error"
 
     def __post_init__(self) -> None:
-        check_settings(self, length="[8, 65536]")
+        check_settings(self)
         if self.template == "chat" and not self.is_chat:
             raise ConfigError("task.template = 'chat', but the checkpoint has no chat template; write 'plain'")
 

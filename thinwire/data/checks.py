@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from thinwire.data.examples import Examples, Inputs
-from thinwire.data.losses import Loss, bce, cross_entropy, label_counts, mse
+from thinwire.data.losses import Loss, bce, cross_entropy, is_cross_entropy_of_torch, label_counts, mse
 from thinwire.data.partition import Assignment
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.metrics.classification import IGNORED
@@ -107,25 +106,13 @@ def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, na
 
 
 def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
-    """Check targets by what the loss takes; of a loss that is not known nothing is assumed."""
-    targets, inner = part.examples.targets, loss.func if isinstance(loss, functools.partial) else loss
+    """Check labels by what the loss takes; of a loss that is not known nothing is assumed."""
+    targets, torchs = part.examples.targets, is_cross_entropy_of_torch(loss)
     if loss is bce:
         part.check_binary()
-    if loss is mse and not targets.is_floating_point():
-        raise ConfigError(f"loss 'mse' was given targets of type {targets.dtype}; give floats: targets.float()")
-    torchs = inner is F.cross_entropy or isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss)
-    if loss is not cross_entropy and not torchs:
-        return
-    if not is_integer(targets):
-        if torchs and targets.shape[1:] == out.shape[1:]:
-            return  # probabilities of classes
-        raise ConfigError(
-            f"{part.name()} has targets of type {targets.dtype}, but cross entropy takes class labels: "
-            "give integers, targets.long(), or write loss='mse' for regression"
-        )
-    options = loss.keywords if isinstance(loss, functools.partial) else {}
-    ignored = options.get("ignore_index", getattr(inner, "ignore_index", IGNORED))
-    if out.dim() > 1:
+    if (loss is cross_entropy or torchs) and is_integer(targets) and out.dim() > 1:
+        options = loss.keywords if isinstance(loss, functools.partial) else {}
+        ignored = options.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
         part.check_labels(out.shape[1 if torchs else -1], ignored)
 
 

@@ -91,14 +91,12 @@ class Columns:
         """The text of a cell that must not be empty; `option` is the setting that names the column."""
         self.need(name, option, any_type=True)
         (value,), where = _known(self.cells[name][i : i + 1]), f"{self.row(i)}: {name!r} ({option})"
-        if value is None:
+        if value is None or (isinstance(value, str) and not value.strip()):
             raise DataError(f"{where} has no value; fill it in, or delete the row")
         if isinstance(value, int | float):
             value = number_text(value)
         if not isinstance(value, str):
             raise DataError(f"{where} is of type {type(value).__name__}, expected a text")
-        if not value.strip():
-            raise DataError(f"{where} is empty; write a text, or delete the row")
         try:
             value.encode()
         except UnicodeEncodeError:

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.core.key import Device
@@ -161,19 +162,20 @@ class AugmentedImages(Examples):
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Images by index, shifted and flipped as the variant in the index defines."""
-        pixels, most, span = self.images.pixels, self.max_shift, 2 * self.max_shift + 1
+        most, span = self.max_shift, 2 * self.max_shift + 1
         image, variant = index % len(self), index // len(self)
         # shifts are counted from 0, so that variant 0 is the image itself
-        down, right = ((shift + most) % span - most for shift in ((variant // 2) // span, (variant // 2) % span))
-        height, width = pixels.shape[-2:]
-        rows = torch.arange(height, device=index.device) - down[..., None]
-        columns = torch.arange(width, device=index.device)
-        columns = torch.where((variant % 2).bool()[..., None], columns.flip(0), columns) - right[..., None]
-        inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
-        rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
-        channel = torch.arange(pixels.shape[1], device=index.device)[:, None, None]
-        shifted = pixels[image[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
-        return self.images.scaled(shifted * inside[..., None, :, :]), self.targets[image]
+        top, left = (2 * most - (shift + most) % span for shift in (variant // 2 // span, variant // 2 % span))
+        channel, rows, columns = (torch.arange(size, device=index.device) for size in self.images.pixels.shape[1:])
+        columns = torch.where((variant % 2).bool()[..., None], columns.flip(0), columns) + left[..., None]
+        rows = rows + top[..., None]
+        where = (image[..., None, None, None], channel[:, None, None], rows[..., None, :, None])
+        return self.images.scaled(self.framed[*where, columns[..., None, None, :]]), self.targets[image]
+
+    @cached_property
+    def framed(self) -> Tensor:
+        """The images in a frame of black pixels, as wide as the largest shift."""
+        return F.pad(self.images.pixels, (self.max_shift,) * 4)
 
 
 @dataclass(frozen=True, eq=False)

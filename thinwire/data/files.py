@@ -40,6 +40,14 @@ def find(data_dir: Path | None, *names: str) -> Path | None:
     return next((base / name for name in names if (base / name).is_dir()), None) if base else None
 
 
+def folder_of(data_dir: Path | None, task: str, layout: str, *names: str) -> Path:
+    """The first of these folders that exists; without one, an error with the files that would be read."""
+    found = find(data_dir, *names)
+    if found is None:
+        raise no_data(task, layout)
+    return found
+
+
 def pick(folder: Path, *names: str) -> Path:
     """The first of these files that exists in a folder: alternative names of one file."""
     for name in names:
@@ -48,7 +56,7 @@ def pick(folder: Path, *names: str) -> Path:
     raise DataError(f"{folder}: no file {' or '.join(names)}")
 
 
-def own_path(data_dir: Path | None, given: str, option: str) -> Path:
+def own_path(data_dir: Path | None, given: str | Path, option: str) -> Path:
     """The path of a file or folder of the user: as given, or below the folder of all datasets."""
     if not given or not isinstance(given, str | Path):
         raise ConfigError(f"{option} is missing or no path; write for example --set {option}=PATH")

@@ -9,7 +9,6 @@ too, where no folder has them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ TEST_SPLITS = ("test", "validation", "valid", "dev")
 _LISTS = ("Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "list")
 
 
+@register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
 def from_datasets(
     name: Any = "",
     test: Any = None,
@@ -83,10 +83,10 @@ def from_datasets(
     rows, given = _columns(train, names, where), None if test is None else _columns(test, names, where)
     code, feature = TargetCode.of(rows, targets, target_kind), train.features[targets[0]]
     if code.kind == "classification" and type(feature).__name__ == "ClassLabel":  # classes keep their order
-        code = TargetCode("classification", targets, tuple(feature.names))
+        code = replace(code, names=tuple(feature.names))
     parts = code.split(rows, given, client, test_fraction)
     if not alone:
-        return from_columns(parts, code, client, inputs, derived=not target_kind)
+        return from_columns(parts, code, client, inputs)
     column, made = inputs[0], list[Tensor]()
     shape = shape_of(train[0][column], size, channels) if kinds[column] == "Image" else None
     for data, part in zip((train, train if test is None else test), parts, strict=True):
@@ -96,14 +96,7 @@ def from_datasets(
         else:
             lists = [one for one, _ in values]
             made.append(inputs_of(lists, len(lists), f"{where}: the column {column!r}", tokens=True))
-    return source_of(code, parts, made, client, derived=not target_kind, standardize=standardize)
-
-
-@register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
-@functools.wraps(from_datasets)
-def huggingface(data_dir: Path | None = None, **options: Any) -> Source:
-    """A dataset by name; the options are those of `from_datasets`."""
-    return from_datasets(**options, data_dir=data_dir)
+    return source_of(code, parts, made, client, standardize)
 
 
 def load_named(name: str, config: str, data_dir: Path | None) -> Any:

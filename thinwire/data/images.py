@@ -11,7 +11,6 @@ The size in a header is checked before pixels are decoded, so that a small file 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,13 +34,17 @@ _TEST = ("test", "val", "valid", "validation")
 _GRAY = ("1", "L", "LA", "I", "I;16", "F")
 
 
+@register(
+    "dataset", "image-folder", doc="A folder of PNG or JPEG images of your own, one folder for each class: task.folder."
+)
 def from_image_folder(
-    folder: str | Path,
+    folder: str | Path = "",
     *,
     size: int | tuple[int, ...] | Sequence[int] = 0,
     channels: int = 0,
     client_folders: bool = False,
     test_fraction: float = 0.2,
+    data_dir: Path | None = None,
 ) -> Source:
     """A dataset of images, one folder for each class.
 
@@ -53,14 +56,15 @@ def from_image_folder(
         client_folders: whether there is a folder for each client, which has the folders of classes.
         test_fraction: the fraction of images that is held out for testing, if there is no folder `test`; the seed of a
             run does not change them.
+        data_dir: the folder of all datasets, in which this folder may be.
     """
-    base = Path(folder).expanduser()
+    base = own_path(data_dir, folder, "task.folder")
     if not base.is_dir():
         raise DataError(f"{base}: not a folder; expected one with a folder of images for each class")
     test_folder = next((base / name for name in _TEST if (base / name).is_dir()), None)
     split = test_folder is not None and (base / "train").is_dir()
-    rows = _listed(base / "train" if split else base, client_folders)
-    given = _listed(test_folder, client_folders) if split and test_folder is not None else None
+    rows = images_in(base / "train" if split else base, client_folders)
+    given = images_in(test_folder, client_folders) if split and test_folder is not None else None
     classes = numbered(rows.texts("label"))
     if len(classes) < 2:
         raise DataError(
@@ -70,7 +74,7 @@ def from_image_folder(
     client = "client" if client_folders else ""
     parts = code.split(rows, given, client, test_fraction)
     shape = shape_of(parts[0].cells["path"][0], size, channels)
-    train, test = (read_images([(path, str(path)) for path in part.cells["path"]], len(part), shape) for part in parts)
+    train, test = (read_files(part, shape) for part in parts)
     how = (
         "drawn once, independent of the seed" if test_folder is None or not split else f"the folder {test_folder.name}"
     )
@@ -83,15 +87,6 @@ def from_image_folder(
     return code.source(parts, (train, test), client, note=note, model=image_options(train), mean=mean, std=std)
 
 
-@register(
-    "dataset", "image-folder", doc="A folder of PNG or JPEG images of your own, one folder for each class: task.folder."
-)
-@functools.wraps(from_image_folder)
-def image_folder(data_dir: Path | None = None, folder: str = "", **options: Any) -> Source:
-    """Images in folders; the options are those of `from_image_folder`."""
-    return from_image_folder(own_path(data_dir, folder, "task.folder"), **options)
-
-
 def image_options(pixels: Tensor) -> dict[str, int]:
     """What models need to know about images (n, channels, height, width)."""
     channels, height, width = pixels.shape[1:]
@@ -99,16 +94,16 @@ def image_options(pixels: Tensor) -> dict[str, int]:
     return options | ({"size": height} if height == width else {})
 
 
-def _listed(folder: Path, client_folders: bool) -> Columns:
+def images_in(folder: Path, client_folders: bool = False) -> Columns:
     """The path, class and client of all images in the folders of classes, or of clients and classes."""
     found = []
-    for base in folders_in(folder) if client_folders else [folder]:
-        if loose := image_files(base):
+    for base in _folders(folder) if client_folders else [folder]:
+        if loose := _images(base):
             raise DataError(f"{loose[0]}: this image is in no class; put it into a folder with the name of its class")
-        for inner in folders_in(base):
-            files = image_files(inner)
+        for inner in _folders(base):
+            files = _images(inner)
             if not files:
-                deeper = any(path.is_dir() and image_files(path) for path in inner.iterdir())
+                deeper = any(path.is_dir() and _images(path) for path in inner.iterdir())
                 fill = "delete the folder, or fill it"
                 advice = "if these are clients, write task.client_folders = true" if deeper else fill
                 raise DataError(f"{inner}: no image ({', '.join(SUFFIXES)}) in this class; {advice}")
@@ -118,7 +113,7 @@ def _listed(folder: Path, client_folders: bool) -> Columns:
     return Columns(str(folder), cells, row_numbers=names, word="image")
 
 
-def folders_in(folder: Path) -> list[Path]:
+def _folders(folder: Path) -> list[Path]:
     """The folders in a folder, in alphabetical order, without hidden ones."""
     found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     if not found:
@@ -126,7 +121,7 @@ def folders_in(folder: Path) -> list[Path]:
     return found
 
 
-def image_files(folder: Path) -> list[Path]:
+def _images(folder: Path) -> list[Path]:
     """The images in a folder, in alphabetical order; hidden files and files of other kinds are ignored."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     return [path for path in files if path.suffix.lower() in SUFFIXES]
@@ -160,6 +155,11 @@ def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> Im
     image = open_image(first)
     height, width = given if min(given) else (image.height, image.width)
     return ImageShape(channels or (1 if image.mode in _GRAY else 3), height, width, bool(min(given)))
+
+
+def read_files(rows: Columns, shape: ImageShape) -> Tensor:
+    """(n, channels, height, width) uint8: the images of the rows of `images_in`."""
+    return read_images([(path, str(path)) for path in rows.cells["path"]], len(rows), shape)
 
 
 def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape) -> Tensor:

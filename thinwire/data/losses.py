@@ -30,11 +30,12 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> [round(float(cross_entropy(outputs, torch.tensor([labels]))), 4) for labels in ([0, -100], [-100, -100])]
     [0.6931, 0.0]
     """
-    if outputs.dim() < 2 or outputs.shape[:-1] != targets.shape:
-        targets = labels_for(outputs, targets)
     if targets.is_floating_point():
-        raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers: targets.long()")
-    targets = targets.long()
+        raise ConfigError(
+            f"cross entropy takes class labels, not targets of type {targets.dtype}: give integers, targets.long(), or "
+            "write loss='mse' for regression"
+        )
+    targets = labels_for(outputs, targets).long()
     each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
     if targets.dim() == 1:
         return each
@@ -121,8 +122,7 @@ def is_regression(loss: Loss) -> bool:
     """
     modules = nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss
     functions = (mse, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
-    inner = loss.func if isinstance(loss, functools.partial) else loss
-    return inner in functions or isinstance(inner, modules)
+    return function_of(loss) in functions or isinstance(loss, modules)
 
 
 def is_classification(loss: Loss) -> bool:
@@ -131,8 +131,17 @@ def is_classification(loss: Loss) -> bool:
     >>> is_classification(bce), is_classification(torch.nn.CrossEntropyLoss()), is_classification(mse)
     (True, True, False)
     """
-    inner = loss.func if isinstance(loss, functools.partial) else loss
-    return inner in (cross_entropy, bce, F.cross_entropy) or isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss)
+    return function_of(loss) in (cross_entropy, bce) or is_cross_entropy_of_torch(loss)
+
+
+def is_cross_entropy_of_torch(loss: Loss) -> bool:
+    """Whether a loss is torch's cross entropy, which has the classes on the second axis."""
+    return function_of(loss) is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def function_of(loss: Loss) -> Loss:
+    """The function of a `functools.partial`; another loss itself."""
+    return loss.func if isinstance(loss, functools.partial) else loss
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "bce": bce}

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +56,8 @@ def digits(data_dir: Path | None = None) -> Source:
     >>> len(source.train), len(source.test), source.classes
     (1438, 359, 10)
     """
-    package = find_spec("sklearn")
-    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else Path()
-    if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
-        table = np.loadtxt(file, delimiter=",")
-    else:
-        from sklearn.datasets import load_digits
-
-        table = np.column_stack(load_digits(return_X_y=True))
+    package: Any = find_spec("sklearn")  # not imported: that takes longer than training on its digits
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     labels = table[:, -1].astype(np.int64)
     test = np.zeros(len(labels), bool)
     for k in range(10):

@@ -39,7 +39,7 @@ import torch
 from thinwire.core.registry import register
 from thinwire.data.checkpoints import MINILM, find_checkpoint
 from thinwire.data.examples import Source, TextWindows
-from thinwire.data.files import find, no_data, one_line, pick, read_text
+from thinwire.data.files import folder_of, one_line, pick, read_text
 from thinwire.data.text import Split, TextDataset, token_examples, word_examples
 from thinwire.errors import ConfigError, DataError, UnknownName
 
@@ -78,9 +78,8 @@ def newsgroups(data_dir: Path | None = None) -> Source:
 
 def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDataset:
     """The messages; `whole`: with headers, signatures and quotations, as FLASC's authors have them."""
-    folder = find(data_dir, "20newsgroups", "20news-bydate")
-    if folder is None:
-        raise no_data("20newsgroups", "20newsgroups/20news-bydate.tar.gz")
+    layout = "20newsgroups/20news-bydate.tar.gz"
+    folder = folder_of(data_dir, "20newsgroups", layout, "20newsgroups", "20news-bydate")
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
     read = partial(_read_archive, path, str if whole else strip_message)
     return TextDataset((path,), read, _GROUPS, _WHOLE if whole else _STRIPPED)
@@ -173,9 +172,8 @@ mrpc = _glue("mrpc", "3,668 + 408 pairs of sentences, paraphrases or not; 128 wo
 def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
     """The sentences of one of the four tasks."""
     layout = _LAYOUTS[task]
-    folder = find(data_dir, f"glue/{layout.folder}", layout.folder)
-    if folder is None:
-        raise no_data(task, f"glue/{layout.folder}/train.tsv and dev.tsv")
+    place = f"glue/{layout.folder}"
+    folder = folder_of(data_dir, task, f"{place}/train.tsv and dev.tsv", place, layout.folder)
     files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
     return TextDataset(files, lambda: [_read_sheet(layout, file) for file in files], 2, _DEV)
 
@@ -243,9 +241,7 @@ _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 )
 def shakespeare(data_dir: Path | None = None) -> Source:
     """Next character of the lines of a role, one user per role."""
-    folder = find(data_dir, "shakespeare")
-    if folder is None:
-        raise no_data("shakespeare", "shakespeare/all_data.json.gz")
+    folder = folder_of(data_dir, "shakespeare", "shakespeare/all_data.json.gz", "shakespeare")
     path = pick(folder, "all_data.json", "all_data.json.gz")
     text, starts = "", dict[str, list[np.ndarray]](train=[], test=[])
     for raw in _roles(path):

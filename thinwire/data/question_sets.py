@@ -24,7 +24,7 @@ from thinwire.data.causal_lm import RecordForm, TemplateName, TooLong, encoder_o
 from thinwire.data.checkpoints import SMOLLM2
 from thinwire.data.columns import Columns, objects, read_records
 from thinwire.data.examples import Source
-from thinwire.data.files import find, no_data, pick
+from thinwire.data.files import folder_of, pick
 from thinwire.errors import ConfigError, DataError, UnknownName
 
 QUESTION_SETS = ("boolq", "openbookqa", "arc-easy", "arc-challenge", "gsm8k")
@@ -47,7 +47,6 @@ def instructions(
     template: TemplateName = "auto",
     length: int = 256,
     too_long: TooLong = "drop",
-    packing: bool = False,
     window: int = 8,
     test_rows: int = 0,
     new_tokens: int = 32,
@@ -81,9 +80,7 @@ def question_records(names: Sequence[str], split: str, data_dir: Path | None, an
         data_dir: the folder of datasets.
         answers: whether an answer is its label, such as answer1, or its text.
     """
-    folder = find(data_dir, "instructions")
-    if folder is None:
-        raise no_data("instructions", "instructions/boolq-train.jsonl.xz and the like")
+    folder = folder_of(data_dir, "instructions", "instructions/boolq-train.jsonl.xz and the like", "instructions")
     found, places = list[tuple[Any, ...]](), list[str]()
     for name in names:
         file = pick(folder, *(f"{name}-{split}.jsonl{end}" for end in (".xz", ".gz", "")))

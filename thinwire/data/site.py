@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.text import visible
-from thinwire.data.causal_lm import Encoder, Learned, RecordForm, TemplateName, TooLong
+from thinwire.data.causal_lm import Encoder, Learned, RecordForm, TemplateName, TooLong, options_of
 from thinwire.data.checkpoints import SMOLLM2, find_checkpoint, load_tokenizer
-from thinwire.data.columns import Columns, is_number, read_records, read_table
+from thinwire.data.columns import Columns, read_records, read_table
 from thinwire.data.examples import Arrays, Examples, Images
-from thinwire.data.images import SUFFIXES, ImageShape, folders_in, image_files, read_images
+from thinwire.data.images import ImageShape, images_in, read_files
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
 from thinwire.data.table import Features, InputColumn, TargetCode
@@ -198,8 +197,7 @@ def _check_classes(classes: Sequence[str]) -> None:
 
 def _class_targets(rows: Columns, target: str, classes: tuple[str, ...]) -> Tensor:
     """(rows,) int64: the position of each row's class in the list of the app."""
-    numeric = all(map(is_number, classes))
-    return TargetCode("classification", (target,), classes, numeric, listed="the classes of task.py").encode(rows)
+    return TargetCode("classification", (target,), classes, listed="the classes of task.py").encode(rows)
 
 
 @dataclass(frozen=True)
@@ -357,19 +355,11 @@ class SiteImages(SiteData):
         return any((folder / name).is_dir() for name in self.classes)
 
     def read(self, folder: Path) -> Pair:
-        """All images; a folder of no class of the app is an error."""
-        files = []
-        for inner in folders_in(folder):
-            if inner.name not in self.classes:
-                known = visible(", ".join(self.classes), 80)
-                raise DataError(f"{inner}: not one of the classes of the app ({known}); rename it, or correct task.py")
-            files += [(path, self.classes.index(inner.name)) for path in image_files(inner)]
-        if not files:
-            raise DataError(f"{folder}: its folders of classes have no image ({', '.join(SUFFIXES)})")
-        files.sort(key=lambda one: one[1])  # by class, in the order of the app
-        shape = ImageShape(self.channels, *self._size, True)
-        pixels = read_images(((path, str(path)) for path, _ in files), len(files), shape)
-        return pixels, torch.tensor([label for _, label in files])
+        """All images, by class in the order of the app; a folder of no class of the app is an error."""
+        rows = images_in(folder)
+        targets = _class_targets(rows, "label", self.classes)
+        order = targets.argsort(stable=True)
+        return read_files(rows.take(order.numpy()), ImageShape(self.channels, *self._size, True)), targets[order]
 
     def blank(self, rows: int) -> Pair:
         """Black images."""
@@ -473,8 +463,7 @@ class SiteRecords(SiteData):
 
     def encoder(self, form: RecordForm | None = None) -> Encoder:
         """How records become tokens."""
-        own = _tokenizer(self.checkpoint)
-        return Encoder(own, form or RecordForm(), self.length, self.template, self.learned, self.too_long)
+        return Encoder(_tokenizer(self.checkpoint), form or RecordForm(), **options_of(Encoder, vars(self)))
 
     @property
     def outputs(self) -> int:
@@ -494,8 +483,8 @@ class SiteRecords(SiteData):
     def read(self, folder: Path) -> Pair:
         """The records of the file: the tokens of each row, and whether each token is learned."""
         records = read_records(folder / self.file)
-        columns = {"prompt": self.prompt, "response": self.response, "messages": self.messages, "text": self.text}
-        ids, learned = zip(*self.encoder(RecordForm.of(records, **columns)).encode(records)[0], strict=True)
+        form = RecordForm.of(records, **options_of(RecordForm, vars(self)))
+        ids, learned = zip(*self.encoder(form).encode(records)[0], strict=True)
         return ids, learned
 
     def blank(self, rows: int) -> Pair:

@@ -25,11 +25,10 @@ Files are read by `columns.py`. Columns become inputs and targets; statistics ar
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,11 +51,8 @@ POOLED = (
     "would have to estimate them."
 )
 
-TargetKind = Literal["classification", "multi-label", "regression"]
-_LOSSES = {"classification": "cross-entropy", "multi-label": "bce", "regression": "mse"}
-_METRICS: dict[str, tuple[str, ...]] = {"multi-label": ("multilabel-f1",), "regression": ("r2",)}
 
-
+@register("dataset", "table", doc="A CSV or parquet file of your own: task.file, task.target, task.client.")
 def from_table(
     file: str | Path | Any = "",
     target: str | Names = "",
@@ -67,6 +63,7 @@ def from_table(
     target_kind: str = "",
     test_fraction: float = 0.2,
     test_file: str | Path | Any = None,
+    data_dir: Path | None = None,
 ) -> Source:
     """A dataset from a table: numbers are standardized, texts become one-hot inputs, targets get labels or a scale.
 
@@ -81,6 +78,7 @@ def from_table(
         test_fraction: the fraction of rows that is held out for testing, of each client and of each class; the seed of
             a run does not change them.
         test_file: a file or DataFrame of test rows instead.
+        data_dir: the folder of all datasets, in which a file may be.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -90,20 +88,12 @@ def from_table(
     >>> len(source.train), len(source.test), source.class_names, source.user_names, source.model
     (16, 4, ('cat', 'dog'), ('a', 'b'), {'inputs': 1})
     """
-    rows, given = _columns(file), None if test_file is None else _columns(test_file)
+    rows = _columns(file, "task.file", data_dir)
+    given = None if test_file is None else _columns(test_file, "task.test_file", data_dir)
     code = TargetCode.of(rows, (target,) if isinstance(target, str) and target else tuple(target), target_kind)
     parts = code.split(rows, given, client, test_fraction)
     drawn = " (drawn once, independent of the seed)" if given is None else ""
-    return from_columns(parts, code, client, features, drop, drawn=drawn, derived=not target_kind)
-
-
-@register("dataset", "table", doc="A CSV or parquet file of your own: task.file, task.target, task.client.")
-@functools.wraps(from_table)
-def table(data_dir: Path | None = None, **options: Any) -> Source:
-    """A table in a file; the options are those of `from_table`."""
-    for option in ("file", *(["test_file"] if options.get("test_file") else [])):
-        options[option] = own_path(data_dir, options.get(option, ""), f"task.{option}")
-    return from_table(**options)
+    return from_columns(parts, code, client, features, drop, drawn)
 
 
 def from_columns(
@@ -112,9 +102,7 @@ def from_columns(
     client: str = "",
     features: Sequence[str] = (),
     drop: Sequence[str] = (),
-    *,
     drawn: str = "",
-    derived: bool = True,
 ) -> Source:
     """A dataset from training and test rows.
 
@@ -125,7 +113,6 @@ def from_columns(
         features: the columns that are inputs; by default all others.
         drop: columns that are not used.
         drawn: how test rows were chosen, for the note.
-        derived: whether the kind of targets was derived.
     """
     train, test = parts
     for name in drop:
@@ -138,15 +125,15 @@ def from_columns(
         train.need(name, "task.features" if features else "an input")
     code = code.fitted(train)
     encoding = Features.of(train, inputs)
-    note = f"{len(train):,} rows for training, {len(test):,} for testing{drawn}. {code.note(derived)} {encoding.note()}"
+    note = f"{len(train):,} rows for training, {len(test):,} for testing{drawn}. {code.note()} {encoding.note()}"
     model = {"inputs": encoding.width}
     return code.source(parts, [encoding.encode(part) for part in parts], client, note=f"{note} {POOLED}", model=model)
 
 
-def _columns(file: Any) -> Columns:
-    """The columns of a file or a DataFrame."""
+def _columns(file: Any, option: str, data_dir: Path | None) -> Columns:
+    """The columns of a file, which an option names, or of a DataFrame."""
     if isinstance(file, str | Path):
-        return read_table(Path(file).expanduser())
+        return read_table(own_path(data_dir, file, option))
     if not hasattr(file, "columns") or not hasattr(file, "__getitem__"):
         raise ConfigError(f"a table is a file (.csv, .parquet) or a pandas DataFrame, not {type(file).__name__}")
     if not len(file):
@@ -269,6 +256,21 @@ class Features:
 # -- targets ---------------------------------------------------------------------------------------------------------
 
 
+class Kind(NamedTuple):
+    """A kind of targets: loss, metrics, and its name for readers."""
+
+    loss: str
+    metrics: tuple[str, ...]
+    words: str
+
+
+KINDS = {
+    "classification": Kind("cross-entropy", (), "classification with {} classes"),
+    "multi-label": Kind("bce", ("multilabel-f1",), "multi-label classification with {} labels"),
+    "regression": Kind("mse", ("r2",), "regression"),
+}
+
+
 @dataclass(frozen=True)
 class TargetCode:
     """How values become targets.
@@ -277,7 +279,7 @@ class TargetCode:
         kind: classification, multi-label or regression.
         columns: the names of the target columns.
         names: of the classes, of the labels, or of the numbers to predict.
-        numeric: of classes, whether they are numbers in the file.
+        derived: whether the kind was derived from the values.
         mean, std: of the numbers to predict.
         listed: where the classes are from, for error messages.
     """
@@ -285,7 +287,7 @@ class TargetCode:
     kind: str
     columns: tuple[str, ...]
     names: tuple[str, ...]
-    numeric: bool = False
+    derived: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     listed: str = "the training rows"
@@ -295,13 +297,12 @@ class TargetCode:
         """The code of target columns; the kind is derived if it is not given."""
         if not columns:
             raise DataError(f"{rows.where}: no target column is named; write task.target; {rows.listed()}")
-        if kind and kind not in get_args(TargetKind):
-            raise ConfigError(f"task.target_kind must be one of {', '.join(get_args(TargetKind))}, not {kind!r}")
+        if kind and kind not in KINDS:
+            raise ConfigError(f"task.target_kind must be one of {', '.join(KINDS)}, not {kind!r}")
         numbers = [_complete(rows, name) for name in columns]
-        kind = kind or _derived(numbers)
+        derived, kind = not kind, kind or _derived(numbers)
         if kind != "classification":
-            _stacked(rows, columns, kind)
-            return cls(kind, tuple(columns), tuple(columns))
+            return cls(kind, tuple(columns), tuple(columns), derived)
         if len(columns) > 1:
             raise ConfigError(
                 f"task.target names {len(columns)} columns, but a classification has one; write one column, or "
@@ -318,21 +319,21 @@ class TargetCode:
                 f"{where} {len(names):,} different texts in {len(rows):,} rows, such as {visible(names[0], 40)!r}: too "
                 "many for classes; name another column: task.target"
             )
-        return cls(kind, tuple(columns), names, values is not None)
+        return cls(kind, tuple(columns), names, derived)
 
     def fitted(self, train: Columns) -> TargetCode:
         """The code with mean and standard deviation of the training rows, for regression."""
         if self.kind != "regression":
             return self
-        values = _stacked(train, self.columns, self.kind)
+        values = self._numbers(train)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean, std = values.mean(0), values.std(0)
-        for name, one in zip(self.columns, std.tolist(), strict=True):
+            mean, std = values.mean(0).tolist(), values.std(0).tolist()
+        for name, one in zip(self.columns, std, strict=True):
             if not 0 < one < np.inf:
                 raise DataError(
                     f"{train.where}: the target column {name!r} has a standard deviation of {one:g}, expected above 0"
                 )
-        return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+        return replace(self, mean=tuple(mean), std=tuple(std))
 
     def split(self, rows: Columns, test: Columns | None, client: str = "", fraction: float = 0.2) -> list[Columns]:
         """Training and test rows; without test rows a fraction of each client and of each class is held out."""
@@ -355,39 +356,45 @@ class TargetCode:
         train, test = (make(x, self.encode(part)) for make, x, part in zip(made, inputs, parts, strict=True))
         owners = [parts[0].column(client, "task.client")]
         owners.append(parts[1].column(client, "task.client") if client in parts[1].cells else None)
-        named: dict[str, Any] = {"loss": _LOSSES[self.kind], "metrics": _METRICS.get(self.kind, ())}
-        return Source.by_user(train, test, len(self.names), owners, class_names=self.names, **named, **more)
+        more |= {"loss": KINDS[self.kind].loss, "metrics": KINDS[self.kind].metrics, "class_names": self.names}
+        return Source.by_user(train, test, len(self.names), owners, **more)
 
     def encode(self, rows: Columns) -> Tensor:
         """(rows,) or (rows, labels) int64, or (rows,) or (rows, numbers) float32."""
         if self.kind == "classification":
             return positions(self._classes(rows), self.names)
-        table = _stacked(rows, self.columns, self.kind)
+        values = self._numbers(rows)
         if self.kind == "multi-label":
-            return torch.from_numpy(table.astype(np.int64))
-        scaled = torch.from_numpy(((table - self.mean) / self.std).astype(np.float32))
+            return torch.from_numpy(values.astype(np.int64))
+        scaled = torch.from_numpy(((values - self.mean) / self.std).astype(np.float32))
         return scaled[:, 0] if len(self.columns) == 1 else scaled
 
     def _classes(self, rows: Columns) -> list[str]:
-        """The name of the class of each row."""
+        """The name of the class of each row; numbers are compared by value."""
         numbers, texts = _complete(rows, self.columns[0]), rows.texts(self.columns[0])
-        if self.numeric and numbers is not None:
+        if numbers is not None and not set(texts) <= set(self.names):
             texts = list(map(number_text, numbers.tolist()))
         if unknown := set(texts) - set(self.names):
             i, known = next(i for i, text in enumerate(texts) if text in unknown), visible(", ".join(self.names), 80)
             raise DataError(f"{rows.row(i)}: class {visible(texts[i], 40)!r} does not occur in {self.listed} ({known})")
         return texts
 
-    def note(self, derived: bool) -> str:
+    def _numbers(self, rows: Columns) -> np.ndarray:
+        """(rows, columns) target numbers; a text, or of multi-label targets neither 0 nor 1, is an error."""
+        binary = self.kind == "multi-label"
+        expected, found = f"{'0 or 1' if binary else 'a number'} ({self.kind})", []
+        for name in self.columns:
+            _complete(rows, name)
+            found.append(rows.need_numbers(name, expected, "the target column"))
+            rows.refuse(name, binary & ~np.isin(found[-1], (0, 1)), expected, "the label column")
+        return np.stack(found, 1)
+
+    def note(self) -> str:
         """What the targets are, for readers of results."""
-        named = listed(self.columns, 3)
-        how = " (derived from its values; task.target_kind states it)" if derived else ""
-        if self.kind == "classification":
-            return f"Target {named}: classification with {len(self.names)} classes{how}."
-        if self.kind == "multi-label":
-            return f"Targets {named}: multi-label classification with {len(self.names)} labels{how}."
+        how = " (derived from its values; task.target_kind states it)" if self.derived else ""
         scale = "; ".join(f"(y - {m:g}) / {s:g}" for m, s in zip(self.mean[:3], self.std[:3], strict=True))
-        return f"Target {named}: regression{how}, standardized: {scale}."
+        what = KINDS[self.kind].words.format(len(self.names)) + how + f", standardized: {scale}" * bool(scale)
+        return f"Target{'s' * (self.kind == 'multi-label')} {listed(self.columns, 3)}: {what}."
 
 
 def _derived(numbers: Sequence[np.ndarray | None]) -> str:
@@ -413,14 +420,3 @@ def _complete(rows: Columns, name: str) -> np.ndarray | None:
     if values is not None:
         rows.refuse(name, np.isinf(values), "a finite number", "the target column")
     return values
-
-
-def _stacked(rows: Columns, names: Sequence[str], kind: str) -> np.ndarray:
-    """(rows, columns) target numbers; a text, or of multi-label targets neither 0 nor 1, is an error."""
-    expected, found = "0 or 1" if kind == "multi-label" else "a number", []
-    for name in names:
-        _complete(rows, name)
-        found.append(rows.need_numbers(name, f"{expected} ({kind})", "the target column"))
-        if kind == "multi-label":
-            rows.refuse(name, ~np.isin(found[-1], (0, 1)), f"{expected} ({kind})", "the label column")
-    return np.stack(found, 1)

@@ -363,7 +363,6 @@ class PartitionDescription:
     Args:
         kind: what the targets are: `classes`, `labels` (several for each example) or `numbers` (a regression).
         sizes: (clients,) training examples of each client.
-        validation: (clients,) held-out examples of each client.
         counts: (clients, classes) examples of each class; for labels, examples that have it; for numbers, in each bin.
         class_names: of the columns of `counts`.
         client_names: of the rows.
@@ -372,7 +371,6 @@ class PartitionDescription:
 
     kind: Literal["classes", "labels", "numbers"]
     sizes: np.ndarray
-    validation: np.ndarray
     counts: np.ndarray
     class_names: tuple[str, ...]
     client_names: tuple[str, ...]
@@ -404,12 +402,10 @@ class PartitionDescription:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each client, for tables and JSON."""
-        held_out = self.validation.any()
         return [
             {
                 "client": name,
                 "examples": int(self.sizes[i]),
-                **({"validation": int(self.validation[i])} if held_out else {}),
                 "classes": {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n},
                 "label_skew": round(distance, 6),
             }
@@ -445,7 +441,7 @@ def describe_partition(task: Task) -> PartitionDescription:
     >>> found.counts.tolist(), round(found.label_skew, 3), found.size_skew
     ([[5, 1], [0, 2]], 0.417, 0.25)
     """
-    groups, clients, tests = task.train.groups, task.clients, task.client_tests
+    groups, clients = task.train.groups, task.clients
     targets = (task.train.targets if groups is None else groups).cpu().numpy()
     names = task.client_names or tuple(str(i) for i in range(len(clients)))
     kind: Any = "labels" if task.loss is bce else "numbers" if targets.dtype.kind == "f" else "classes"
@@ -464,6 +460,6 @@ def describe_partition(task: Task) -> PartitionDescription:
         known = known if len(known) >= classes else tuple(str(k) for k in range(classes))
     width = len(known)
     counts = np.bincount(owner * width + code, minlength=len(clients) * width).reshape(len(clients), width)
-    validation = np.zeros(len(clients), np.int64) if tests is None else tests.sizes()
-    unused = len(targets) - len(np.unique(clients.order)) - int(validation.sum())
-    return PartitionDescription(kind, clients.sizes(), validation, counts, known, names, max(unused, 0))
+    held_out = () if task.client_tests is None else task.client_tests.order
+    unused = len(targets) - len(np.union1d(clients.order, held_out))
+    return PartitionDescription(kind, clients.sizes(), counts, known, names, unused)

@@ -5,7 +5,6 @@ Rows of a test set may have questions: prompts to generate answers for, and answ
 
     input_ids         (n, width)   tokens, padded at the end to the longest row of the batch
     label_positions   (n, labels)  positions of which the model predicts the next token; only these get logits
-    position_ids      (n, width)   of packed rows: the position within the own record; 0 begins a record
     targets           (n, labels)  the next tokens; -100 for padding
 
 Padding is behind all tokens and attention is causal, so no token sees it and no mask is needed.
@@ -14,16 +13,12 @@ Padding is behind all tokens and attention is causal, so no token sees it and no
 >>> inputs, targets = rows.gather(torch.tensor([0, 1]))
 >>> inputs["input_ids"][:, :4].tolist(), inputs["label_positions"].tolist(), targets.tolist()
 ([[5, 6, 7, 0], [8, 9, 0, 0]], [[0, 1], [0, 0]], [[6, 7], [9, -100]])
->>> packs = pack([3, 2], 8, ["north", "north"])
->>> rows = TokenRows.packed([([5, 6, 7], [False, True, True]), ([8, 9], [False, True])], packs)
->>> rows.gather(torch.tensor([0]))[0]["position_ids"][:, :6].tolist()
-[[0, 1, 2, 0, 1, 0]]
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -47,7 +42,6 @@ class TokenRows(Examples):
         starts: (n + 1,) int64, where each row begins in `ids`.
         labeled: (labels,) int32, the positions in their row of which the next token is a label, of all rows.
         label_starts: (n + 1,) int64, where each row begins in `labeled`.
-        places: (tokens,) int32, the position of each token in its record, if rows hold several; or None.
         groups: (n,) int64, the group of each row, by which partitions go; or None.
         pad: the token of padding.
         window: batches within which rows of similar length are put together in training; 1 for none.
@@ -58,32 +52,27 @@ class TokenRows(Examples):
     starts: Tensor
     labeled: Tensor
     label_starts: Tensor
-    places: Tensor | None = None
     groups: Tensor | None = None
     pad: int = 0
     window: int = 1
     questions: Any = None
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Any, Any]], *, pad: int = 0, window: int = 1) -> TokenRows:
-        """Rows from tokens, each with whether it is learned; the first token of a row never is."""
+    def of(cls, rows: Sequence[tuple[Any, Any]], **settings: Any) -> TokenRows:
+        """Rows from tokens, each with whether it is learned; the first token of a row never is.
+
+        Args:
+            rows: tokens, and whether each is learned.
+            **settings: further arguments of the class.
+        """
         learned = [np.flatnonzero(np.asarray(flags, bool)[1:]) for _, flags in rows]
         return cls(
             torch.from_numpy(np.concatenate([np.asarray(ids, np.int32) for ids, _ in rows])),
             _starts([len(ids) for ids, _ in rows]),
             torch.from_numpy(np.concatenate(learned).astype(np.int32)),
             _starts([len(one) for one in learned]),
-            pad=pad,
-            window=window,
+            **settings,
         )
-
-    @classmethod
-    def packed(cls, rows: Sequence[tuple[Any, Any]], packs: Sequence[Sequence[int]], **options: int) -> TokenRows:
-        """Rows that hold several records each, by number (`pack`); no token of one is a label of another."""
-        ids = [np.concatenate([rows[i][0] for i in pack]) for pack in packs]
-        flags = [np.concatenate([np.append(False, rows[i][1][1:]) for i in pack]) for pack in packs]
-        places = np.concatenate([np.arange(len(rows[i][0]), dtype=np.int32) for pack in packs for i in pack])
-        return replace(cls.of(list(zip(ids, flags, strict=True)), **options), places=torch.from_numpy(places))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -108,11 +97,9 @@ class TokenRows(Examples):
         """Rows by index, as wide as the longest of them."""
         flat = index.reshape(-1)
         width = -(-self._most(self.sizes, flat) // STEP) * STEP
-        ids = _padded(self.ids, self.starts, flat, width, self.pad)
+        ids = _padded(self.ids, self.starts, flat, width, self.pad).long()
         positions, targets = self._labels(flat, max(1, self._most(self.labels, flat)))
-        inputs = {"input_ids": ids.long(), "label_positions": positions}
-        if self.places is not None:
-            inputs["position_ids"] = _padded(self.places, self.starts, flat, width, 0).long()
+        inputs = {"input_ids": ids, "label_positions": positions}
         shaped = {name: block.reshape(*index.shape, -1) for name, block in inputs.items()}
         return shaped, targets.reshape(*index.shape, -1)
 
@@ -148,30 +135,6 @@ def _padded(values: Tensor, starts: Tensor, flat: Tensor, width: int, fill: int)
 
 def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
-
-
-def pack(sizes: Sequence[int], length: int, keys: Sequence[Any]) -> list[list[int]]:
-    """Records in packs of at most `length` tokens that hold records of one key.
-
-    Records are taken longest first, each into the pack with the least room that is enough; packs are in order of their
-    first record.
-
-    Args:
-        sizes: tokens of each record.
-        length: tokens of a pack.
-        keys: of each record, such as its user.
-    """
-    packs = list[list[int]]()
-    rooms: dict[Any, list[list[int]]] = {key: [[] for _ in range(length + 1)] for key in set(keys)}
-    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
-        size, mine = sizes[row], rooms[keys[row]]
-        free = next((room for room in range(size, length + 1) if mine[room]), None)
-        if free is None:
-            packs.append([])
-        at = len(packs) - 1 if free is None else mine[free].pop()
-        packs[at].append(row)
-        mine[(length if free is None else free) - size].append(at)
-    return sorted(packs, key=lambda pack: pack[0])
 
 
 @dataclass(frozen=True, eq=False)

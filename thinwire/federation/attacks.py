@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.text import check_settings
+from thinwire.core.text import NonNegativeFloat, PositiveFloat, ProperShare, check_settings
 from thinwire.data.examples import Examples, Relabeled
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -43,7 +43,7 @@ class Attack:
         fraction: of the clients, above 0 and below 1.
     """
 
-    fraction: float = 0.2
+    fraction: ProperShare = 0.2
 
     knows_others: ClassVar[bool] = False
     """Whether attackers use the updates of the honest clients; then the cohort must be trained in one group."""
@@ -52,10 +52,7 @@ class Attack:
     """Whether attackers train on other labels than their own."""
 
     def __post_init__(self) -> None:
-        ranges = {"fraction": "(0, 1)", "factor": "(0, inf)", "z": "[0, inf)"}
-        check_settings(
-            self, "attack.", **{name: ranges[name] for name in ranges.keys() & self.__dataclass_fields__.keys()}
-        )
+        check_settings(self, "attack.")
 
     def attackers(self, key: Key, clients: int) -> frozenset[int]:
         """The attacking clients, drawn from the key of the run; at least one.
@@ -90,7 +87,7 @@ class SignFlip(Attack):
     [[-10.0, -10.0]]
     """
 
-    factor: float = 10.0
+    factor: PositiveFloat = 10.0
 
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return the negated updates."""
@@ -106,7 +103,7 @@ class Scaling(Attack):
     [[3.0, 3.0]]
     """
 
-    factor: float = 10.0
+    factor: PositiveFloat = 10.0
 
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return the enlarged updates."""
@@ -123,7 +120,7 @@ class Noise(Attack):
     2.0
     """
 
-    factor: float = 10.0
+    factor: PositiveFloat = 10.0
 
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return noise."""
@@ -163,7 +160,7 @@ class InnerProduct(Attack):
     [[-2.0, -2.0]]
     """
 
-    factor: float = 0.5
+    factor: PositiveFloat = 0.5
 
     knows_others = True
 
@@ -188,7 +185,7 @@ class ALittle(Attack):
     0.34
     """
 
-    z: float = 0.0
+    z: NonNegativeFloat = 0.0
 
     knows_others = True
 

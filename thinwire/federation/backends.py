@@ -15,7 +15,6 @@ from thinwire.training.backends import LoopTrainer, ThreadPoolTrainer, VmapTrain
 from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel
-from thinwire.training.precision import ONEDNN_PAYS
 
 SMALL = 300_000  # weights of a model without convolutions that is trained by vmap
 FEW_CORES = 4
@@ -48,7 +47,8 @@ class Backends:
         self.models: dict[Backend, TrainableModel] = {"graph": model, "vmap": model, "loop": alone, "threads": alone}
         self.models["chain"] = Chain(alone)
         # except for their gradients on a CPU without oneDNN
-        self.columns = device.type == "cpu" and engine.conv != "grouped" and by_columns(model.module)
+        if device.type == "cpu" and engine.conv != "grouped":
+            by_columns(model.module)
 
     def initial(self) -> tuple[Backend, str]:
         """The backend before the first round, and the reason if it is not the default."""
@@ -71,15 +71,6 @@ class Backends:
             return "vmap"
         layered = may_be_chain(model) and self.engine.conv != "grouped" and torch.get_num_threads() <= FEW_CORES
         return "chain" if layered else "threads"
-
-    def convolutions(self, state: RunState) -> str:
-        """How convolutions are computed in training, for the record of the environment."""
-        if state.backend == "chain":
-            return "chain"
-        if state.backend not in ("loop", "threads"):
-            return self.federation.model.products or "torch"
-        onednn = torch.backends.mkldnn.enabled and ONEDNN_PAYS
-        return "columns" if self.columns and not onednn and not self.federation.model.half else "torch"
 
     def fall_back(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
         """What to try after a failure with groups of this size: smaller groups, or the next backend."""

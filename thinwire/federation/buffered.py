@@ -6,8 +6,6 @@ A client is trained when it is asked, because what it sends depends on nothing t
 until its time on the simulated clock has come. An upload is decoded as of the version that it is based on, and its
 weight falls with its staleness. With equal speeds and a concurrency of 1 all of this is a synchronous round, bit for
 bit.
-
-A deployment has no simulated clock: who arrived when is recorded there, and a replay takes it from the record.
 """
 
 from __future__ import annotations
@@ -28,13 +26,9 @@ class BufferedClients(SimulatedClients):
         self.train_cohort(got, self._asked(round, state))
         arrives = self.arrivals(got)
         waiting = (*state.waiting, *(one._replace(arrives=arrives[i]) for i, one in got.replies.items()))
-        size, ordered = self.federation.sampler.size, sorted(waiting, key=lambda one: one.arrives)  # stable
-        if recorded := self.federation.arrivals:
-            now = recorded[state.round + 1]
-            ordered, size = [one for one in ordered if now.get(one.client) == one.version], len(now)
         taken: dict[int, Reply] = {}
-        for one in ordered:
-            if len(got.uploads) == size:
+        for one in sorted(waiting, key=lambda one: one.arrives):  # stable
+            if len(got.uploads) == self.federation.sampler.size:
                 break
             taken[one.client] = one
             try:
@@ -49,9 +43,6 @@ class BufferedClients(SimulatedClients):
     def _asked(self, round: Round, state: RunState) -> tuple[int, ...]:
         """The clients that are asked at the beginning of a round, in addition to those that still train."""
         sampler = self.federation.sampler
-        if recorded := self.federation.arrivals:
-            later = (arrived for number, arrived in recorded.items() if number > state.round)
-            return tuple(sorted(i for arrived in later for i, base in arrived.items() if base == round.version))
         most = self.job.method.asynchronous.clients(sampler.size, len(self.federation.eligible))
         training = {one.client for one in state.waiting}
         idle = [i for i in sampler.order(state.round) if i not in training]

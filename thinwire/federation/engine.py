@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from thinwire.core.text import check_settings
+from thinwire.core.parallel import Precision
+from thinwire.core.text import NonNegativeInt, check_settings
 from thinwire.errors import ConfigError
-from thinwire.training.precision import Precision
 
 Mode = Literal["auto", "graph", "chain", "threads", "vmap", "loop"]
 Conv = Literal["auto", "grouped", "fused"]
@@ -40,18 +40,18 @@ class Engine:
 
     device: str = "cpu"
     backend: Mode = "auto"
-    chunk: int = 0
+    chunk: NonNegativeInt = 0
     precision: Precision = "float32"
     conv: Conv = "auto"
-    workers: int = field(default=0, metadata={"rare": True})
+    workers: NonNegativeInt = field(default=0, metadata={"rare": True})
 
     def __post_init__(self) -> None:
-        check_settings(self, chunk="[0, inf)", workers="[0, inf)")
+        check_settings(self)
         try:
-            kind = torch.device(self.device).type
-        except RuntimeError as error:
-            raise ConfigError(f"device must be cpu or cuda, not {self.device!r}") from error
-        if kind not in ("cpu", "cuda"):
+            known = torch.device(self.device).type in ("cpu", "cuda")
+        except RuntimeError:
+            known = False
+        if not known:
             raise ConfigError(f"device must be cpu or cuda, not {self.device!r}")
 
     def check_device(self) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.parallel import on_one_core
+from thinwire.core.parallel import compute_with, on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.checks import check_task
 from thinwire.data.examples import Examples, Inputs
@@ -33,14 +33,13 @@ from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
 from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract
-from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts, left_behind
+from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts
 from thinwire.protocol.upload import Upload, as_received
 from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
-from thinwire.training.precision import compute_with
 from thinwire.wire.message import Parts
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -116,10 +115,6 @@ class Clients:
     backend: tuple[Backend, str] = ("loop", "clients are in other processes")
     """The training backend before the first round, and the reason if it is not the default."""
 
-    def convolutions(self, state: RunState) -> str:
-        """How convolutions are computed in training, for the record of the environment."""
-        return "torch"
-
     def open(self, round: Round, state: RunState) -> Collected:
         """A round before anything was received."""
         return Collected(round, state)
@@ -177,11 +172,11 @@ class Federation:
             pseudo_count=job.local.pseudo_count,
             adapter_dropout=job.method.space.adapter_dropout,
         )
-        train = poisoned(job.task, job.attack, Key(job.seed)) if job.attack else job.task.train
+        self.key = Key(job.seed)
+        train = poisoned(job.task, job.attack, self.key) if job.attack else job.task.train
         self.train: Examples = train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self._test_batches: tuple[Tensor, ...] = ()
-        self.key = Key(job.seed)
         weights, buffers = self.model.weights(), self.model.buffers()
         method = job.method.over(job.rounds).for_model(functional.module)  # both sides know the number of rounds
         self.contract, self.first = make_contract(method, weights, buffers, self.key.fold("run"))
@@ -191,8 +186,6 @@ class Federation:
             raise ConfigError("no client is in a tier that takes part; give it a larger share, or list budget.clients")
         data = (self.train, job.task.clients, self.device)
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
-        self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
-        self.arrivals: Mapping[int, Mapping[int, int]] = {}  # of asynchronous rounds: client -> version trained
         self.averages = job.method.evaluate == "average"  # the averaged model is evaluated and saved
         # a context in which torch computes with the precision of the engine, and with oneDNN where it is faster
         self.compute = partial(compute_with, self.device, engine.precision)
@@ -253,8 +246,11 @@ class Federation:
         """State and record after a round, without evaluation."""
         state, method, version = got.state, self.job.method, got.round.version
         used = [got.replies[i] for i in got.uploads]
-        new = ((one.client, one.state) for one in used if one.client not in closed.refused)
-        left = left_behind(got.cohort, state.cohort, state.clients) if method.opt_owner == "place" else ()
+        new = ((one.client, one.state) for one in used if one.client not in closed.uploads.refused)
+        left: list[tuple[int, ClientState]] = []
+        if method.opt_owner == "place":  # clients that are not in this cohort have handed their optimizer state over
+            kept = [(i, state.clients[i]) for i in state.cohort if i in state.clients and i not in got.cohort]
+            left = [(i, replace(one, opt={})) for i, one in kept]
         after = state._replace(
             round=state.round + 1,
             server=closed.server,
@@ -276,8 +272,8 @@ class Federation:
             seconds=0.0,
             lr=self.contract.at(version).client_opt(version).lr,
             drifted=got.drifted,
-            refused=len({**got.refused, **closed.refused}),
-            bounded=len({**got.bounded, **closed.bounded}.keys() & got.uploads.keys()),
+            refused=len({**got.refused, **closed.uploads.refused}),
+            bounded=len({**got.bounded, **closed.uploads.bounded}.keys() & got.uploads.keys()),
             absent=got.absent,
             late=len(got.late),
             clock=got.clock,

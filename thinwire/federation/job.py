@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.text import check_settings
+from thinwire.core.text import PositiveInt, check_settings
 from thinwire.data.losses import bce, cross_entropy, is_classification, is_regression
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -83,23 +83,21 @@ class Job:
 
     task: Task
     method: Method = field(default_factory=Method)
-    rounds: int = 10
+    rounds: PositiveInt = 10
     cohort: int = 10
     local: Local = field(default_factory=Local)
     seed: int = 0
-    eval_every: int = 1
+    eval_every: PositiveInt = 1
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
     attack: Attack | None = None
     speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
-        check_settings(self, rounds="[1, inf)", eval_every="[1, inf)")
+        check_settings(self)
         clients = len(self.task.clients)
         if not 1 <= self.cohort <= clients:
             raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         _ = self.ranked_by  # raises if it is not a metric of this run
         self.method.over(self.rounds)  # raises if a learning-rate schedule is longer than the run
         self.method.budget.check(clients)

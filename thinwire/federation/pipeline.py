@@ -26,18 +26,17 @@ import torch
 from torch import Tensor
 
 from thinwire.core.parallel import PARALLEL_BYTES, start
-from thinwire.core.tree import Tree, add, bring, flatten, tmap, unstack, weighted_mean
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Tree, Vector, add, bring, flatten, tmap, unstack, weighted_mean
 from thinwire.federation.federation import Collected, Federation
 from thinwire.federation.job import RunState
 from thinwire.federation.simulated import GroupTask, SimulatedClients
+from thinwire.federation.transfer import to_host
 from thinwire.protocol.client import Group, Update
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Closed, Round
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 from thinwire.wire.message import Parts
 
 
@@ -45,8 +44,7 @@ class Trained(NamedTuple):
     """A cohort that was trained in advance."""
 
     task: GroupTask
-    inputs: TrainingInputs
-    outcome: TrainingOutcome
+    update: Update
     ready: torch.cuda.Event | None  # recorded when its initial coordinates were computed
     step: Tensor  # the predicted step, on the host
     evaluation: Callable[[], Evaluation] | None  # of the version that it was trained from
@@ -86,27 +84,33 @@ class PipelinedClients(SimulatedClients):
         self._now, self._ready = now, now.ready if now else self._mark()
         return super().open(replace(round, server=self._on_host(round.server)), state)
 
-    def train(self, task: GroupTask) -> tuple[TrainingInputs, TrainingOutcome]:
-        """Local training of a group, unless it was trained before."""
+    def train(self, task: GroupTask) -> Update:
+        """The updates of a group, unless it was trained before."""
         now = self._now
         if now is not None and (now.task.number, now.task.group.clients) == (task.number, task.group.clients):
-            return now.inputs, now.outcome
+            return now.update
         return super().train(task)
 
-    def meanwhile(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
-        """Train the next cohort speculatively, or plan its batches, and encode long downloads on another core."""
-        number = task.number + 1
+    def arrived(self, update: Update, task: GroupTask, got: Collected | None) -> Update:
+        """The updates of a group on the CPU.
+
+        While they are copied, the next cohort is trained speculatively, or its batches are planned, and long downloads
+        are encoded on another core.
+        """
+        assert got is not None
+        arrive, number = to_host(update), task.number + 1
         if task.group.clients == task.cohort and number < self.job.rounds:
             contract, code = self.contract.at(task.group.public.version), update.code
             ahead = self.on and number > 1 and task.backend == "graph"  # the first round tries the backend
             if ahead and isinstance(code, Vector) and is_predictable(contract, got.round):
-                self._train_ahead(task, contract, inputs.work.samples, code)
+                self._train_ahead(task, contract, update.samples, code)
             else:
                 self.federation.sampler.plan(number)
         if self._pool is None:
             self.downloads(got)
         elif not got.downloads:
             self._encoding = self._pool.submit(self._encode, got)
+        return arrive()
 
     def _train_ahead(self, task: GroupTask, contract: Contract, samples: tuple[int, ...], code: Vector) -> None:
         """Train the next cohort from the predicted version, which is evaluated then, too, if that is due."""
@@ -119,8 +123,7 @@ class PipelinedClients(SimulatedClients):
         states = (ClientState(public.version),) * len(clients)
         following = task._replace(number=number, group=Group(public, group.plan, clients, states), cohort=clients)
         try:
-            trained = super().train(following)
-            self._next = Trained(following, *trained, ready, step, None)
+            self._next = Trained(following, super().train(following), ready, step, None)
             if federation.test is not None and federation.is_evaluated(number) and not federation.averages:
                 with self._beside(ready):
                     begun = federation.begin_evaluation(federation.weights(public), dict(public.buffers))

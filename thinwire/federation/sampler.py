@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from thinwire.core.key import Key, choices
+from thinwire.core.key import Key
 from thinwire.core.parallel import sent
 from thinwire.data.examples import Examples
 from thinwire.data.partition import Assignment
@@ -69,8 +69,7 @@ class Sampler:
         """The clients of some rounds, drawn together."""
         known = self._drawn
         if missing := [number for number in numbers if number not in known]:
-            keys = [self.key.fold("cohort", number) for number in missing]
-            drawn = choices(keys, len(self.eligible), self.size)
+            drawn = [self.key.fold("cohort", number).choice(len(self.eligible), self.size) for number in missing]
             new = {n: tuple(self.eligible[i] for i in its) for n, its in zip(missing, drawn, strict=True)}
             known = {**dict(list(known.items())[-3 * MOST_ROUNDS :]), **new}
             self._drawn = known  # replaced as a whole: two threads draw

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from thinwire.core.reference import own_kind, task_label
-from thinwire.core.text import check_settings, unfit_for_a_name, visible
+from thinwire.core.text import NonNegativeInt, PositiveInt, Share, check_settings, unfit_for_a_name, visible
 from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import Attack
@@ -57,18 +57,18 @@ class TaskSettings:
     """
 
     kind: str
-    clients: int = 0
+    clients: NonNegativeInt = 0
     partition: Partition | None = None
     model: ModelSettings | None = None
     validation_fraction: float = 0.0
-    participating_clients: int = 0
+    participating_clients: NonNegativeInt = 0
     scale: Scale = "unit"
     augment: Augment = "none"
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self, "task.", clients="[0, inf)", participating_clients="[0, inf)")
-        if not 0 <= self.participating_clients <= (self.clients or self.participating_clients):
+        check_settings(self, "task.")
+        if self.participating_clients > (self.clients or self.participating_clients):
             raise ConfigError(
                 f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
                 f"not {self.participating_clients}"
@@ -106,14 +106,14 @@ class Evaluation:
             examples it is their accuracy or loss that counts, not the test set's (`best.py`).
     """
 
-    every: int = 1
-    target_accuracy: float = 1.0
+    every: PositiveInt = 1
+    target_accuracy: Share = 1.0
     metrics: tuple[str, ...] = ()
     objective: str = field(default="", metadata={"rare": True})
-    patience: int = field(default=0, metadata={"rare": True})
+    patience: NonNegativeInt = field(default=0, metadata={"rare": True})
 
     def __post_init__(self) -> None:
-        check_settings(self, "eval.", every="[1, inf)", patience="[0, inf)", target_accuracy="(0, 1]")
+        check_settings(self, "eval.")
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,13 @@ class Checkpointing:
         keep: number of checkpoints that are kept, the newest; `thinwire resume --from` goes back to one of them.
     """
 
-    every: int = 10
+    every: PositiveInt = 10
     on_divergence: OnDivergence = field(default="stop", metadata={"rare": True})
     best: bool = field(default=False, metadata={"rare": True})
-    keep: int = field(default=KEEP, metadata={"rare": True})
+    keep: Annotated[int, "[2, inf)"] = field(default=KEEP, metadata={"rare": True})  # a run goes back to the one before
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, "checkpoint.", every="[1, inf)", keep="[2, inf)"
-        )  # a run goes back to the checkpoint before
+        check_settings(self, "checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ class Settings:
     eval: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
-    rounds: int = 10
+    rounds: PositiveInt = 10
     accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
@@ -179,7 +177,7 @@ class Settings:
     speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
-        check_settings(self, rounds="[1, inf)")
+        check_settings(self)
         if self.rounds > MOST_ROUNDS:
             raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
         if why := unfit_for_a_name(self.name, LONGEST_NAME):

@@ -36,7 +36,7 @@ from thinwire.protocol.round import Reply, Round
 from thinwire.protocol.state import ClientState, hand_over
 from thinwire.secure.masks import SecAggCohort
 from thinwire.training.evaluation import Evaluation
-from thinwire.training.inputs import Backend, TrainingInputs, TrainingOutcome, Workload
+from thinwire.training.inputs import Backend, Workload
 from thinwire.wire.message import Parts
 
 
@@ -70,14 +70,8 @@ class SimulatedClients(Clients):
             sizes = [len(everyone.client(i)) for i in range(len(everyone))]
             self.speeds = ClientSpeeds(job.speed, job.local, sizes, federation.key)
 
-    def convolutions(self, state: RunState) -> str:
-        """How convolutions are computed in training."""
-        return self.backends.convolutions(state)
-
     def cohort(self, round: Round, state: RunState) -> tuple[int, ...]:
         """The clients of a round; within a window of the schedule the cohort stays the same."""
-        if recorded := self.federation.recorded:
-            return recorded[state.round + 1]
         keep = state.cohort and not round.plan.resample
         return state.cohort if keep else self.federation.sampler.cohort(state.round)
 
@@ -169,16 +163,10 @@ class SimulatedClients(Clients):
 
         Args:
             task: the group.
-            got: the round, for which the host has other work while a GPU trains; None in another process.
+            got: the round; None in another process.
         """
         group, version = task.group, task.group.public.version
-        inputs, outcome = self.train(task)
-        update = updates(self.contract, group, inputs, outcome)
-        arrive = to_host(update) if update.loss.is_cuda else None
-        if got is not None:
-            self.meanwhile(task, got, inputs, update)
-        if arrive is not None:
-            update = arrive()
+        update = self.arrived(self.train(task), task, got)
         if self.job.attack:
             key = self.federation.key.fold("attack", task.number, group.clients[0])
             update = replaced(self.job.attack, self.attackers, group, update, key)
@@ -190,15 +178,15 @@ class SimulatedClients(Clients):
             for i, (client, (message, state)) in enumerate(zip(group.clients, made, strict=True))
         ]
 
-    def train(self, task: GroupTask) -> tuple[TrainingInputs, TrainingOutcome]:
-        """Local training of a group on its batches of the round."""
+    def train(self, task: GroupTask) -> Update:
+        """The updates of a group after local training on its batches of the round, on the device."""
         work = task.work or self.federation.sampler.workload(task.number, task.group.clients)
         inputs = training_inputs(self.contract, self.backends.models[task.backend], task.group, work)
-        return inputs, self.backends.trainers[task.backend].train(inputs)
+        return updates(self.contract, task.group, inputs, self.backends.trainers[task.backend].train(inputs))
 
-    def meanwhile(self, task: GroupTask, got: Collected, inputs: TrainingInputs, update: Update) -> None:
-        """What the host does while a GPU trains: encode the downloads."""
-        self.downloads(got)
+    def arrived(self, update: Update, task: GroupTask, got: Collected | None) -> Update:
+        """The updates of a group on the CPU."""
+        return to_host(update)() if update.loss.is_cuda else update
 
     def stop(self) -> None:
         """Discard what was computed in advance: memory is short, or another backend is tried."""

@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from thinwire.core.key import Key
-from thinwire.core.text import check_settings
+from thinwire.core.text import NonNegativeFloat, Probability, check_settings
 from thinwire.training.batches import Local
 
 
@@ -38,25 +39,17 @@ class Speed:
     (3.0, 30.0, 2)
     """
 
-    step_seconds: float = 1.0
-    slow_fraction: float = 0.0
-    slow_factor: float = 10.0
-    spread: float = 0.0
-    jitter: float = 0.0
-    up_mbps: float = 0.0
-    down_mbps: float = 0.0
-    latency: float = 0.0
+    step_seconds: NonNegativeFloat = 1.0
+    slow_fraction: Probability = 0.0
+    slow_factor: Annotated[float, "[1, inf)"] = 10.0
+    spread: Annotated[float, "[0, 5]"] = 0.0
+    jitter: Annotated[float, "[0, 5]"] = 0.0
+    up_mbps: NonNegativeFloat = 0.0
+    down_mbps: NonNegativeFloat = 0.0
+    latency: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            "speed.",
-            slow_fraction="[0, 1]",
-            slow_factor="[1, inf)",
-            spread="[0, 5]",
-            jitter="[0, 5]",
-            **dict.fromkeys(("step_seconds", "up_mbps", "down_mbps", "latency"), "[0, inf)"),
-        )
+        check_settings(self, "speed.")
 
 
 class ClientSpeeds:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.parallel import PARALLEL_BYTES, to_host as copy_to_host
-from thinwire.core.tree import bring
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Vector, bring
 from thinwire.protocol.client import Update
 
 MARGIN_BYTES = 64  # before and after the values of a client; enough for the header of a message with few blocks

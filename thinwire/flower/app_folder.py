@@ -12,22 +12,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from thinwire.core.key import Key
-from thinwire.core.reference import is_file, load_reference, own_kind, short_name
-from thinwire.data.site import OwnData
-from thinwire.data.task import Task
+from thinwire.core.reference import is_file
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.federation.job import Job
 from thinwire.federation.settings import Cohort, Settings
-from thinwire.flower.apps import MakeJob, deployable
-from thinwire.runs.build import call_own, chosen_of, job_on
+from thinwire.flower.apps import deployable, job_of
 from thinwire.runs.config import to_table
 from thinwire.runs.files import why_unreadable, write_all
 from thinwire.runs.toml import Table, dumps
@@ -52,14 +45,14 @@ description = {quoted}
 dependencies = ["flwr>=1.40,<1.43", "thinwire"]
 
 [tool.hatch.build.targets.wheel]
-packages = ["{package}"]
+packages = ["federated"]
 
 [tool.flwr.app]
 publisher = "thinwire"
 
 [tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
+serverapp = "federated.server_app:app"
+clientapp = "federated.client_app:app"
 
 # Each of these can be set for one run: flwr run . CONNECTION -c 'quorum=0.8 run-dir="/data/runs/first"'
 [tool.flwr.app.config]
@@ -74,20 +67,21 @@ over-select = 0.0 # fraction of the cohort that is asked in addition
 wait = 120.0      # seconds that the first round waits for clients to connect
 """
 
-_TASK = '''\
-"""Model, method and data of this app.
+# the function is in the app's package, by which its files are found and compared
+_JOBS = '''\
+"""Model, method and data of this app: `experiment.toml`, and `task.py`, if there is one.
 
-`experiment.toml` holds everything but the data. Every machine reads the whole dataset and uses the part that the
-partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. For an app in which
-every site has data of its own: `thinwire app METHOD DIR --template own-data`.
+Without `task.py` every machine reads the whole dataset and uses the part that the partition assigns to it, so that the
+app gives the same result as `thinwire run experiment.toml`. With it every site has data of its own:
+`thinwire app METHOD DIR --template own-data`.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thinwire.flower.apps import job_of, read_experiment
 from thinwire.federation.job import Job
+from thinwire.flower.apps import job_of, read_experiment
 
 EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
 
@@ -97,30 +91,10 @@ def job(node_config: Mapping[str, Any] | None) -> Job:
     return job_of(EXPERIMENT, node_config)
 '''
 
-# the function is in the app's package, by which its files are found and compared
-_JOBS = '''\
-"""The job of each machine, from `experiment.toml` and `task.py`."""
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from thinwire.flower.app_folder import site_jobs
-from thinwire.flower.apps import read_experiment
-from thinwire.federation.job import Job
-
-EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
-
-
-def job(node_config: Mapping[str, Any] | None) -> Job:
-    """The job of a node, given its configuration, or of the server, given None."""
-    return site_jobs(EXPERIMENT)(node_config)
-'''
-
 _SERVER = '''\
 """The ServerApp; it runs on the machine of the SuperLink."""
 
-from {package}.{jobs} import EXPERIMENT, job
+from federated.jobs import EXPERIMENT, job
 from thinwire.flower.apps import server_app
 
 app = server_app(EXPERIMENT, job)
@@ -133,7 +107,7 @@ Node configuration: site, or without a roster partition-id and num-partitions; d
 state-dir; optional: site-key, device.
 """
 
-from {package}.{jobs} import job
+from federated.jobs import job
 from thinwire.flower.apps import client_app
 
 app = client_app(job)
@@ -143,7 +117,7 @@ app = client_app(job)
 def write_app(experiment: Settings, folder: Path) -> list[Path]:
     """Write the app into a new or empty folder; returns its files."""
     experiment = deployable(experiment)
-    return _write_files(experiment.name, experiment.task.label, to_table(experiment), {"task.py": _TASK}, folder)
+    return _write_files(experiment.name, experiment.task.label, to_table(experiment), {}, folder)
 
 
 def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Settings]) -> list[Path]:
@@ -160,9 +134,9 @@ def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], S
     with tempfile.TemporaryDirectory(prefix="thinwire-app-") as draft:  # the experiment is checked before it is written
         (Path(draft) / "task.py").write_text(text)
         experiment = deployable(experiment_on(f"{draft}/{TASK}"))
-        table = to_table(replace(experiment, cohort=Cohort(site_jobs(experiment)(None).cohort)))
+        table = to_table(replace(experiment, cohort=Cohort(job_of(experiment, None).cohort)))
     table["task"]["kind"] = TASK
-    return _write_files(experiment.name, kind, table, {"task.py": text, "jobs.py": _JOBS}, folder)
+    return _write_files(experiment.name, kind, table, {"task.py": text}, folder)
 
 
 def _write_files(name: str, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
@@ -172,7 +146,7 @@ def _write_files(name: str, label: str, table: Table, code: dict[str, str], fold
         name: the name of its experiment.
         label: the name of its task for readers.
         table: the contents of the file of the experiment.
-        code: the Python files of the package, but the two apps.
+        code: further Python files of the package.
         folder: a new or empty folder.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -181,13 +155,12 @@ def _write_files(name: str, label: str, table: Table, code: dict[str, str], fold
     fields = {
         "name": re.sub(r"[^a-z0-9]+", "-", f"{name}-{label}".lower()).strip("-"),
         "quoted": dumps({"x": title}).removeprefix("x = ").strip(),  # a name may contain quotes
-        "package": PACKAGE,
-        "jobs": "jobs" if "jobs.py" in code else "task",
     }
     texts = {
         "__init__.py": f"{title + ', as a Flower app.'!r}\n",
-        "server_app.py": _SERVER.format(**fields),
-        "client_app.py": _CLIENT.format(**fields),
+        "server_app.py": _SERVER,
+        "client_app.py": _CLIENT,
+        "jobs.py": _JOBS,
         **code,
         **_own_trainer(table),
         EXPERIMENT_FILE: dumps(table),
@@ -207,56 +180,3 @@ def _own_trainer(table: Table) -> dict[str, str]:
         return {TRAINER_FILE: Path(where).read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file of local.trainer, {where}, cannot be read: {why_unreadable(error)}") from error
-
-
-# -- the jobs of an app with data of one's own -------------------------------------------------------------------------
-
-
-def site_jobs(experiment: Settings) -> MakeJob:
-    """The jobs of an app with data of one's own: of a node, given its configuration, or of the server, given None."""
-
-    def job(node_config: Mapping[str, Any] | None) -> Job:
-        if node_config is None:
-            return site_job(experiment, None)
-        folder = Path(str(node_config.get("data-dir", "")))
-        if not folder.is_absolute():
-            raise ConfigError(
-                '--node-config needs the absolute path of the site\'s data, such as data-dir="/data/records", '
-                f"not {str(node_config.get('data-dir', 'none'))!r}"
-            )
-        return site_job(experiment, folder)
-
-    return job
-
-
-@lru_cache(2)  # data and model stay loaded between messages
-def site_job(experiment: Settings, folder: Path | None) -> Job:
-    """The job of the site that has this folder of data, or of the server, which has none.
-
-    All machines have the same initial weights.
-    """
-    task, own = experiment.task, own_data(experiment)
-    options, key = {"clients": dict(task.options)["clients"]}, Key(experiment.seed)
-    make: Callable[..., Task] = own.at_site
-    if folder is None:
-        if experiment.method.evaluate == "average":
-            raise ConfigError(
-                "method.evaluate = 'average' needs a test set at the server, since sites do not have the averaged "
-                "model; write method.evaluate = 'server'"
-            )
-        make, options = own.without_examples, {**options, "validation": task.validation_fraction > 0}
-    made = call_own(make, task.label, options, key, folder, task.kind.rpartition(":")[0])
-    assert isinstance(made, Task)
-    return job_on(experiment, made if folder is None else chosen_of(task, made, key))
-
-
-def own_data(experiment: Settings) -> OwnData:
-    """Data and model of an app, from its `task.py`."""
-    kind = experiment.task.kind
-    found = getattr(load_reference(kind), "__self__", None) if own_kind(kind) else None
-    if not isinstance(found, OwnData):
-        raise ConfigError(
-            f"{short_name(kind)} is not the task of an `OwnData`; write `thinwire app METHOD DIR --template "
-            f"{TEMPLATE}` for an app with data of its own, and in task.py `task = own.task`"
-        )
-    return found

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -20,23 +18,24 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.reference import OWN
+from thinwire.core.key import Key
+from thinwire.core.reference import OWN, load_reference, own_kind
 from thinwire.core.text import human_seconds, version, visible
-from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
+from thinwire.data.site import OwnData
+from thinwire.errors import ConfigError, ThinwireError, WireError
 from thinwire.federation.engine import Engine
-from thinwire.federation.federation import OnMessage
+from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import Job, RoundRecord
 from thinwire.federation.settings import Checkpointing, Settings
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client, client_file, private
 from thinwire.flower.node import limit_replies
-from thinwire.flower.processes import FAILED, HOPELESS
-from thinwire.flower.server import FlowerServer
-from thinwire.flower.sites import Report, RosterFile, Software, clients_of_node, introduce, site_keys
-from thinwire.flower.transport import KEYS, RoundPolicy
-from thinwire.protocol.contract import Contract
+from thinwire.flower.policy import KEYS, RoundPolicy
+from thinwire.flower.server import FlowerClients
+from thinwire.flower.sites import Admission, Report, RosterFile, Software, introduce, site_keys
+from thinwire.flower.supervisor import FAILED, HOPELESS
 from thinwire.protocol.round import Response
-from thinwire.runs.build import build_job
+from thinwire.runs.build import build_job, call_own, chosen_of, job_on
 from thinwire.runs.config import from_table
 from thinwire.runs.deployment_records import CohortLog, append_sites
 from thinwire.runs.execute import default_folder, execute, settled
@@ -45,9 +44,9 @@ from thinwire.runs.progress import RunningTotals
 from thinwire.runs.records import rounds_in
 from thinwire.runs.task_files import anchored
 from thinwire.runs.toml import read_toml
+from thinwire.secure.keys import need_cryptography
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire resume --from` goes back to one of them
-GRACE = 30.0  # seconds for the open round after SIGTERM; service managers send SIGKILL after 90
 SPARE = 1_000_000  # bytes of a reply besides its upload
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 
@@ -74,6 +73,8 @@ def deployable(experiment: Settings) -> Settings:
     ):
         if refused:
             raise ConfigError(line)
+    if experiment.method.secure_aggregation:
+        need_cryptography()
     engine = replace(experiment.engine, backend="loop", chunk=1)
     return replace(
         experiment, engine=engine, checkpoint=Checkpointing(1, best=saving.best, keep=max(saving.keep, ROLLING))
@@ -86,14 +87,51 @@ def read_experiment(path: Path) -> Settings:
 
 
 def job_of(experiment: Settings, node_config: Mapping[str, Any] | None) -> Job:
-    """The job of a machine that can read the whole dataset: the same partition as in the simulation."""
-    folder = (node_config or {}).get("data-dir") or os.environ.get("THINWIRE_DATA")
-    return _job_from(experiment, Path(str(folder)) if folder else None)
+    """The job of a node, given its configuration, or of the server, given None.
+
+    With data of one's own (`data/site.py`) a node reads the folder of its site, and the server none. Else all machines
+    read the whole dataset, and have the partition of the simulation.
+    """
+    folder = str((node_config or {}).get("data-dir", ""))
+    if experiment.fingerprint or own_data(experiment) is None:
+        folder = folder or os.environ.get("THINWIRE_DATA", "")
+    elif node_config is not None and not Path(folder).is_absolute():
+        raise ConfigError(
+            '--node-config needs the absolute path of the site\'s data, such as data-dir="/data/records", '
+            f"not {folder or 'none'!r}"
+        )
+    return job_in(experiment, Path(folder) if folder else None)
 
 
-@lru_cache(1)  # Flower's simulation runs many nodes in one process
-def _job_from(experiment: Settings, folder: Path | None) -> Job:
-    return settled(experiment, folder)[1] if experiment.fingerprint else build_job(experiment, folder)
+@lru_cache(2)  # data and model stay loaded between messages; Flower's simulation runs many nodes in one process
+def job_in(experiment: Settings, folder: Path | None) -> Job:
+    """The job of a machine with this folder of data; None for the default, and for a server without data.
+
+    All machines have the same initial weights.
+    """
+    task, own, key = experiment.task, own_data(experiment), Key(experiment.seed)
+    if experiment.fingerprint:  # of a task whose data all machines can read
+        return settled(experiment, folder)[1]
+    if own is None:
+        return build_job(experiment, folder)
+    options = {"clients": dict(task.options)["clients"]}
+    make: Callable[..., Any] = own.at_site
+    if folder is None:
+        if experiment.method.evaluate == "average":
+            raise ConfigError(
+                "method.evaluate = 'average' needs a test set at the server, since sites do not have the averaged "
+                "model; write method.evaluate = 'server'"
+            )
+        make, options = own.without_examples, {**options, "validation": task.validation_fraction > 0}
+    made: Any = call_own(make, task.label, options, key, folder, task.kind.rpartition(":")[0])
+    return job_on(experiment, made if folder is None else chosen_of(task, made, key))
+
+
+def own_data(experiment: Settings) -> OwnData | None:
+    """Data and model of an app in which each site has data of its own, from its `task.py`; None in another one."""
+    kind = experiment.task.kind
+    found = getattr(load_reference(kind), "__self__", None) if own_kind(kind) else None
+    return found if isinstance(found, OwnData) else None
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------
@@ -113,17 +151,14 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from thinwire.flower.grid_transport import Answer, Question, Task, pack, unpack
+    from thinwire.flower.grid_transport import Question, Task, pack, unpack
 
     app = ClientApp(mods=list(mods))
 
     @lru_cache(1)  # a node that has loaded its data before it forks for a message does not read them again
-    def job_for(config: tuple[tuple[str, Any], ...]) -> Job:
-        return job(dict(config))
-
-    @lru_cache(1)
-    def client_for(config: tuple[tuple[str, Any], ...]) -> Client:
-        client = Client(Engine(str(dict(config).get("device", "cpu"))), job_for(config))
+    def client_for(items: tuple[tuple[str, Any], ...]) -> Client:
+        config = dict(items)
+        client = Client(Engine(str(config.get("device", "cpu"))), job(config))
         client.federation.try_model()
         return client
 
@@ -133,10 +168,9 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
             client.secure = replace(client.secure, site_keys=site_keys(config))
         return client
 
-    def load(config: dict[str, Any]) -> None:
+    def load(config: Mapping[str, Any]) -> None:
         """Load data and model for messages of processes that are forked afterwards; a GPU cannot be used before."""
-        prepare: Callable[..., Any] = client_for if config.get("device", "cpu") == "cpu" else job_for
-        prepare(tuple(sorted(config.items())))
+        open_node(config) if config.get("device", "cpu") == "cpu" else job(config)
 
     def query(message: Message, context: Context) -> Message:
         report, config = Report(), dict(context.node_config)
@@ -158,10 +192,6 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         config, number = context.node_config, task.client
         try:
             client = open_node(config)
-            everyone = range(len(client.job.task.clients))  # the clients of a site are on the roster of the server
-            local = everyone if config.get("site") else clients_of_node(config, len(everyone))
-            if number not in local:
-                raise WireError(f"client {number} is not on this node, which has {list(local)[:20]}")
             if client.secure is not None and not config.get("state-dir"):
                 raise WireError("secure aggregation needs a folder that stores which versions were answered: state-dir")
             with client_file(context, task.run, number) as (before, save):
@@ -170,7 +200,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
                     save(stored)
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
-        return Message(pack(Answer(number, response)), reply_to=message)
+        return Message(pack(response), reply_to=message)
 
     app.query()(query)
     app.train()(train)
@@ -192,8 +222,6 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
     Keys of the run configuration: `run-dir`; the fields of `RoundPolicy`, which are `seconds`, `quorum`, `tries`,
     `grace`, `over-select` and `wait`; `roster` (see `Roster`); `rollback=false` to continue where the next state is not
     fit.
-
-    After SIGTERM the open round is closed and saved before the server ends (`RoundLines`).
     """
     need_flower()
     from flwr.app import Context
@@ -210,25 +238,26 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
         settings = {key: config[key] for key in ("nodes", *KEYS) if key in config}
         policy, log = RoundPolicy.of(settings), partial(write_log, path)
 
-        def connect(contract: Contract, clients: int) -> GridTransport:
+        def clients(federation: Federation) -> FlowerClients:
+            contract, roster = federation.contract, str(config.get("roster", ""))
             limit_replies(grid, max(stage.longest_up for stage in contract.stages) + SPARE, policy.seconds, log)
-            roster = str(config.get("roster", ""))
             sites = RosterFile(Path(roster), log) if roster else None
             software = Software(contract.schema.digest, version())
-            return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)
+            admission = Admission(software, len(federation.job.task.clients), sites, log)
+            transport = GridTransport(grid, lambda: run_name(path, settings), admission)
+            on_sites, back = partial(append_sites, path), bool(config.get("rollback", True))
+            return FlowerClients(federation, transport, policy, log, CohortLog(path), on_sites, back)
 
-        def prepare() -> FlowerServer:
-            sites, back = partial(append_sites, path), bool(config.get("rollback", True))
-            server = FlowerServer(experiment.engine, job(None), connect, policy, log, CohortLog(path), sites, back)
+        def prepare() -> Federation:
+            server = Federation(experiment.engine, job(None), clients)
             server.try_model()
             return server
 
         try:
-            with private(), RoundLines(experiment, log) as lines:
-                watchers = {"on_round": lines.after, "on_message": on_message, "on_continue": lines.start_after}
+            lines = RoundLines(experiment, log)
+            watchers = {"on_round": lines.after, "on_message": on_message, "on_continue": lines.start_after}
+            with private():
                 execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
-        except Stopped:
-            raise
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             if isinstance(error, ConfigError):
@@ -252,69 +281,28 @@ def run_name(path: Path, settings: Mapping[str, Any]) -> str:
 
     The name is written to the run directory, with the settings of the deployment.
     """
-    known = read_deployment(path)
-    name = str(known["run"]) if known and rounds_in(path / "checkpoints") else secrets.token_hex(8)
-    write_json(path / "deployment.json", {"run": name, **settings})
+    file = path / "deployment.json"
+    known = read_json(file).get("run") if file.is_file() and rounds_in(path / "checkpoints") else None
+    name = str(known or secrets.token_hex(8))
+    write_json(file, {"run": name, **settings})
     return name
 
 
-def read_deployment(path: Path) -> dict[str, Any] | None:
-    """Name and settings of the deployment of a run directory; None if it was not deployed."""
-    file = path / "deployment.json"
-    known = read_json(file) if file.is_file() else None
-    if known is not None and "run" not in known:
-        raise CheckpointError(f"{file} cannot be read (it lacks 'run')")
-    return known
-
-
-class Stopped(ThinwireError):
-    """The server was told to stop, and did so in order; the same command continues the run."""
-
-
 class RoundLines:
-    """Writes a line after each round, and closes a run in order after SIGTERM, which raises `Stopped`.
+    """Writes a line when a server begins, and one after each round that it trained.
 
     Args:
         experiment: the experiment.
         log: receives the lines.
-        grace: seconds for the open round after SIGTERM.
-
-    SIGTERM inside the `with` block ends the run after the open round; when `grace` is over, within it. That round is
-    not lost: the checkpoint of the round before it is on disk, and clients repeat their uploads when the run is
-    resumed. Outside of the main thread, which alone receives signals, nothing happens.
     """
 
-    def __init__(self, experiment: Settings, log: Callable[[str], None], grace: float = GRACE) -> None:
-        self.rounds, self.log, self.grace = experiment.rounds, log, grace
+    def __init__(self, experiment: Settings, log: Callable[[str], None]) -> None:
+        self.rounds, self.log, self.earlier = experiment.rounds, log, 0
         self.totals = RunningTotals(experiment.accounting)
-        self.earlier = self.last = 0  # rounds of earlier processes, which are counted, not written; the newest round
-        self.stopping = False
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> RoundLines:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in ((signal.SIGTERM, self._on_term), (signal.SIGALRM, signal.default_int_handler)):
-                self._handlers[number] = signal.signal(number, handler)
-        return self
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if self._handlers:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self.stopping and kind is KeyboardInterrupt:
-            line = f"stopped by SIGTERM after round {self.last} of {self.rounds}; the same command continues the run"
-            self.log(line)
-            raise Stopped(line) from None
-
-    def _on_term(self, *_: object) -> None:
-        if not self.stopping:
-            self.stopping = True
-            signal.setitimer(signal.ITIMER_REAL, self.grace)
 
     def start_after(self, done: int) -> None:
-        """Note how many rounds are done already."""
-        self.earlier = self.last = done
+        """Note how many rounds earlier processes trained: these are counted, not written."""
+        self.earlier = done
         what = f"resumed after round {done} of {self.rounds}" if done else f"started, {self.rounds} rounds"
         self.log(f"{what}; waiting for clients")
 
@@ -324,10 +312,8 @@ class RoundLines:
         if self.earlier:
             self.earlier -= 1
             return
-        self.last, counts, start = record.round, record._asdict(), f"round {record.round}/{self.rounds}  "
+        counts, start = record._asdict(), f"round {record.round}/{self.rounds}  "
         others = [f"{counts[name]} {name}" for name in ("refused", "bounded", "absent", "late") if counts[name]]
         self.log(f"{start}{text}  {', '.join((f'{record.clients} clients', *others))}  {human_seconds(record.seconds)}")
         if record.alarm:
             self.log(f"{start}{record.alarm}")
-        if self.stopping:
-            raise KeyboardInterrupt

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.tree import same, to_device
-from thinwire.errors import CheckpointError, Diverged, Drifted, ThinwireError, WireError
+from thinwire.errors import Diverged, Drifted, ThinwireError, WireError
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
 from thinwire.federation.transfer import to_host
 from thinwire.flower.records import dump, read
 from thinwire.flower.sites import changing
-from thinwire.flower.transport import Deadline
 from thinwire.protocol.client import (
     Group,
     drop_stale,
@@ -49,7 +48,6 @@ from thinwire.protocol.round import EVALUATE, Request, Response
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.runs.files import write_atomically
 from thinwire.secure.client import MakeCohort, SecureClient, SecureStore
-from thinwire.secure.keys import need_cryptography
 from thinwire.training.backends import LoopTrainer
 from thinwire.training.evaluation import Evaluation
 from thinwire.wire import message as wire
@@ -93,18 +91,15 @@ class ClientStore(NamedTuple):
 
     @classmethod
     def load(cls, data: bytes, first: PublicState) -> ClientStore:
-        """From bytes; a CheckpointError if they are damaged.
+        """From bytes; a WireError if they are damaged.
 
         Args:
             data: the result of `dump`.
             first: the public state of version 0.
         """
         if hashlib.sha256(data[32:]).digest() != data[:32]:
-            raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
-        try:
-            store: ClientStore = read(cls, data[32:])
-        except WireError as error:
-            raise CheckpointError(f"what this client stored cannot be read: {error}") from error
+            raise WireError("its SHA-256 does not match")
+        store: ClientStore = read(cls, data[32:])
         positions = []
         for public, state in store.positions:
             moved = PublicState(public.version, *(to_device(tree, first.device) for tree in public[1:]))
@@ -121,13 +116,12 @@ class Client:
     """
 
     def __init__(self, engine: Engine, job: Job) -> None:
-        self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
+        self.federation = Federation(engine, job)
         self.contract, self.job, self.first = self.federation.contract, job, self.federation.first
         self.model = replace(self.federation.model, products=None)
         self.trainer = self.federation.own_trainer or LoopTrainer()
         self.secure: SecureClient | None = None
         if job.method.secure_aggregation:
-            need_cryptography()
             self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort)
 
     def fresh(self, client: int) -> ClientStore:
@@ -143,7 +137,7 @@ class Client:
             before: what it stored; None if it has not taken part. If it is damaged, it is as if it were lost.
         """
         store = None
-        with suppress(CheckpointError):
+        with suppress(WireError):
             store = ClientStore.load(before, self.first) if before else None
         store = after = store or self.fresh(client)
         try:
@@ -227,41 +221,6 @@ class Client:
 
 def _is_same(one: PublicState, other: PublicState) -> bool:
     return all(same(ours, theirs) for ours, theirs in zip(one[1:], other[1:], strict=True))
-
-
-class InMemory:
-    """A transport to clients in the same process. What each stores is serialized, as on a disk."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.stored: dict[int, bytes] = {}
-        self.waiting: dict[int, Request] = {}  # requests without a response
-
-    def clients(self) -> Set[int]:
-        """All clients of the task."""
-        return frozenset(range(len(self.client.job.task.clients)))
-
-    def name(self, client: int) -> str:
-        """Its number: clients in memory have no names."""
-        return f"client {client}"
-
-    def known(self) -> Set[int]:
-        """None: there is no roster in memory."""
-        return frozenset()
-
-    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
-        """Keep requests until their responses are received."""
-        self.waiting |= requests
-
-    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
-        """Let one client after the other respond."""
-        while due := [client for client in self.waiting if client in clients]:
-            yield due[0], self.respond(due[0], self.waiting.pop(due[0]))
-
-    def respond(self, number: int, request: Request) -> Response:
-        """The response of one client."""
-        response, self.stored[number] = self.client.respond(number, request, self.stored.get(number))
-        return response
 
 
 # -- where a node stores the states of its clients -----------------------------------------------------------------

@@ -20,25 +20,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, WireError
 from thinwire.federation.federation import Clients, Collected, Federation
-from thinwire.federation.site_record import SiteRecord
-from thinwire.flower.transport import TOO_LONG, Deadline, Log, RoundPolicy, Transport
-from thinwire.protocol.contract import Contract
-from thinwire.protocol.round import Reply, Request, Response, Round
+from thinwire.flower.grid_transport import GridTransport
+from thinwire.flower.policy import TOO_LONG, Deadline, Log, RoundPolicy
+from thinwire.protocol.round import Reply, Request, Response
 from thinwire.protocol.state import ClientState
 from thinwire.protocol.upload import MAX_EXAMPLES, Upload
-from thinwire.runs.deployment_records import CohortLog
+from thinwire.runs.deployment_records import CohortLog, SiteRecord
 from thinwire.wire import message as wire
 
-Answer = TypeVar("Answer")
 OnSites = Callable[[Sequence[SiteRecord]], None]
 
 
@@ -69,8 +68,8 @@ class FlowerCollected(Collected):
     size: int = 0
     needed: int = 0
     requested: dict[int, Asked] = field(default_factory=dict)
-    up: dict[int, int] = field(default_factory=dict)
-    down: dict[int, int] = field(default_factory=dict)
+    up: Counter[int] = field(default_factory=Counter)
+    down: Counter[int] = field(default_factory=Counter)
     seconds: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -78,13 +77,19 @@ class FlowerCollected(Collected):
         """The replies that are used."""
         return {i: self.replies[i] for i in self.uploads}
 
+    def count_ordinary(self, size: int) -> None:
+        """Count bytes as ordinary downloads: all that are sent count as catching up at first, also repeated ones."""
+        self.bytes_down += size
+        self.bytes_catchup -= size
+
 
 class Collector(Clients):
     """Draws the cohorts of rounds from the clients that are there, and collects their uploads.
 
     Args:
         federation: the federation that they take part in.
-        connect: returns, for a contract and a number of clients, the transport to them.
+        transport: brings requests to clients and their responses back. It guarantees nothing: responses may be missing,
+            duplicated, late, or arbitrary bytes.
         policy: how many are asked, and how long to wait.
         log: receives a line for everything that was refused.
         record: the cohorts of the run; by default they are kept in memory.
@@ -96,7 +101,7 @@ class Collector(Clients):
     def __init__(
         self,
         federation: Federation,
-        connect: Callable[[Contract, int], Transport],
+        transport: GridTransport,
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
         record: CohortLog | None = None,
@@ -105,7 +110,7 @@ class Collector(Clients):
         clock: Any = time,
     ) -> None:
         super().__init__(federation)
-        self.transport = connect(self.contract, len(self.job.task.clients))
+        self.transport = transport
         self.policy, self.log, self.record, self.clock = policy or RoundPolicy(), log, record or CohortLog(), clock
         self.on_sites, self.goes_back = on_sites, goes_back
         self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
@@ -153,25 +158,24 @@ class Collector(Clients):
 
     def _draw_more(self, got: FlowerCollected) -> None:
         """Others take the places of the clients of the cohort that did not respond."""
-        here = self.wait(frozenset(got.order), got.needed, responded=got.uploads.keys())
-        missing = max(len(got.cohort), self.policy.asked(got.size)) - len(got.uploads)
+        done = got.uploads.keys()
+        here = self.wait(frozenset(got.order) - done, got.needed - len(done))
+        missing = max(len(got.cohort), self.policy.asked(got.size)) - len(done)
         free = [i for i in got.order if i in here - self.working() and i not in got.cohort]
         free.sort(key=self.asked.__contains__)  # those last that have not responded to an earlier request
         if others := free[:missing]:
             self.say(got, f"{self.names(others)} take part in place of clients that did not respond")
             got.cohort = (*got.cohort, *others)
-            self.record.drawn(got.number, sorted(here), got.cohort)
+            self.record.drawn(got.number, sorted(here | done), got.cohort)
 
-    def wait(
-        self, everyone: Set[int], needed: int, wanted: Set[int] = frozenset(), responded: Set[int] = frozenset()
-    ) -> frozenset[int]:
+    def wait(self, everyone: Set[int], needed: int, wanted: Set[int] = frozenset()) -> frozenset[int]:
         """Who is there, when all that are wanted are or `wait` seconds end, and enough are or `seconds` end."""
         for_all = Deadline(self.policy.wait if wanted else 0.0, self.clock)
         for_enough = Deadline(self.policy.seconds, self.clock)
         while True:
             here = self.here = frozenset(everyone & self.transport.clients())
             self.asked = {i: one if i in here else one._replace(until=0.0) for i, one in self.asked.items()}
-            enough = len(here | responded) >= needed or not for_enough.left()
+            enough = len(here) >= needed or not for_enough.left()
             if enough and (wanted <= here or not for_all.left()):
                 return here
             self.clock.sleep(min(1.0, self.policy.seconds / 10))
@@ -180,11 +184,6 @@ class Collector(Clients):
         """The clients that work on an earlier request."""
         now = self.clock.monotonic()
         return {client for client, one in self.asked.items() if one.until > now}
-
-    def idle(self) -> Set[int]:
-        """The clients that are there; in asynchronous rounds without those that train, which are not interrupted."""
-        here = self.transport.clients()
-        return here - self.working() if self.asynchronous.active else here
 
     def forget(self, version: int, left_out: Set[int]) -> None:
         """Forget who was asked to train this version or a later one, which a run that went back makes a second time."""
@@ -213,11 +212,10 @@ class Collector(Clients):
 
     def _ask_to_train(self, got: FlowerCollected) -> None:
         """Collect the responses of the clients that are there and have not sent an upload that can be used."""
-        asked = [i for i in got.cohort if i not in got.requested or i in self.here - got.uploads.keys()]
-        requests = requests_to(asked, got.round, got.state.clients)
-        down, _ = got.round.downloads.split({i: one.data for i, one in requests.items() if i not in got.requested})
-        got.bytes_down += down
-        got.bytes_catchup += sum(len(one.data) for one in requests.values()) - down  # also messages that are repeated
+        asked = [i for i in got.cohort if i not in got.requested or i in self.here]
+        requests = requests_to(asked, got)
+        new = {i: one.data for i, one in requests.items() if i not in got.requested}
+        got.count_ordinary(got.round.downloads.split(new)[0])
         self._note(got, requests)
         deadline = Deadline(self.policy.seconds, self.clock)
         end, awaited = deadline.end, frozenset(self.asked) if self.asynchronous.active else requests.keys()
@@ -279,11 +277,11 @@ class Collector(Clients):
         self,
         got: FlowerCollected,
         requests: Mapping[int, Request],
-        read: Callable[[int, Response], Answer | Request | None],
+        read: Callable[[int, Response], Any],
         deadline: Deadline,
         awaited: Set[int] | None = None,
         refuse: Callable[[int, str], None] | None = None,
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, Any]]:
         """Send requests, and yield the answers as they arrive, with their clients.
 
         Args:
@@ -300,7 +298,7 @@ class Collector(Clients):
         restored = set[int]()
         for client, response in chain(inbox, self.transport.receive(awaited or requests.keys(), deadline)):
             got.bytes_up += len(response.data)
-            got.up[client] = got.up.get(client, 0) + len(response.data)
+            got.up[client] += len(response.data)
             try:
                 answer = read(client, response)
             except (WireError, Diverged) as error:
@@ -312,12 +310,12 @@ class Collector(Clients):
             elif client not in restored:
                 restored.add(client)
                 got.drifted += 1
-                got.bytes_catchup += len(answer.data)
                 self._send(got, {client: answer}, deadline)
 
     def _send(self, got: FlowerCollected, requests: Mapping[int, Request], deadline: Deadline) -> None:
         for i, request in requests.items():
-            got.down[i] = got.down.get(i, 0) + len(request.data)
+            got.down[i] += len(request.data)
+            got.bytes_catchup += len(request.data)
         self.transport.send(requests, deadline.left())
 
     def refuse(self, got: FlowerCollected, client: int, why: str) -> None:
@@ -337,19 +335,11 @@ class Collector(Clients):
         return ", ".join(map(self.transport.name, clients))
 
 
-def requests_to(
-    clients: Collection[int], round: Round, known: Mapping[int, ClientState], phase: str = ""
-) -> dict[int, Request]:
-    """The requests that bring clients to the version of a round.
-
-    Args:
-        clients: the clients.
-        round: the round.
-        known: the version of each client's last accepted upload.
-        phase: of the requests.
-    """
+def requests_to(clients: Iterable[int], got: FlowerCollected, phase: str = "") -> dict[int, Request]:
+    """The requests that bring clients to the version of a round."""
+    known = got.state.clients
     accepted = {i: known[i].version if i in known else -1 for i in clients}
-    down = round.downloads.messages({i: max(0, version) for i, version in accepted.items()})
+    down = got.round.downloads.messages({i: max(0, version) for i, version in accepted.items()})
     return {i: Request(down[i], version, phase) for i, version in accepted.items()}
 
 

@@ -1,7 +1,7 @@
 """Flower as a transport: our records (`records.py`) as opaque bytes in Flower's.
 
     to a client    Task
-    from it        Answer
+    from it        Response
     to a node      Question
     from it        Report (`sites.py`)
 
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
+from thinwire.flower.policy import TOO_LONG, Deadline
 from thinwire.flower.records import dump, read
-from thinwire.flower.sites import Admission, Report, Roster, Software
-from thinwire.flower.transport import TOO_LONG, Deadline
+from thinwire.flower.sites import Admission, Report
 from thinwire.protocol.round import Request, Response
 
 if TYPE_CHECKING:
@@ -46,13 +46,6 @@ class Task(NamedTuple):
     def request(self) -> Request:
         """The request."""
         return Request(self.data, self.asked - 1, self.phase)
-
-
-class Answer(NamedTuple):
-    """The response of a client."""
-
-    client: int
-    response: Response
 
 
 class Question(NamedTuple):
@@ -90,27 +83,13 @@ class GridTransport:
     Args:
         grid: Flower's grid.
         run: returns the name of this run, under which clients store their states; called once, at the first message.
-        software: what must be the same on nodes.
-        clients: number of clients.
+        admission: decides which nodes are used.
         poll: seconds between two polls for responses.
-        log: receives a line for everything that was refused.
-        sites: returns the roster as it is now; without it nodes say which clients they have.
     """
 
-    def __init__(
-        self,
-        grid: Any,
-        run: Callable[[], str],
-        software: Software,
-        clients: int,
-        poll: float = 0.1,
-        log: Callable[[str], None] = lambda line: None,
-        sites: Callable[[], Roster] | None = None,
-    ) -> None:
-        self.grid, self.poll, self.log = grid, poll, log
-        self._name_run = run
-        self.admission = Admission(software, clients, sites, log)
-        self.name, self.known = self.admission.name, self.admission.known
+    def __init__(self, grid: Any, run: Callable[[], str], admission: Admission, poll: float = 0.1) -> None:
+        self.grid, self.admission, self.poll, self._name_run = grid, admission, poll, run
+        self.name, self.known, self.log = admission.name, admission.known, admission.log
         self.asked: dict[str, int] = {}  # by message: the node that is asked what it is
         self.sent: dict[str, tuple[int, str, Deadline]] = {}  # by message: client, its name, how long it may respond
         self.newest: dict[int, str] = {}  # by client: the message that is not answered yet
@@ -173,7 +152,7 @@ class GridTransport:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def send(self, requests: Mapping[int, Request], seconds: float) -> None:
-        """Send all requests to clients whose nodes are used."""
+        """Send all requests to clients whose nodes are used; responses are worth something for so many seconds."""
         self.admission.reread()
         for i, (data, accepted, phase) in requests.items():
             self.newest.pop(i, None)
@@ -185,7 +164,11 @@ class GridTransport:
                     self.newest[i] = name
 
     def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
-        """Yield the responses as they arrive, also late ones to earlier requests."""
+        """Yield the responses as they arrive, also late ones to earlier requests.
+
+        It ends when the newest requests to all of these clients are answered, or the time is over. Further requests may
+        be sent, and the deadline may be brought forward, meanwhile.
+        """
         while True:
             while self.arrived:  # the caller may close the round between two of them
                 client, who, reply = self.arrived.pop(0)
@@ -218,10 +201,7 @@ class GridTransport:
             self.log(f"{who}: ignored a response of node {node}, which is no longer used")
             return None
         try:
-            answer: Answer = unpack(Answer, reply.content)
-            if answer.client != client:
-                raise WireError(f"client {answer.client} responded in its place")
-            return answer.response
+            return unpack(Response, reply.content)  # type: ignore[no-any-return]
         except WireError as error:
             return Response(b"", error=str(error))
 

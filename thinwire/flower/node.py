@@ -42,16 +42,14 @@ from typing import Any, NoReturn
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, ThinwireError, WireError
-from thinwire.flower import need_flower
-from thinwire.flower.processes import FLOWER_ENV, with_path
+from thinwire.flower import FLOWER_ENV, need_flower, with_path
+from thinwire.flower.policy import TOO_LONG
 from thinwire.flower.sites import KEY_VARIABLE, Report
-from thinwire.flower.transport import TOO_LONG
 from thinwire.runs.toml import loads, read_toml
 
 KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
 PROJECT = "pyproject.toml"
 LONGEST_PROJECT = 1_000_000
-LONGEST_BUNDLE = 1 << 30
 LONGEST_LIST = 32_000_000  # bytes of the list of replies and their objects; an error of an app is in it
 
 # `flwr supernode register KEY CONNECTION` for many keys, in one process: python -c REGISTER CONNECTION KEY...
@@ -104,12 +102,11 @@ class AdaptiveTime:
 
     Args:
         woken_by: ends a wait when it is rung.
-        wakes: is rung when there is work.
-        polls: whether waits are shortened; otherwise they end when `woken_by` is rung, or after Flower's time.
+        wakes: is rung when there is work; without it waits are not shortened.
     """
 
-    def __init__(self, woken_by: Bell | None = None, wakes: Bell | None = None, polls: bool = True) -> None:
-        self.bell, self.other, self.polls = woken_by or Bell(), wakes, polls
+    def __init__(self, woken_by: Bell, wakes: Bell | None = None) -> None:
+        self.bell, self.other = woken_by, wakes
         self.last_work, self.last_wait, self.woke = time.monotonic(), 0.0, math.inf
 
     def sleep(self, seconds: float) -> None:
@@ -117,12 +114,12 @@ class AdaptiveTime:
         now = time.monotonic()
         if seconds != self.last_wait:
             self.last_work = now
-            if self.other is not None:
+            if self.other:
                 self.other.ring()
         self.last_wait = seconds
         # now - self.woke is the time that the last poll took
         short = max(seconds / 20, (now - self.last_work) / 5, min(10 * max(0.0, now - self.woke), seconds / 4))
-        rung = self.bell.wait(min(seconds, short) if self.polls else seconds)
+        rung = self.bell.wait(min(seconds, short) if self.other else seconds)
         self.woke = time.monotonic()
         if rung:
             self.last_work = self.woke
@@ -139,10 +136,6 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
         app: the folder of the only app that it runs; by default it runs what the server sends.
     """
     need_flower()
-    if any(option.startswith("--isolation") for option in options) or not hasattr(os, "fork"):
-        raise ConfigError(
-            "`thinwire site start` sets --isolation, and needs an operating system with fork; use flower-supernode"
-        )
     os.environ |= {**FLOWER_ENV, **os.environ}
     words = [word for option in options for word in option.split("=", 1)]  # --option value, or --option=value
     if (option := "--auth-supernode-private-key") in words[:-1]:
@@ -168,7 +161,7 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     if (worker := os.fork()) == 0:
         _work(parsed, secret, pinned, has_come, is_done)
     threading.Thread(target=_stop_with, args=(worker,), daemon=True).start()
-    _shorten_waits("flwr.supernode.start_client_internal", AdaptiveTime(woken_by=is_done, wakes=has_come))
+    _shorten_waits("flwr.supernode.start_client_internal", AdaptiveTime(is_done, has_come))
     read, write = os.pipe()  # the secret, without which the SuperNode gives no tasks, is never in a file
     os.write(write, secret)
     os.close(write)
@@ -200,7 +193,7 @@ def _work(parsed: Any, secret: bytes, pinned: PinnedApp | None, has_come: Bell, 
         with contextlib.suppress(OSError), socket.create_connection((parsed.host, parsed.port), 0.5):
             break
         time.sleep(0.05)
-    module = _shorten_waits("flwr.supercore.superexec.run_superexec", AdaptiveTime(woken_by=has_come, polls=False))
+    module = _shorten_waits("flwr.supercore.superexec.run_superexec", AdaptiveTime(has_come))
     module.get_executor = lambda *_, **__: _Executor(pinned, is_done)
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
     module.run_superexec(
@@ -327,19 +320,18 @@ class PinnedApp:
             return self.app  # type: ignore[no-any-return]
 
         def refuse(message: Any, context: Any) -> Any:
-            from flwr.app import Error, Message
+            from flwr.app import Message
 
             from thinwire.flower.grid_transport import pack
 
             print(f"refused: the server sent another app than {self.folder}: {difference}", flush=True)
             why = f"this node runs only its own app (thinwire site start --app): of the app of this run, {difference}"
-            is_query = message.metadata.message_type == "query"
-            return Message(pack(Report(refusal=why)) if is_query else Error(code=0, reason=why), reply_to=message)
+            return Message(pack(Report(refusal=why)), reply_to=message)
 
         return refuse
 
 
-def files_of(bundle: bytes, most: int = LONGEST_BUNDLE) -> dict[str, bytes]:
+def files_of(bundle: bytes, most: float = math.inf) -> dict[str, bytes]:
     """The contents of each file of a bundle. Flower rewrites `pyproject.toml`; of this file these are its values.
 
     Args:
@@ -376,11 +368,6 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
     folder = folder.resolve()
     if not (folder / PROJECT).is_file():
         raise ConfigError(f"--app {folder} has no {PROJECT}; name a folder that `thinwire app` wrote")
-    table: Any = read_toml(folder / PROJECT)
-    try:
-        reference = str(table["tool"]["flwr"]["app"]["components"]["clientapp"])
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / PROJECT} names no clientapp under [tool.flwr.app.components]") from error
     import torch
 
     cores = torch.get_num_threads()
@@ -388,7 +375,8 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
     try:
         from flwr.supercore.object_ref import load_app
 
-        bundle, app = app_bundle(folder), load_app(reference, ConfigError, folder)
+        files, table = files_of(app_bundle(folder)), read_toml(folder / PROJECT)
+        app: Any = load_app(table["tool"]["flwr"]["app"]["components"]["clientapp"], ConfigError, folder)
         if load := getattr(app, "load", None):  # else it was not made by `client_app`: only its import is done once
             load(dict(node_config))
     except (ThinwireError, OSError):
@@ -399,7 +387,7 @@ def pin(folder: Path, node_config: Mapping[str, Any]) -> PinnedApp:
         ) from error
     finally:
         torch.set_num_threads(cores)
-    return PinnedApp(folder, app, files_of(bundle))
+    return PinnedApp(folder, app, files)
 
 
 # -- limits on replies, on the server ----------------------------------------------------------------------------------

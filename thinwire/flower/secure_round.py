@@ -20,14 +20,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from thinwire.errors import Diverged, ThinwireError, WireError
 from thinwire.flower.collect import Collector, FlowerCollected, check_error, requests_to
-from thinwire.flower.transport import Deadline
+from thinwire.flower.policy import Deadline
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Reply, Request, Response
 from thinwire.protocol.server import Aggregate, next_version
@@ -35,10 +34,10 @@ from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import Upload, decode_upload
 from thinwire.schedules.base import Plan
 from thinwire.secure import frames
-from thinwire.secure.client import AlreadyAnswered, mask_secret
+from thinwire.secure.client import AlreadyAnswered, mask_secrets
 from thinwire.secure.frames import ANSWERS, CONFIRM, KEYS, REQUESTS, SHARES, UNMASK, UPLOAD, WORDS, Advert, Head
 from thinwire.secure.keys import commit, recover, session_key
-from thinwire.secure.masks import hidden_size, pair_masks, self_mask
+from thinwire.secure.masks import hidden_size, pair_masks, self_mask, values_of
 from thinwire.wire import message as wire
 
 DONE = {
@@ -80,7 +79,7 @@ class SecureRound:
         self.clients, self.cohort = len(collector.job.task.clients), collector.job.cohort
         self.contract = collector.contract.at(self.version)
         self.answered: set[int] = set()  # clients that have answered this version in another session
-        self.downloads = requests_to(got.cohort, got.round, got.state.clients)
+        self.downloads = requests_to(got.cohort, got)
         got.downloads = {i: wire.Parts((one.data,)) for i, one in self.downloads.items()}
 
     def collect(self) -> None:
@@ -90,21 +89,18 @@ class SecureRound:
                 return self._session(attempt)
             except _SessionFailed as failed:
                 self.collector.say(self.got, str(failed))
-        raise WireError(
-            f"round {self.got.number}: too few clients took part in secure aggregation; `thinwire resume` "
-            "continues when they are back"
-        )
+        line = "too few clients took part in secure aggregation; `thinwire resume` continues when they are back"
+        raise WireError(f"round {self.got.number}: {line}")
 
     def _session(self, attempt: int) -> None:
-        run = str(getattr(self.collector.transport, "run", ""))
-        self.head = Head(session_name(run, self.contract, self.version, attempt), self.version)
+        self.head = Head(session_name(self.collector.transport.run, self.contract, self.version, attempt), self.version)
         self.least = max(frames.threshold(self.cohort), self.collector.policy.needed(len(self.downloads)))
-        self.adverts: dict[int, Advert] = self._ask_all(KEYS, self.downloads, lambda _, advert: advert)
+        self.adverts: dict[int, Advert] = self._ask_all(KEYS, self.downloads)
         self.least = max(self.least, frames.threshold(len(self.adverts)))
-        sealed = self._ask_all(SHARES, self.adverts, self._shares_for_all, self.least, self.adverts)
+        sealed = self._ask_all(SHARES, self.adverts, self.least, self.adverts, check=self._shares_for_all)
         shares = {i: {j: theirs[i] for j, theirs in sealed.items() if j != i} for i in sealed}
-        framed = {i: frames.pack(REQUESTS, UPLOAD, self.head, theirs) for i, theirs in shares.items()}
-        uploads = self._ask(UPLOAD, framed, partial(self._upload, framed))
+        self.framed = {i: frames.pack(REQUESTS, UPLOAD, self.head, theirs) for i, theirs in shares.items()}
+        uploads = self._ask(UPLOAD, self.framed, self._upload)
         self.members, self.survivors = tuple(sealed), dict.fromkeys(sorted(uploads), b"")
         try:
             self._finish(uploads)
@@ -118,16 +114,14 @@ class SecureRound:
             raise WireError("it sealed shares for other clients than those with keys")
         return sealed
 
-    def _upload(self, framed: Mapping[int, bytes], client: int, response: Response) -> tuple[bytes, Any] | Request:
+    def _upload(self, client: int, response: Response) -> tuple[bytes, Any] | Request:
         """An upload, and its masked words as uint32; a client that lost its state is sent the whole one."""
         contract, plan = self.contract, self.round.plan
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            whole = framed[client] + self.round.downloads.full_state(response.data, client)
+            whole = self.framed[client] + self.round.downloads.full_state(response.data, client)
             return self.downloads[client]._replace(data=whole)
         upload = decode_upload(contract, plan, self.version, client, response.data)
-        size = contract.method.ups[0].size(contract.sent(plan).code)
-        assert size is not None, "a summable codec has a constant size"
-        expected = hidden_size(size // 4) + 4 * WORDS
+        expected = hidden_size(values_of(contract, plan)) + 4 * WORDS
         if len(upload.masked) != expected:
             raise WireError(f"expected {expected} bytes of masked values, got {len(upload.masked)}")
         return response.data, np.frombuffer(upload.masked, "<u4").astype(np.uint32)
@@ -145,8 +139,8 @@ class SecureRound:
         """Recover what is needed to remove the masks, and fill `got` with uploads whose sum has none."""
         signatures: dict[int, bytes] = {}
         if all(advert.signature for advert in self.adverts.values()):
-            signatures = self._ask_all(CONFIRM, self.survivors, lambda _, signature: signature, self.survivors)
-        revealed = self._ask_all(UNMASK, self.survivors, self._one_share_of_each, self.survivors, signatures)
+            signatures = self._ask_all(CONFIRM, self.survivors, self.survivors)
+        revealed = self._ask_all(UNMASK, self.survivors, self.survivors, signatures, check=self._one_share_of_each)
         words = {client: masked for client, (_, masked) in uploads.items()}
         first = min(words)
         for client in self.members:
@@ -170,16 +164,15 @@ class SecureRound:
             seed = recover(shares, self.least, lambda secret: commit(secret, context) == advert.commitment)
             return -self_mask(count, seed, self.version)
         key = recover(shares, self.least, lambda secret: session_key(secret) == advert.mask_key)
-
-        def secret(i: int, j: int) -> bytes:
-            return mask_secret(key, self.adverts[j if i == client else i].mask_key, context, i, j)
-
+        secret = mask_secrets(client, key, self.adverts, context)
         return pair_masks(count, client, tuple(self.survivors), self.version, secret)
 
     # -- messages of one phase -------------------------------------------------------------------------------------
 
-    def _ask_all(self, phase: str, clients: Collection[int], check: Callable[..., Any], *values: Any) -> dict[int, Any]:
-        """The answers to one request to all clients; `check` reads the values of an answer."""
+    def _ask_all(
+        self, phase: str, clients: Collection[int], *values: Any, check: Callable[..., Any] = lambda _, value: value
+    ) -> dict[int, Any]:
+        """The answers to one request to all clients; `check` reads the value of an answer."""
 
         def read(client: int, response: Response) -> Any:
             head, found, _ = frames.read(ANSWERS, phase, response.data, self.clients)
@@ -217,11 +210,9 @@ class SecureRound:
             here = sorted(collector.wait(missing, self.least - len(answers)))
             downloads = {i: self.downloads[i].data if phase == UPLOAD else b"" for i in here}
             requests = {i: Request(framed[i] + downloads[i], self.downloads[i].accepted, phase) for i in here}
-            sent = sum(len(one.data) for one in requests.values())
-            # a repeated message counts as catching up
-            catchup = sent if attempt else self.round.downloads.split(downloads)[1]
-            self.got.bytes_down += sent - catchup
-            self.got.bytes_catchup += catchup
+            if not attempt:
+                extra = self.round.downloads.split(downloads)[1]
+                self.got.count_ordinary(sum(len(one.data) for one in requests.values()) - extra)
             deadline = Deadline(collector.policy.seconds, collector.clock)
             for client, answer in collector.ask(self.got, requests, checked, deadline, refuse=refuse):
                 answers[client] = answer

@@ -46,43 +46,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from operator import mul
 from typing import Any
 
 from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.federation.engine import Engine
 from thinwire.federation.evaluation import with_client_evaluations
-from thinwire.federation.federation import Collected, Federation
-from thinwire.federation.job import Job, RoundRecord, RunState
-from thinwire.federation.site_record import SiteRecord, Status
+from thinwire.federation.federation import Collected
+from thinwire.federation.job import RoundRecord, RunState
 from thinwire.flower.collect import Collector, FlowerCollected, check_error, requests_to
+from thinwire.flower.policy import Deadline
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
-from thinwire.flower.transport import Deadline
 from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, reference
 from thinwire.protocol.round import EVALUATE, Closed, Reply, Response, Round
 from thinwire.protocol.upload import MAX_EXAMPLES
-from thinwire.secure.keys import need_cryptography
+from thinwire.runs.deployment_records import SiteRecord, Status
 from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation
 
 MAX_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
-
-
-class FlowerServer(Federation):
-    """A federation whose clients are in other processes.
-
-    Args:
-        engine: the device of the server.
-        job: what is trained; of the clients' examples only their number is used.
-        options: those of `FlowerClients`.
-        named: those of `FlowerClients`, by name.
-    """
-
-    def __init__(self, engine: Engine, job: Job, *options: Any, **named: Any) -> None:
-        if job.method.secure_aggregation:
-            need_cryptography()
-        super().__init__(engine, job, lambda federation: FlowerClients(federation, *options, **named))
 
 
 class FlowerClients(Collector):
@@ -132,9 +115,11 @@ class FlowerClients(Collector):
         at_sites = task.test is None and task.client_tests is not None and not method.secure_aggregation
         if not at_sites or not self.federation.is_evaluated(record.round):
             return record
-        here = self.idle() & set(self.federation.eligible)
+        here = self.transport.clients() & set(self.federation.eligible)
+        if self.asynchronous.active:  # those that train are not interrupted
+            here -= self.working()
         got = FlowerCollected(Round.open(self.federation.contract, state.server), state)
-        requests = requests_to(sorted(here), got.round, state.clients, EVALUATE)
+        requests = requests_to(sorted(here), got, EVALUATE)
         found: dict[int, Evaluation] = {}
 
         def read(client: int, response: Response) -> Evaluation | None:
@@ -153,8 +138,7 @@ class FlowerClients(Collector):
         if not found:
             self.log(f"{start}no client evaluated the model")
         named = {self.names([client]): _as_numbers(found[client]) for client in sorted(found)}
-        catchup = record.bytes_catchup + sum(len(one.data) for one in requests.values())
-        record = record._replace(sites_eval=named, bytes_catchup=catchup)
+        record = record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + got.bytes_catchup)
         return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
 
     def close(self, got: Collected) -> Closed:
@@ -177,22 +161,22 @@ class FlowerClients(Collector):
         except Diverged as error:
             self._go_back(got, str(error))
             raise
-        for client, why in closed.refused.items():
+        for client, why in closed.uploads.refused.items():
             self.refuse(got, client, why)
         counted = got.counted
         based = [counted[i].version for i in sorted(counted)] if method.asynchronous.active else None
         self.record.closed(got.number, sorted(counted), sorted(got.late), based)
         got.asked = self.record.extremes()
         got.loss, odd, medians = training_loss(counted, method.norm_bound, recent)
-        got.bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
+        got.bounded = {i: why for i, why in {**odd, **closed.uploads.bounded}.items() if i in counted}
         for i, why in got.bounded.items():
             self.say(got, f"bounded {self.names([i])}: {why}")
-        self._write_sites(got, closed.norms)
+        self._write_sites(got, closed.uploads.norms)
         places = max(len(got.cohort), got.size) - len(got.late)
         got.absent = places - len(counted.keys() | got.refused.keys())
-        norms = {client: size for client, size in closed.norms.items() if client in counted}
+        norms = {client: size for client, size in closed.uploads.norms.items() if client in counted}
         far = far_off(norms, recent.sizes(lr).get("code", 0.0))
-        got.state = state._replace(recent=recent.after({**closed.medians, **medians}, lr, far))
+        got.state = state._replace(recent=recent.after({**closed.uploads.medians, **medians}, lr, far))
         return closed
 
     def _go_back(self, got: FlowerCollected, why: str) -> None:
@@ -206,16 +190,14 @@ class FlowerClients(Collector):
 
     def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
-        columns = {"norm": norms, "loss": {i: one.loss for i, one in got.counted.items()}}
+        losses = {i: one.loss for i, one in got.counted.items()}
         records = []
         for i in got.cohort:
             status, why = _status(i, got)
-            known = {name: one[i] for name, one in columns.items() if i in one}
-            finite: dict[str, Any] = {name: x for name, x in known.items() if math.isfinite(x)}
+            numbers = (one[i] if math.isfinite(one.get(i, math.nan)) else None for one in (norms, losses))
             seconds = round(got.seconds[i], 3) if i in got.seconds else None
-            sent, name = (got.up.get(i, 0), got.down.get(i, 0)), self.transport.name(i)
-            facts = SiteRecord(got.number, name, i, status, None, None, seconds, *sent, why, self.attempt)
-            records.append(facts._replace(**finite))
+            facts: Any = (*numbers, seconds, got.up[i], got.down[i], why, self.attempt)
+            records.append(SiteRecord(got.number, self.transport.name(i), i, status, *facts))
         self.on_sites(records)
 
 
@@ -253,18 +235,30 @@ def training_loss(
         limit: the largest loss, in units of the median; 0 for no bound.
         recent: the latest rounds.
     """
-    losses, examples = [abs(one.loss) for one in replies.values()], [float(one.examples) for one in replies.values()]
+    losses, weights, medians = bounded([*replies.values()], limit, recent)
+    why = {
+        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
+        for (client, one), *found in zip(replies.items(), losses, weights, strict=True)
+        if found != [one.loss, one.examples]
+    }
+    return sum(map(mul, losses, weights)) / sum(weights), why, medians
+
+
+def bounded(
+    reports: Sequence[Reply | Evaluation], limit: float, recent: Recent
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """The losses and the numbers of examples of some reports, those far above the median scaled down; the medians.
+
+    Args:
+        reports: those of several clients.
+        limit: the largest loss, in units of the median; 0 for no bound.
+        recent: the latest rounds.
+    """
+    losses, examples = [abs(one.loss) for one in reports], [float(one.examples) for one in reports]
     medians = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
     by_loss = factors(losses, limit * medians["loss"])
     by_count = factors(examples, WEIGHT_LIMIT * medians["examples"])
-    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
-    total = sum(one.loss * by * share for one, by, share in zip(replies.values(), by_loss, shares, strict=True))
-    why = {
-        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
-        for (client, one), *by in zip(replies.items(), by_loss, by_count, strict=True)
-        if min(by) < 1
-    }
-    return total / sum(shares), why, medians
+    return [one.loss * by for one, by in zip(reports, by_loss, strict=True)], [*map(mul, examples, by_count)], medians
 
 
 def checked(response: Response, metrics: Collection[str]) -> Evaluation:
@@ -299,11 +293,9 @@ def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) ->
     """
     if not found:
         return record
-    losses, counts = [abs(one.loss) for one in found], [float(one.examples) for one in found]
-    by_loss = factors(losses, limit * reference(losses))
-    weights = [n * by for n, by in zip(counts, factors(counts, WEIGHT_LIMIT * reference(counts)), strict=True)]
-    bounded = [one._replace(loss=one.loss * by) for one, by in zip(found, by_loss, strict=True)]
-    return with_client_evaluations(record, bounded, weights)
+    losses, weights, _ = bounded(found, limit, Recent())
+    fair = [one._replace(loss=loss) for one, loss in zip(found, losses, strict=True)]
+    return with_client_evaluations(record, fair, weights)
 
 
 def _as_numbers(found: Evaluation) -> dict[str, float]:

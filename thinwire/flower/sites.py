@@ -39,14 +39,12 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.flower.policy import Log
 from thinwire.runs.files import INVALID, unpack, write_atomically
 from thinwire.runs.toml import dumps, read_toml
 from thinwire.secure.keys import SiteKeys, fingerprint, is_signed, public_key, sign
 
-FILE = "roster.toml"
 KEY_VARIABLE = "THINWIRE_SITE_KEY"  # `thinwire site start` sets it to the key of --auth-supernode-private-key
-MOST_CLIENTS = 1_000_000  # a number above is a mistake
-Log = Callable[[str], None]
 
 
 class Software(NamedTuple):
@@ -113,7 +111,7 @@ class Site:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             shown = visible(repr(self.name), 80)
             raise ConfigError(f"name is {shown}, expected 1 to 64 letters, digits, - and _, such as north")
-        if not self.clients or repeated(self.clients) or max(self.clients) >= MOST_CLIENTS:
+        if not self.clients or repeated(self.clients):
             shown = visible(str(list(self.clients)), 60)
             raise ConfigError(f"clients is {shown}, expected different numbers from 0, such as [0]")
         object.__setattr__(self, "key", public_key(self.key, "key"))  # without its comment
@@ -173,26 +171,22 @@ class Roster:
         """The site of each client."""
         return {client: site for site in self.active for client in site.clients}
 
-    def add(self, name: str, key: str, clients: int | None = None) -> Roster:
-        """A roster with one more site, which gets the lowest numbers that are free.
+    def add(self, name: str, key: str) -> Roster:
+        """A roster with one more site, which gets the lowest client number that is free.
 
         Args:
             name: its name. One that was revoked may be added again with a new key, and keeps its clients if it can.
             key: its public key in OpenSSH form.
-            clients: how many clients it has; by default 1, or as many as it had.
         """
         key, known = public_key(key, "the key"), self.site(name)
         if known and not known.revoked:
             raise ConfigError(f"site {name!r} is on the roster; to change its key write: thinwire site revoke {name}")
         if same := [other.name for other in self.sites if other.key == key]:
             raise ConfigError(f"this key is or was that of site {same[0]!r}; write: thinwire site key FILE")
-        old, taken = known.clients if known else (), self.by_client
-        count = clients if clients is not None else len(old) or 1
-        if not 1 <= count <= MOST_CLIENTS:
-            raise ConfigError(f"a site has 1 to {MOST_CLIENTS:,} clients, not {count}")
-        free = (i for i in dict.fromkeys((*old, *range(len(taken) + count + len(old)))) if i not in taken)
-        numbers = sorted(i for _, i in zip(range(count), free, strict=False))
-        return Roster((*self.sites, Site(name, key, tuple(numbers))))
+        taken = self.by_client
+        kept = tuple(i for i in known.clients if i not in taken) if known else ()
+        first = next(i for i in range(len(taken) + 1) if i not in taken)
+        return Roster((*self.sites, Site(name, key, kept or (first,))))
 
     def revoke(self, name: str) -> Roster:
         """A roster in which a site is revoked; its clients are free."""
@@ -218,26 +212,23 @@ class RosterFile:
     """
 
     def __init__(self, path: Path, log: Log) -> None:
-        if not path.is_absolute():
-            raise ConfigError(f"roster is {str(path)!r}, expected the whole path, such as /etc/thinwire/{FILE}")
         self.path, self.log = path, log
-        self._state, self._roster = self._stat(), Roster.read(path)
+        self._text, self._roster = self._read(), Roster.read(path)
 
     def __call__(self) -> Roster:
         """The roster as it is now; the same object while its file does not change."""
-        if (now := self._stat()) != self._state:
-            self._state = now
+        if (now := self._read()) != self._text:
+            self._text = now
             try:
                 self._roster = Roster.read(self.path)
             except ConfigError as error:
                 self.log(f"the roster was changed but cannot be used, so the old one stays: {error}")
         return self._roster
 
-    def _stat(self) -> tuple[int, ...]:
+    def _read(self) -> bytes:
         with suppress(OSError):
-            found = self.path.stat()
-            return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns  # the last: permissions
-        return ()
+            return self.path.read_bytes()
+        return b""
 
 
 @contextmanager
@@ -349,9 +340,9 @@ class Admission:
     """
 
     def __init__(self, software: Software, count: int, sites: Callable[[], Roster] | None, log: Log) -> None:
-        self.software, self.count, self.log, self._read = software, count, log, sites
+        self.software, self.count, self.log, self._read = software, count, log, sites or Roster
         self.nodes: dict[int, Node] = {}  # all that are connected
-        self.roster = sites() if sites else Roster()
+        self.roster = self._read()
         self.nonce = secrets.token_bytes(32) if sites else b""  # in all questions of this process
         for why in filter(None, map(self._beyond, self.roster.active)):
             raise ConfigError(why)
@@ -377,7 +368,7 @@ class Admission:
 
     def reread(self) -> None:
         """Read the roster, and stop using the nodes of sites that were revoked or changed."""
-        if self._read is None or (now := self._read()) is self.roster:
+        if (now := self._read()) == self.roster:
             return
         before, after = ({site.name: site for site in roster.active} for roster in (self.roster, now))
         self.roster = now

@@ -61,16 +61,14 @@ def window_of(
     return size if adjacent and plain and covers else None
 
 
-def by_columns(module: nn.Module) -> bool:
-    """Replace the convolution and pooling layers of a module in place; returns whether it has convolutions."""
-    found = False
+def by_columns(module: nn.Module) -> None:
+    """Replace the convolution and pooling layers of a module in place."""
     for layer in module.modules():
         if type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1):
             if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-                layer.__class__, found = Conv2d, True
+                layer.__class__ = Conv2d
         elif type(layer) in _POOLS:
             layer.__class__ = _POOLS[type(layer)]
-    return found
 
 
 def convolve_alone(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:

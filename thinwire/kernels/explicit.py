@@ -16,7 +16,7 @@ CPU kernels are fastest; a layer may overwrite the output of the layer before it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -167,7 +167,7 @@ class Pool:
 class Flatten:
     """Examples (n, ...) as rows, without a copy; the order of the values is that in memory."""
 
-    shape: tuple[int, ...] = field(default=())
+    shape: tuple[int, ...] = ()
 
     def forward(self, x: Tensor, weights: Tree) -> Tensor:
         """(n, ...) -> (n, values)."""

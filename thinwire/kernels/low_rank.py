@@ -2,8 +2,6 @@
 
     linear(x, W0 + B A, bias)  =  linear(x, W0, bias) + (x A^T) B^T
 
-With a factor g of each output (DoRA), the weight is g (W0 + B A).
-
 Inside `corrected(...)`, a linear layer of an adapted weight adds the product of the adapter. All other functions
 receive W0 + B A, so the result always equals that of the merged matrix, up to rounding. See `spaces/lora.py`.
 """
@@ -18,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# A, B, whether the matrix is stored as inputs x outputs, and the factor of each output or None
-Correction = tuple[Tensor, Tensor, bool, Tensor | None]
+# A, B, and whether the matrix is stored as inputs x outputs
+Correction = tuple[Tensor, Tensor, bool]
 
 # Attributes of a tensor that an adapter does not change.
 _ATTRIBUTES = frozenset(
@@ -32,13 +30,13 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
 
     Args:
         weights: the weights by name.
-        corrections: the adapters of some of them by name: A, B, whether the weight is stored as inputs x outputs, and
-            the factor of each output or None. A and B may have a client axis; the rows of a layer's input are then
-            those of the first client, of the second, and so on.
+        corrections: the adapters of some of them by name: A, B, and whether the weight is stored as inputs x outputs.
+            A and B may have a client axis; the rows of a layer's input are then those of the first client, of the
+            second, and so on.
         dropout: the probability with which an input of A is left out.
 
     >>> w, a, b = torch.ones(2, 3), torch.ones(1, 3), torch.tensor([[0.0], [1.0]])
-    >>> with corrected({"w": w}, {"w": (a, b, False, None)}):
+    >>> with corrected({"w": w}, {"w": (a, b, False)}):
     ...     F.linear(torch.ones(1, 3), w).tolist(), w.sum().item()
     ([[3.0, 6.0]], 9.0)
     """
@@ -61,13 +59,9 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
             layer = args
         bias, x, weight = layer
         if (found := self._of.get(id(weight))) and not self._adapted((x, bias)):
-            a, b, transposed, gain = found[1]
+            a, b, transposed = found[1]
             if transposed == (func is torch.addmm):
-                if gain is None:
-                    return _added(func(*args, **kwargs), x, a, b, self._dropout)
-                out = torch.mm(x, weight) if transposed else F.linear(x, weight)
-                scaled = _added(out, x, a, b, self._dropout) * gain
-                return (scaled if bias is None else scaled + bias).to(out.dtype)
+                return _added(func(*args, **kwargs), x, a, b, self._dropout)
         if func not in _ATTRIBUTES and (self._adapted(args) or self._adapted(kwargs.values())):
             args = [self._merged(value) for value in args]
             kwargs = {name: self._merged(value) for name, value in kwargs.items()}
@@ -92,12 +86,10 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         return self._built[id(value)]
 
     def _build(self, value: Tensor) -> Tensor:
-        weight, (a, b, transposed, gain) = self._of[id(value)]
+        weight, (a, b, transposed) = self._of[id(value)]
         with torch.autocast(weight.device.type, enabled=False):
             change = b @ a
             whole = weight + (change.mT if transposed else change.reshape(weight.shape))
-            if gain is not None:
-                whole = whole * (gain if transposed else gain.view(-1, *(1,) * (weight.dim() - 1)))
             return whole.to(weight.dtype)
 
 

@@ -67,8 +67,8 @@ class PackedKernel:
         return prod(self.window) * prod(self.block) * self.shape[1]
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """(a b, values of the kernel) and (a b, of the bias): where each value stands after packing."""
+    def _maps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Index of packed values in (kernel, bias, zero), its inverse (a b, kernel and bias), and the zero."""
         (o, i, kh, kw), (a, b), mw = self.shape, self.block, self.window[1]
         axes = np.ogrid[:a, :b, :o, :i, :kh, :kw]
         q1, q2, out, channel = axes[:4]
@@ -76,20 +76,16 @@ class PackedKernel:
         m1, p1, m2, p2 = down // a + self.reach[0], down % a, right // b + self.reach[1], right % b
         patch = (((m1 * mw + m2) * a + p1) * b + p2) * i + channel
         output = (q1 * b + q2) * o + out
-        width, outputs = self.patch + self.joined, torch.arange(a * b * o).view(a * b, o)
-        place = np.broadcast_to(output * width + patch, (a, b, o, i, kh, kw)).reshape(a * b, -1).copy()
-        return torch.from_numpy(
-            place
-        ), outputs * width + self.patch if self.joined else outputs + outputs.numel() * width
-
-    @cached_property
-    def _maps(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Index of packed values in (kernel, bias, zero), its inverse (a b, kernel and bias), and the zero."""
-        kernel, bias, times = prod(self.shape), self.shape[0], prod(self.block)
-        places = torch.cat(self._places, 1)
-        sources = torch.full((times * bias * (self.patch + 1),), kernel + bias)
-        sources[places] = torch.arange(kernel + bias)
-        return sources, places, torch.zeros(1)
+        width, values = self.patch + self.joined, prod(self.shape) + o  # of kernel and bias
+        outputs = np.arange(a * b * o).reshape(a * b, o)
+        places = (
+            np.broadcast_to(output * width + patch, (a, b, o, i, kh, kw)).reshape(a * b, -1),
+            outputs * width + self.patch if self.joined else outputs + outputs.size * width,
+        )
+        found = torch.from_numpy(np.concatenate(places, 1))
+        sources = torch.full((outputs.size * (self.patch + 1),), values)
+        sources[found] = torch.arange(values)
+        return sources, found, torch.zeros(1)
 
     def expand(self, kernel: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The packed kernel and bias: a matrix and nothing, or (outputs, inputs, height, width) in channels last."""

@@ -5,6 +5,5 @@ from thinwire.masks.topk import (
     PruneMask as PruneMask,
     RandomMask as RandomMask,
     TopKMask as TopKMask,
-    dead_adapters as dead_adapters,
     nonzero_b as nonzero_b,
 )

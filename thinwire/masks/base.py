@@ -7,9 +7,8 @@ server and clients compute the same one, and the codec `masked` sends the values
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
-from thinwire.core.registry import register
+from thinwire.core.registry import register_part
 from thinwire.core.tree import Tree
 
 
@@ -48,8 +47,7 @@ class Mask(ABC):
         return {}
 
 
-@register("mask", "none")
-@dataclass(frozen=True)
+@register_part("mask", "none")
 class NoMask(Mask):
     """Train all coordinates.
 

@@ -11,24 +11,21 @@ Magnitude pruning during training, once or in several steps (lottery tickets, Sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.registry import rare, register, short_repr
+from thinwire.core.registry import rare, register_part
 from thinwire.core.selection import kept, largest
-from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, join, split, tmap
+from thinwire.core.text import NonNegativeInt, PositiveInt, Share
+from thinwire.core.tree import Block, Spec, Tree, join, split, tmap
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask
 
 
-@register("mask", "topk", paper="Federated Select (Charles et al., 2022)")
-@dataclass(frozen=True)
+@register_part("mask", "topk", paper="Federated Select (Charles et al., 2022)")
 class TopKMask(Mask):
     """Train the largest coordinates of the download; the server keeps all of them, and selects again in every round.
 
@@ -51,13 +48,9 @@ class TopKMask(Mask):
     Not the codec `TopK`, which sends the largest values of an update and their positions.
     """
 
-    density: float = 0.25
+    density: Share = 0.25
     by: By = rare("tree")
-    at: int = rare(0)
-    __repr__ = short_repr
-
-    def __post_init__(self) -> None:
-        check_settings(self, density="(0, 1]", at="[0, inf)")
+    at: NonNegativeInt = rare(0)
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return the mask of the largest coordinates; everything before version `at`."""
@@ -86,39 +79,6 @@ def mask_of_largest(coords: Tree, density: float, by: By = "tree") -> Tree:
     return split(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
 
 
-def dead_adapters(coords: Tree, trained: Tree) -> tuple[str, ...]:
-    """Return the weights whose adapter B A is zero and cannot change under the mask of a round.
-
-        rank r is alive    if row r of A and column r of B each hold a value that is trained or not zero
-        an adapter is dead if none of its ranks is alive: without B, A has no gradient, and without A, B has none
-
-    A mask of the largest values of A and B together selects nothing of B while B is small, since B starts at zero.
-
-    Args:
-        coords: the coordinates that a client starts from, with zeros outside the mask.
-        trained: the mask, from `Mask.trained`; an empty tree selects everything.
-
-    >>> from thinwire.masks.topk import TopKMask
-    >>> coords = {"fc.weight/a": torch.ones(2, 3), "fc.weight/b": torch.zeros(4, 2)}
-    >>> dead_adapters(coords, TopKMask(0.4).trained(coords, 0)), dead_adapters(coords, {})
-    (('fc.weight',), ())
-    """
-    dead = []
-    for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
-        if f"{name}/a" not in coords:  # A is part of the basis and constant: then B alone decides
-            if trained and not bool((trained[f"{name}/b"] | (coords[f"{name}/b"] != 0)).any()):
-                dead.append(name)
-            continue
-        alive = []
-        for part, axis in (("a", 1), ("b", 0)):
-            block = coords[f"{name}/{part}"]
-            useful = (block != 0) | trained.get(f"{name}/{part}", torch.ones_like(block, dtype=torch.bool))
-            alive.append(useful.any(axis))
-        if not bool((alive[0] & alive[1]).any()):
-            dead.append(name)
-    return tuple(dead)
-
-
 def nonzero_b(coords: Tree) -> float | None:
     """Return the share of the values of all B that are not zero; None without adapters.
 
@@ -138,8 +98,7 @@ def nonzero_b(coords: Tree) -> float | None:
     return sum(int((block != 0).sum()) for block in found) / values if values else None
 
 
-@register("mask", "random", paper="SLoRA (Babakniya et al., 2023)")
-@dataclass(frozen=True)
+@register_part("mask", "random", paper="SLoRA (Babakniya et al., 2023)")
 class RandomMask(Mask):
     """Train a random subset of the coordinates, the same in every round; the others never change.
 
@@ -160,11 +119,8 @@ class RandomMask(Mask):
     """
 
     fixed = True
-    density: float = 0.1
+    density: Share = 0.1
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self, density="(0, 1]")
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return the mask of the random subset."""
@@ -177,8 +133,7 @@ def _draw(spec: Spec, density: float, seed: int) -> Tree:
     return mask_of_largest({block.name: key.fold(block.name).uniform(*block.shape) for block in spec}, density)
 
 
-@register("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
-@dataclass(frozen=True)
+@register_part("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
 class PruneMask(Mask):
     """Set all but the largest coordinates to zero, once or in several steps; pruned coordinates stay zero.
 
@@ -211,15 +166,13 @@ class PruneMask(Mask):
     """
 
     prunes = True
-    density: float = 0.25
+    density: Share = 0.25
     at: int = 1
-    keep: float = 1.0
-    every: int = 1
+    keep: Share = 1.0
+    every: PositiveInt = 1
     by: By = rare("tree")
-    __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_settings(self, density="(0, 1]", keep="(0, 1]", every="[1, inf)")
         if self.at < 0 or (self.at == 0 and self.density < 1):
             raise ConfigError(f"at must be 1 or more rounds (or 0 with density = 1), not {self.at}; write at = 1")
 

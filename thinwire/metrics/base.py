@@ -122,9 +122,11 @@ def metrics_by_name(names: Iterable[str]) -> dict[str, Metric]:
 
 
 def _needs_arguments(make: Callable[..., Any]) -> bool:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(make).parameters.values()
-    return any(p.default is inspect.Parameter.empty and p.kind not in kinds for p in parameters)
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return True
+    return False
 
 
 class MetricAccumulator:

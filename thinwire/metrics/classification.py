@@ -58,7 +58,7 @@ def balanced_accuracy() -> SumMetric:
 def correct_labels(outputs: Tensor, targets: Tensor) -> Tensor:
     """The numbers of correct labels and of labels, (2,)."""
     predicted, labels = predicted_classes(outputs, targets)
-    return torch.stack(((predicted == labels).sum(), torch.tensor(len(labels), device=labels.device)))
+    return _sums(predicted == labels)
 
 
 def _class_sums(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def multilabel_f1() -> SumMetric:
 def correct_binary_labels(outputs: Tensor, targets: Tensor) -> Tensor:
     """The numbers of correct labels and of labels, (2,)."""
     predicted, positive, known = _binary(outputs, targets)
-    return torch.stack((((predicted == positive) & known).sum(), known.sum()))
+    return _sums((predicted == positive)[known])
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -220,4 +220,4 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _sums(values: Tensor) -> Tensor:
     """The sum and the number of values, (2,)."""
-    return torch.stack((values.sum(), torch.tensor(values.numel(), dtype=values.dtype, device=values.device)))
+    return torch.stack((values.sum(), torch.ones_like(values).sum()))

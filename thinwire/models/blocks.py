@@ -38,15 +38,13 @@ class ImageNetwork(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
         """Logits of a batch of images; only shapes are checked, so it works under `vmap`."""
-        shape, least = tuple(x.shape[1:]), self.least
-        if self.size is not None and shape != (self.channels, *self.size):
+        shape = tuple(x.shape[1:])
+        fits = len(shape) == 3 and shape[0] == self.channels
+        if not fits or (shape[1:] != self.size if self.size else min(shape[1:]) < self.least):
+            height, width = self.size or [f"{self.least} or more"] * 2
             raise ConfigError(
-                f"images of shape {shape} in a model for {(self.channels, *self.size)}: "
-                "build the model with the channels= and size= of the data"
-            )
-        if len(shape) != 3 or shape[0] != self.channels or min(shape[1:]) < least:
-            raise ConfigError(
-                f"images of shape {shape}: this model takes ({self.channels}, {least} or more, {least} or more)"
+                f"images of shape {shape}: this model takes ({self.channels}, {height}, {width}); build it with the "
+                "channels and the size of the data"
             )
         for layer in self:
             x = layer(x)

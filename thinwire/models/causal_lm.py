@@ -27,10 +27,7 @@ class CausalLM(nn.Module):
     Logits take most of the memory of a small model with many tokens. They are computed at `label_positions` only: a
     hook before the output layer picks the hidden states, so that everything that a model does with its logits stays.
 
-    Rows are padded at the end. Attention is causal, so no token sees the padding, and no mask is passed. Rows that hold
-    several records (`position_ids`, which begin with 0 in each) get an additive mask of blocks:
-
-        mask[query, key] = 0 if key <= query and both are of one record, else the lowest value
+    Rows are padded at the end. Attention is causal, so no token sees the padding, and no mask is passed.
 
     Args:
         model: a model of `AutoModelForCausalLM`.
@@ -48,13 +45,13 @@ class CausalLM(nn.Module):
         head.register_forward_pre_hook(self._pick)
 
     def forward(
-        self, input_ids: Tensor, label_positions: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> Tensor:  # (n, length), (n, labels), (n, length) -> (n, labels, tokens)
+        self, input_ids: Tensor, label_positions: Tensor | None = None
+    ) -> Tensor:  # (n, length), (n, labels) -> (n, labels, tokens)
         """Logits at the given positions; without them, at all."""
-        mask = self._mask(input_ids, position_ids)
+        mask = self._mask(input_ids)
         self.positions = label_positions
         try:
-            found = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
+            found = self.model(input_ids=input_ids, attention_mask=mask, use_cache=False)
         finally:
             self.positions = None
         return found.logits
@@ -62,21 +59,22 @@ class CausalLM(nn.Module):
     @torch.no_grad()
     def generate(self, prompts: Sequence[np.ndarray], new_tokens: int) -> list[list[int]]:
         """The tokens that follow each prompt, chosen greedily; at most so many, fewer where an answer ends."""
-        config: Any = self.model.config
-        width, device = max(map(len, prompts)), next(self.model.parameters()).device
-        pad = next((one for one in (config.pad_token_id, *_ends(config)) if isinstance(one, int)), 0)
-        ids = torch.full((len(prompts), width), pad)
-        words = torch.zeros(len(prompts), width, dtype=torch.int64)
-        for i, prompt in enumerate(prompts):  # padded at the front: the next token follows the last one
-            ids[i, width - len(prompt) :] = torch.from_numpy(np.asarray(prompt, np.int64))
-            words[i, width - len(prompt) :] = 1
-        transformers = library("causal-lm")
-        greedy = transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=new_tokens, pad_token_id=pad, eos_token_id=_ends(config) or None
-        )
         model: Any = self.model
+        ends = model.config.eos_token_id
+        pad = next((one for one in (model.config.pad_token_id, *np.atleast_1d(ends)) if one is not None), 0)
+        width = max(map(len, prompts))  # padded at the front: the next token follows the last one
+        ids, words = (
+            torch.from_numpy(np.stack([np.pad(row, (width - len(row), 0), constant_values=fill) for row in rows]))
+            for rows, fill in ((prompts, pad), (map(np.ones_like, prompts), 0))
+        )
+        transformers, device = library("causal-lm"), next(model.parameters()).device
+        greedy = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=new_tokens, pad_token_id=int(pad), eos_token_id=ends
+        )
         with quiet(transformers):
-            made = model.generate(ids.to(device), attention_mask=words.to(device), generation_config=greedy)
+            made = model.generate(
+                ids.long().to(device), attention_mask=words.long().to(device), generation_config=greedy
+            )
         return [row[width:] for row in made.tolist()]
 
     def _pick(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -87,22 +85,15 @@ class CausalLM(nn.Module):
         index = self.positions[..., None].expand(*self.positions.shape, hidden.shape[-1])
         return (hidden.gather(1, index), *args[1:])
 
-    def _mask(self, input_ids: Tensor, position_ids: Tensor | None) -> Tensor | None:
-        """(n or 1, 1, length, length) the additive mask of rows that hold several records.
-
-        A recording of rows with one record needs a mask, too: that of transformers for `eager` copies a number to the
-        GPU.
-        """
+    def _mask(self, input_ids: Tensor) -> Tensor | None:
+        """(1, 1, length, length) the causal mask of a recording: that of transformers for `eager` copies to the GPU."""
         config: Any = self.model.config
         length = input_ids.shape[1]
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
         own = config._attn_implementation == "eager" and all(w is None or length <= w for w in windows)
-        if position_ids is None and not (own and is_recorded(input_ids)):
+        if not own or not is_recorded(input_ids):
             return None
         seen = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[None, None]
-        if position_ids is not None:
-            record = (position_ids == 0).cumsum(1)
-            seen = seen & (record[:, None, :, None] == record[:, None, None, :])
         return additive(seen, next(self.model.parameters()).dtype)
 
 
@@ -162,9 +153,3 @@ def location(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     if missing := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
         raise ConfigError(f"{checkpoint.name}: a GGUF file needs {' and '.join(missing)}: pip install gguf accelerate")
     return checkpoint.parent, {"gguf_file": checkpoint.name}
-
-
-def _ends(config: Any) -> list[int]:
-    """The tokens that end an answer."""
-    found = config.eos_token_id
-    return [one for one in (found if isinstance(found, list) else [found]) if isinstance(one, int)]

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire.core.attention_names import makes_query_or_value
+from thinwire.core.names import makes_query_or_value
 
 BLOCK = 32  # values with one low and one step
 SMALL = 16  # the same of embeddings
@@ -132,11 +132,6 @@ class _Constant(nn.Module):
     def __init__(self, blocks: Blocks) -> None:
         super().__init__()
         self.blocks = blocks
-
-    @property
-    def constant_bytes(self) -> int:
-        """Bytes of the matrix in memory."""
-        return self.blocks.nbytes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Constant:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

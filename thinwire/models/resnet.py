@@ -6,13 +6,11 @@ Papers: He et al. (18, 20); Zagoruyko and Komodakis (wide); FedLAMA (20 layers o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
-from thinwire.errors import ConfigError
 from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, dropout_layer, norm_layer
 from thinwire.models.checks import at_least, one_of, probability
 
@@ -74,64 +72,46 @@ class BasicBlock(nn.Module):
 class PreBlock(nn.Module):
     """The pre-activation residual block: two convolutions, each preceded by a normalization, plus a shortcut.
 
-        a = relu(N1(x));   y = conv2(dropout(relu(N2(conv1(a))))) + s,   s = x, or conv1x1(a) if `project`
+        a = relu(N1(x));   y = conv2(relu(N2(conv1(a)))) + conv1x1(a)
 
-    Not `BasicBlock`, which normalizes after each convolution and ends with a ReLU. The arguments are the same.
+    Not `BasicBlock`, which normalizes after each convolution and ends with a ReLU.
+
+    Args:
+        fan: input channels.
+        width: output channels.
+        stride: of the first convolution and of the shortcut.
+        norm: makes normalization layers (`norm_layer`).
 
     >>> import torch
-    >>> PreBlock(16, 32, stride=2, project=True)(torch.zeros(1, 16, 8, 8)).shape
+    >>> PreBlock(16, 32, stride=2)(torch.zeros(1, 16, 8, 8)).shape
     torch.Size([1, 32, 4, 4])
     """
 
-    def __init__(
-        self,
-        fan: int,
-        width: int,
-        *,
-        stride: int = 1,
-        project: bool = False,
-        norm: Norm = nn.BatchNorm2d,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, fan: int, width: int, *, stride: int = 1, norm: Norm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.norm1 = norm(fan)
         self.relu = nn.ReLU()
         self.conv1 = conv(fan, width, stride=stride)
         self.norm2 = norm(width)
-        self.dropout = dropout_layer(dropout)
         self.conv2 = conv(width, width)
-        self.shortcut = conv(fan, width, 1, stride) if project else None
+        self.shortcut = conv(fan, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
         """Apply the block."""
         a = self.relu(self.norm1(x))
-        y = self.conv2(self.dropout(self.relu(self.norm2(self.conv1(a)))))
-        return y + (x if self.shortcut is None else self.shortcut(a))
+        return self.conv2(self.relu(self.norm2(self.conv1(a)))) + self.shortcut(a)
 
 
-def stages(
-    block: Callable[..., nn.Module], fan: int, widths: Sequence[int], depth: int, project: str, **options: Any
-) -> nn.Sequential:
-    """Residual blocks in stages; each stage after the first halves the image.
+def stages(fan: int, widths: Sequence[int], depth: int) -> Iterator[tuple[int, int, int]]:
+    """Input channels, output channels and stride of each block; each stage after the first halves the image.
 
-    Args:
-        block: `BasicBlock` or `PreBlock`.
-        fan: input channels.
-        widths: channels of the stages.
-        depth: blocks per stage.
-        project: which shortcuts have a convolution: "change", where the shape changes; "first", the first of each
-            stage; "always".
-        options: further arguments of the blocks.
+    >>> list(stages(16, (16, 32), 2))
+    [(16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1)]
     """
-    one_of(("change", "first", "always"), project=project)
-    blocks = []
     for stage, width in enumerate(widths):
         for i in range(depth):
-            stride = 2 if stage and not i else 1
-            bypass = {"change": stride > 1 or fan != width, "first": not i, "always": True}[project]
-            blocks.append(block(fan, width, stride=stride, project=bypass, **options))
+            yield fan, width, 2 if stage and not i else 1
             fan = width
-    return nn.Sequential(*blocks)
 
 
 def resnet(
@@ -142,8 +122,7 @@ def resnet(
     channels: int = 3,
     norm: str = "bn",
     groups: int = 8,
-    stem: str = "cifar",
-    project: str = "change",
+    project_first: bool = False,
     dropout: float = 0.0,
     stem_width: int | None = None,
     zero_gamma: bool = False,
@@ -151,7 +130,7 @@ def resnet(
 ) -> ImageNetwork:
     """A residual network: stages of basic blocks; each stage after the first halves the image.
 
-        stem -> [block x depth] per width, all but the first stage with stride 2 -> mean over the image -> Linear
+        Conv3x3 -> [block x depth] per width, all but the first stage with stride 2 -> mean over the image -> Linear
 
     Args:
         widths: channels of the stages.
@@ -160,10 +139,9 @@ def resnet(
         channels: channels of the images.
         norm: "bn" or "gn"; both have two parameters per channel, only "bn" has running statistics.
         groups: groups of "gn".
-        stem: "cifar" for a 3x3 convolution, "imagenet" for a 7x7 of stride 2 and 3x3 max pooling of stride 2.
-        project: which shortcuts have a convolution, see `stages`.
+        project_first: whether the shortcut of the first block has a convolution, as those that change the shape have.
         dropout: dropout probability inside the blocks.
-        stem_width: channels of the stem; those of the first stage by default.
+        stem_width: channels of the first convolution; those of the first stage by default.
         zero_gamma: start the last normalization of each block at 0, so that the block is its shortcut.
         init: how convolutions and the linear layer start: "torch" for PyTorch's default, "glorot" for Glorot's uniform
             rule with zero biases, the default of Keras. Kernels of as many inputs as outputs start 1.7 times as large.
@@ -175,21 +153,18 @@ def resnet(
     at_least(2, classes=classes)
     at_least(1, channels=channels)
     one_of(("bn", "gn"), norm=norm)
-    one_of(("cifar", "imagenet"), stem=stem)
     one_of(("torch", "glorot"), init=init)
     probability(dropout=dropout)
-    fan, wide = stem_width or widths[0], stem == "imagenet"
-    make = norm_layer(norm, (fan, *widths), groups=groups)
-    layers = {
-        "conv": conv(channels, fan, 7, 2) if wide else conv(channels, fan),
-        "norm": make(fan),
-        "relu": nn.ReLU(),
-        "pool": nn.MaxPool2d(3, 2, 1) if wide else nn.Identity(),
-        "blocks": stages(BasicBlock, fan, widths, depth, project, norm=make, dropout=dropout, zero_gamma=zero_gamma),
-        "mean": MeanOverImage(),
-        "head": nn.Linear(widths[-1], classes),
-    }
-    network = ImageNetwork(layers, channels)
+    start = stem_width or widths[0]
+    make, blocks = norm_layer(norm, (start, *widths), groups=groups), list[nn.Module]()
+    stem = {"conv": conv(channels, start), "norm": make(start), "relu": nn.ReLU()}
+    for fan, width, stride in stages(start, widths, depth):
+        project = stride > 1 or fan != width or (project_first and not blocks)
+        blocks.append(
+            BasicBlock(fan, width, stride=stride, project=project, norm=make, dropout=dropout, zero_gamma=zero_gamma)
+        )
+    head = {"mean": MeanOverImage(), "head": nn.Linear(widths[-1], classes)}
+    network = ImageNetwork({**stem, "blocks": nn.Sequential(*blocks), **head}, channels)
     return network.apply(_glorot) if init == "glorot" else network
 
 
@@ -199,57 +174,6 @@ def _glorot(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def wide_resnet(
-    depth: int,
-    width: int,
-    classes: int,
-    *,
-    channels: int = 3,
-    norm: str = "bn",
-    groups: int = 8,
-    affine: bool = True,
-    project: str = "change",
-    dropout: float = 0.0,
-) -> ImageNetwork:
-    """A pre-activation residual network of three stages with `width` times the channels of a ResNet.
-
-        Conv3x3(3 -> 16) -> (depth - 4) / 6 blocks each of 16, 32, 64 times `width` channels
-        -> N -> ReLU -> mean over the image -> Linear
-
-    Args:
-        depth: number of layers, 4 more than a multiple of 6.
-        width: multiplier of the channels.
-        classes: number of classes.
-        channels: channels of the images.
-        norm: "bn", "gn" or "none".
-        groups: groups of "gn".
-        affine: whether the normalization has a trained scale and shift.
-        project: which shortcuts have a convolution, see `stages`.
-        dropout: dropout probability inside the blocks.
-
-    >>> import torch
-    >>> wide_resnet(10, 1, 5)(torch.zeros(2, 3, 8, 8)).shape
-    torch.Size([2, 5])
-    """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels, width=width)
-    at_least(10, depth=depth)
-    probability(dropout=dropout)
-    if (depth - 4) % 6:
-        raise ConfigError(f"depth = {depth}: expected 4 more than a multiple of 6 (10, 16, 22, 28, ...)")
-    widths = (16 * width, 32 * width, 64 * width)
-    make = norm_layer(norm, (16, *widths), groups=groups, affine=affine)
-    layers = {
-        "conv": conv(channels, 16),
-        "blocks": stages(PreBlock, 16, widths, (depth - 4) // 6, project, norm=make, dropout=dropout),
-        "norm": make(widths[-1]),
-        "relu": nn.ReLU(),
-        "mean": MeanOverImage(),
-        "head": nn.Linear(widths[-1], classes),
-    }
-    return ImageNetwork(layers, channels)
 
 
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
@@ -275,26 +199,40 @@ def resnet20(
         channels=channels,
         norm=norm,
         groups=groups,
-        project="first",
+        project_first=True,
         zero_gamma=zero_gamma,
         init=init,
     )
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")
-def resnet18(
-    classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32, stem: str = "cifar"
-) -> ImageNetwork:
-    """Four stages of two residual blocks: 11,173,962 parameters, or 11,181,642 with stem="imagenet".
+def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32) -> ImageNetwork:
+    """Four stages of two residual blocks: 11,173,962 parameters.
 
     Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
     """
-    return resnet((64, 128, 256, 512), 2, classes, channels=channels, norm=norm, groups=groups, stem=stem)
+    return resnet((64, 128, 256, 512), 2, classes, channels=channels, norm=norm, groups=groups)
+
+
+@register("model", "wrn28-10", doc="Wide residual network of 28 layers, for CIFAR-100.", paper="WRN; FedLAMA")
+def wrn28_10(
+    classes: int = 100, channels: int = 3, norm: str = "bn", groups: int = 8, dropout: float = 0.3
+) -> ImageNetwork:
+    """WRN-28-10 of FedLAMA: 36,539,124 parameters.
+
+    A normalization follows each convolution, including shortcuts; in the original network it precedes them. Dropout
+    uses the global generator of torch; dropout=0 disables it.
+    """
+    return resnet(
+        (160, 320, 640), 4, classes, channels=channels, norm=norm, groups=groups, dropout=dropout, stem_width=16
+    )
 
 
 @register("model", "wrn16-4", doc="Wide residual network of 16 layers, for CIFAR-100 and TinyImageNet.", paper="MAPO")
 def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int = 8) -> ImageNetwork:
     """WRN-16-4 with the count of MAPO: 2,854,420 parameters for 100 classes, 2,880,120 for 200.
+
+        Conv3x3(3 -> 16) -> 2 blocks each of 64, 128, 256 channels -> N -> ReLU -> mean over the image -> Linear
 
     Each block has a 1x1 convolution on its shortcut, and normalization has no parameters: only this matches the
     reported count. Not the original network (affine normalization, shortcut convolutions only if the shape changes),
@@ -306,27 +244,19 @@ def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int
         norm: "gn", which has no running statistics and supports any batch size; "bn_noaffine"; or "none".
         groups: groups of "gn".
     """
+    at_least(2, classes=classes)
+    at_least(1, channels=channels)
     one_of(("gn", "bn_noaffine", "none"), norm=norm)
-    kind = norm.removesuffix("_noaffine")
-    return wide_resnet(16, 4, classes, channels=channels, norm=kind, groups=groups, affine=False, project="always")
-
-
-@register("model", "wrn28-10", doc="Wide residual network of 28 layers, for CIFAR-100.", paper="WRN; FedLAMA")
-def wrn28_10(
-    classes: int = 100,
-    channels: int = 3,
-    norm: str = "bn",
-    groups: int = 8,
-    dropout: float = 0.3,
-    preactivation: bool = False,
-) -> ImageNetwork:
-    """WRN-28-10: 36,539,124 parameters, or 36,536,884 with preactivation=True.
-
-    As in FedLAMA, a normalization follows each convolution, including shortcuts. With `preactivation` it precedes each
-    convolution, as in the original network. Dropout uses the global generator of torch; dropout=0 disables it.
-    """
-    one_of(("bn", "gn"), norm=norm)
-    options: dict[str, Any] = {"channels": channels, "norm": norm, "groups": groups, "dropout": dropout}
-    if preactivation:
-        return wide_resnet(28, 10, classes, **options)
-    return resnet((160, 320, 640), 4, classes, stem_width=16, **options)
+    widths = (64, 128, 256)
+    make = norm_layer(norm.removesuffix("_noaffine"), (16, *widths), groups=groups, affine=False)
+    layers = {
+        "conv": conv(channels, 16),
+        "blocks": nn.Sequential(
+            *(PreBlock(fan, width, stride=s, norm=make) for fan, width, s in stages(16, widths, 2))
+        ),
+        "norm": make(widths[-1]),
+        "relu": nn.ReLU(),
+        "mean": MeanOverImage(),
+        "head": nn.Linear(widths[-1], classes),
+    }
+    return ImageNetwork(layers, channels)

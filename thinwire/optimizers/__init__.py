@@ -1,6 +1,6 @@
 """Optimizers for clients and server, learning-rate schedules, corrections of client drift, and penalties."""
 
-from thinwire.core.state import ALL_BLOCKS as ALL_BLOCKS, State as State
+from thinwire.core.tree import ALL_BLOCKS as ALL_BLOCKS, State as State
 from thinwire.optimizers.adaptive import (
     Adagrad as Adagrad,
     Adam as Adam,
@@ -27,7 +27,6 @@ from thinwire.optimizers.lr_schedules import (
     CosineLR as CosineLR,
     ExponentialLR as ExponentialLR,
     HalvedLR as HalvedLR,
-    InverseTimeLR as InverseTimeLR,
     LRSchedule as LRSchedule,
     MultiStepLR as MultiStepLR,
     WarmupLR as WarmupLR,

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import rare, register, short_repr
-from thinwire.core.state import ALL_BLOCKS, State
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, zeros_like
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
+from thinwire.core.tree import ALL_BLOCKS, State, Tree, zeros_like
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer, clip_by_global_norm
+from thinwire.optimizers.base import ClipNorm, Optimizer, clip_by_global_norm
 
 
 def no_steps(coords: Tree) -> Tree:
@@ -37,25 +37,13 @@ class _Adaptive(Optimizer):
     """
 
     _decoupled = False  # whether weight decay is added to the step instead of the gradient
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: PositiveFloat = 0.001
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
     bias_correction: bool = True
-    clip_norm: float = rare(math.inf)
-    __repr__ = short_repr
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            lr="(0, inf]",
-            beta1="[0, 1)",
-            beta2="[0, 1)",
-            eps="(0, inf]",
-            weight_decay="[0, inf)",
-            clip_norm="(0, inf]",
-        )
+    clip_norm: ClipNorm = rare(math.inf)
 
     def init(self, coords: Tree) -> State:
         """Return zeros for both moments and a step count of 0."""
@@ -88,8 +76,7 @@ class _Adaptive(Optimizer):
         return self.beta2 * v + (1 - self.beta2) * square
 
 
-@register("optimizer", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
-@dataclass(frozen=True, repr=False)
+@register_part("optimizer", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
 class Adam(_Adaptive):
     """Adam: a step by the first moment over the root of the second (equal to `torch.optim.Adam`).
 
@@ -114,8 +101,7 @@ class Adam(_Adaptive):
     """
 
 
-@register("optimizer", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
-@dataclass(frozen=True, repr=False)
+@register_part("optimizer", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
 class AdamW(_Adaptive):
     """Adam with decoupled weight decay (equal to `torch.optim.AdamW`).
 
@@ -129,13 +115,12 @@ class AdamW(_Adaptive):
     [-0.5]
     """
 
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
 
     _decoupled = True
 
 
-@register("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
-@dataclass(frozen=True, repr=False)
+@register_part("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
 class Yogi(_Adaptive):
     """Adam whose second moment changes by at most (1 - beta2) g^2 in a step.
 
@@ -149,16 +134,15 @@ class Yogi(_Adaptive):
     [2.0]
     """
 
-    beta2: float = 0.99
-    eps: float = 1e-3
+    beta2: BelowOne = 0.99
+    eps: PositiveFloat = 1e-3
     bias_correction: bool = False
 
     def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * torch.sign(v - square) * square
 
 
-@register("optimizer", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
-@dataclass(frozen=True, repr=False)
+@register_part("optimizer", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
 class Adagrad(_Adaptive):
     """Adagrad: the second moment is the sum of all squared gradients.
 
@@ -172,12 +156,11 @@ class Adagrad(_Adaptive):
     [4.0]
     """
 
-    beta1: float = 0.0
-    eps: float = 1e-3
+    beta1: BelowOne = 0.0
+    eps: PositiveFloat = 1e-3
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.bias_correction:
             raise ConfigError("adagrad sums squares, so there is no bias to correct; write bias_correction = false")
 
@@ -185,8 +168,7 @@ class Adagrad(_Adaptive):
         return v + square
 
 
-@register("optimizer", "beta-posterior", paper="Isik et al., ICLR 2023")
-@dataclass(frozen=True)
+@register_part("optimizer", "beta-posterior", paper="Isik et al., ICLR 2023")
 class BetaPosterior(Optimizer):
     """Set each coordinate to the mode of its Beta posterior, given the masks of the latest rounds.
 
@@ -209,13 +191,10 @@ class BetaPosterior(Optimizer):
     ([0.5], [0.0])
     """
 
-    lr: float = 1.0
-    prior: float = 1.0
-    masks: int = 10
-    reset_every: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, lr="(0, inf]", prior="[1, inf)", masks="[1, inf)", reset_every="[1, inf)")
+    lr: PositiveFloat = 1.0
+    prior: Annotated[float, "[1, inf)"] = 1.0
+    masks: PositiveInt = 10
+    reset_every: PositiveInt = 1
 
     def init(self, coords: Tree) -> State:
         """Return no rounds and no masks."""

@@ -14,17 +14,15 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import rare, register, short_repr
-from thinwire.core.state import State
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, scale, tmap
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import BelowOne, NonNegativeFloat, PositiveFloat
+from thinwire.core.tree import State, Tree, scale, tmap
 from thinwire.errors import ConfigError
 
 
@@ -180,10 +178,10 @@ def clip_by_global_norm(grads: Tree, clip_norm: float) -> Tree:
 
 
 DecayOn = Literal["all", "kernels"]
+ClipNorm = Annotated[float, "(0, inf]"]
 
 
-@register("optimizer", "sgd")
-@dataclass(frozen=True)
+@register_part("optimizer", "sgd")
 class SGD(Optimizer):
     """Gradient descent, optionally with momentum and weight decay (equal to `torch.optim.SGD`).
 
@@ -209,16 +207,14 @@ class SGD(Optimizer):
     ([-0.5], [1.0])
     """
 
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: PositiveFloat = 0.1
+    momentum: BelowOne = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float = rare(math.inf)
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: ClipNorm = rare(math.inf)
     weight_decay_on: DecayOn = rare("all")
-    __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_settings(self, lr="(0, inf]", momentum="[0, 1)", weight_decay="[0, inf]", clip_norm="(0, inf]")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs momentum above 0; write for example momentum = 0.9")
 

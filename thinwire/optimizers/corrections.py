@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from thinwire.core.registry import register
-from thinwire.core.text import check_settings
+from thinwire.core.registry import register_part
+from thinwire.core.text import BelowOne, NonNegativeFloat, PositiveFloat
 from thinwire.core.tree import Tree, scale, sub, tmap, zeros_like
 from thinwire.errors import WireError
 from thinwire.optimizers.base import Correction
 
 
-@register("correction", "none")
-@dataclass(frozen=True)
+@register_part("correction", "none")
 class NoCorrection(Correction):
     """Use gradients and the mean update unchanged.
 
@@ -25,8 +22,7 @@ class NoCorrection(Correction):
     active = False
 
 
-@register("correction", "fedprox", paper="Li et al., MLSys 2020")
-@dataclass(frozen=True)
+@register_part("correction", "fedprox", paper="Li et al., MLSys 2020")
 class FedProx(Correction):
     """Add a proximal term to the local loss that pulls toward the coordinates at the start of the round.
 
@@ -42,18 +38,14 @@ class FedProx(Correction):
     Not a penalty (`L1L2`), which pulls toward zero.
     """
 
-    mu: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self, mu="[0, inf]")
+    mu: NonNegativeFloat = 0.1
 
     def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
         """Add the gradient of the proximal term."""
         return tmap(lambda g, w, w0: g + self.mu * (w - w0), grads, coords, start)
 
 
-@register("correction", "scaffold", paper="Karimireddy et al., ICML 2020")
-@dataclass(frozen=True)
+@register_part("correction", "scaffold", paper="Karimireddy et al., ICML 2020")
 class Scaffold(Correction):
     """Replace the client's own mean gradient by that of all clients (SCAFFOLD, option II).
 
@@ -91,8 +83,7 @@ class Scaffold(Correction):
         return delta, scale(report, fraction), state
 
 
-@register("correction", "feddyn", paper="Acar et al., ICLR 2021")
-@dataclass(frozen=True)
+@register_part("correction", "feddyn", paper="Acar et al., ICLR 2021")
 class FedDyn(Correction):
     """Add a linear and a proximal term to the local loss, so that local and global optimum agree (FedDyn).
 
@@ -110,10 +101,7 @@ class FedDyn(Correction):
     [0.25]
     """
 
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_settings(self, alpha="(0, inf]")
+    alpha: PositiveFloat = 0.1
 
     def init_client(self, coords: Tree) -> Tree:
         """Return g_i = 0."""
@@ -137,8 +125,7 @@ class FedDyn(Correction):
         return tmap(lambda d, new: d - new / self.alpha, delta, h), {}, h
 
 
-@register("correction", "fednova", paper="Wang et al., NeurIPS 2020")
-@dataclass(frozen=True)
+@register_part("correction", "fednova", paper="Wang et al., NeurIPS 2020")
 class FedNova(Correction):
     """Normalize each client's update by its number of local steps (FedNova).
 
@@ -159,10 +146,7 @@ class FedNova(Correction):
     the steps of the last round count.
     """
 
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self, momentum="[0, 1)")
+    momentum: BelowOne = 0.0
 
     def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
         """Report tau_i."""

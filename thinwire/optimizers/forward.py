@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import rare, register, short_repr
-from thinwire.core.state import ALL_BLOCKS, State
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, scale, unflatten, zeros_like
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import PositiveFloat, PositiveInt
+from thinwire.core.tree import ALL_BLOCKS, State, Tree, scale, unflatten, zeros_like
 from thinwire.optimizers.adaptive import no_steps
-from thinwire.optimizers.base import Optimizer, clip_by_global_norm
+from thinwire.optimizers.base import ClipNorm, Optimizer, clip_by_global_norm
 
 Order = Literal["turn", "random"]
 
 
-@register("optimizer", "forward-sgd", paper="Li et al., ICLR 2025")
-@dataclass(frozen=True)
+@register_part("optimizer", "forward-sgd", paper="Li et al., ICLR 2025")
 class ForwardSGD(Optimizer):
     """Gradient descent with slopes from losses alone: no backward pass, no autograd.
 
@@ -58,15 +55,11 @@ class ForwardSGD(Optimizer):
     """
 
     forward_only = True  # `estimate` calls the loss only
-    lr: float = 0.01
-    directions: int = 10
-    mu: float = 1e-3
+    lr: PositiveFloat = 0.01
+    directions: PositiveInt = 10
+    mu: PositiveFloat = 1e-3
     order: Order = "turn"
-    clip_norm: float = rare(math.inf)
-    __repr__ = short_repr
-
-    def __post_init__(self) -> None:
-        check_settings(self, lr="(0, inf]", directions="[1, inf)", mu="(0, inf]", clip_norm="(0, inf]")
+    clip_norm: ClipNorm = rare(math.inf)
 
     def init(self, coords: Tree) -> State:
         """Return a count of zero steps."""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec, select
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, zeros_like
+from thinwire.core.names import select
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeFloat
+from thinwire.core.tree import Spec, Tree, zeros_like
 from thinwire.errors import ConfigError
 
-Expand: TypeAlias = Callable[[Tree], Tree]
+Expand = Callable[[Tree], Tree]
 
 
 class Penalty(ABC):
@@ -46,8 +44,7 @@ class Penalty(ABC):
         """
 
 
-@register("penalty", "none")
-@dataclass(frozen=True)
+@register_part("penalty", "none")
 class NoPenalty(Penalty):
     """Add nothing to the loss.
 
@@ -62,8 +59,7 @@ class NoPenalty(Penalty):
         return zeros_like(coords)
 
 
-@register("penalty", "l1l2")
-@dataclass(frozen=True)
+@register_part("penalty", "l1l2")
 class L1L2(Penalty):
     """L1 and L2 penalty on the weights that the coordinates make, or on the coordinates.
 
@@ -84,13 +80,12 @@ class L1L2(Penalty):
     the space `Full` that is the same as the L2 term.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
+    l1: NonNegativeFloat = 0.0
+    l2: NonNegativeFloat = 0.0
     layers: tuple[str, ...] = ("*",)
     coords: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self, l1="[0, inf)", l2="[0, inf)")
         if self.coords and self.layers != ("*",):
             raise ConfigError("a penalty is on weights (layers) or on coordinates (coords), not on both; leave one out")
 
@@ -119,8 +114,7 @@ class L1L2(Penalty):
         return select(names, self.coords or self.layers, what=f"penalty: {what}")
 
 
-@register("penalty", "jacobian", paper="Hyeon-Woo et al., ICLR 2022")
-@dataclass(frozen=True)
+@register_part("penalty", "jacobian", paper="Hyeon-Woo et al., ICLR 2022")
 class Jacobian(Penalty):
     """Jacobian correction: a step of the coordinates should move the weights as a step of SGD on them (FedPara, eq. 9).
 
@@ -139,11 +133,8 @@ class Jacobian(Penalty):
     [0.0, 0.0]
     """
 
-    strength: float = 1.0
+    strength: NonNegativeFloat = 1.0
     squared: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, strength="[0, inf)")
 
     @property
     def active(self) -> bool:  # type: ignore[override]

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
+from thinwire.core.registry import register_part
 from thinwire.core.tree import Tree
 
 
-class Privacy(ABC):
+class Privacy:
     """Bounds the influence of each client, and adds noise to the aggregate.
 
-    A mechanism subclasses this contract and implements `bound` and `aggregate`; the other members have defaults.
+    A mechanism subclasses this contract and implements `bound`, `aggregate` or both; by default nothing is changed.
     `thinwire.testing.check_privacy` checks it.
 
     `bound` runs on the client and `aggregate` on the server. Not secure aggregation, which hides the update of each
@@ -38,11 +37,10 @@ class Privacy(ABC):
     masked: MaskedPrivacy | None = None
     """The mechanism for secure aggregation, where the server sees the sum only; None if there is none."""
 
-    @abstractmethod
     def bound(self, code: Tree, key: Key) -> Tree:
         """On the client: clip the update, and add noise if the mechanism is local."""
+        return code
 
-    @abstractmethod
     def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
         """On the server: the aggregate that is released.
 
@@ -52,6 +50,7 @@ class Privacy(ABC):
             clients: the number of clients in the aggregate.
             key: the key of the noise.
         """
+        return mean(codes)
 
     def spent(self, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon after these rounds, or None and the reason; None if the mechanism gives no guarantee.
@@ -94,8 +93,7 @@ class MaskedPrivacy(ABC):
         """
 
 
-@register("privacy", "none")
-@dataclass(frozen=True)
+@register_part("privacy", "none")
 class NoPrivacy(Privacy):
     """No privacy: updates are sent and their mean is released unchanged.
 
@@ -106,11 +104,3 @@ class NoPrivacy(Privacy):
     """
 
     active = False
-
-    def bound(self, code: Tree, key: Key) -> Tree:
-        """The update, unchanged."""
-        return code
-
-    def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
-        """The mean of the updates."""
-        return mean(codes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.text import check_settings
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeFloat, NonNegativeInt, PositiveFloat, ProperShare
 from thinwire.core.tree import Tree, flatten, scale, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import accountant
@@ -44,8 +44,7 @@ class SumLattice(NamedTuple):
         return 1 << self.bits
 
 
-@register("privacy", "dp", paper="McMahan et al., ICLR 2018; De et al., 2022; Kairouz et al., ICML 2021")
-@dataclass(frozen=True)
+@register_part("privacy", "dp", paper="McMahan et al., ICLR 2018; De et al., 2022; Kairouz et al., ICML 2021")
 class DP(Privacy, MaskedPrivacy):
     """Clip each client's update and add discrete Gaussian noise to the sum; with Adam on the server, DP-FedAdam.
 
@@ -85,28 +84,19 @@ class DP(Privacy, MaskedPrivacy):
     """
 
     bounds = True
-    clip: float = 0.1
-    sigma: float = 1.0
-    cohort: int = 0
-    delta: float = field(default=1e-5, repr=False)  # messages do not depend on these
-    population: int = field(default=0, repr=False)
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self, clip="(0, inf)", sigma="[0, inf)", cohort="[0, inf)", delta="(0, 1)", population="[0, inf)"
-        )
+    clip: PositiveFloat = 0.1
+    sigma: NonNegativeFloat = 1.0
+    cohort: NonNegativeInt = 0
+    delta: ProperShare = field(default=1e-5, repr=False)  # messages do not depend on these
+    population: NonNegativeInt = field(default=0, repr=False)
 
     @property
     def masked(self) -> DP:  # type: ignore[override]
         """The mechanism itself: clients can add their share of the noise."""
         return self
 
-    def bound(self, code: Tree, key: Key) -> Tree:
-        """The update, unchanged: a trusted server clips; with secure aggregation, `add_to_sum` does."""
-        return code
-
     def accept(self, code: Tree) -> Tree:
-        """The update of one client, clipped to norm `clip`."""
+        """The update of one client, clipped to norm `clip` by a trusted server; in masked sums, `add_to_sum` clips."""
         norm = length(flatten(code))
         return code if norm <= self.clip else scale(code, self.clip / norm)
 

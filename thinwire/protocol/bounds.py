@@ -47,21 +47,13 @@ SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
 
 
 class Bounded(NamedTuple):
-    """The uploads of a cohort within bounds.
+    """The uploads of a cohort within bounds."""
 
-    Args:
-        uploads: the uploads, those of refused clients included.
-        why: for each client that was scaled down, the reason.
-        refused: for each client whose upload must not be used, the reason.
-        medians: m of each part of an upload.
-        norms: of the update of each client.
-    """
-
-    uploads: list[Upload]
-    why: dict[int, str]
-    refused: Mapping[int, str] = {}
-    medians: Mapping[str, float] = {}
-    norms: Mapping[int, float] = {}
+    uploads: dict[int, Upload]  # those of refused clients included
+    bounded: Mapping[int, str] = {}  # clients that were scaled down, with reasons
+    refused: Mapping[int, str] = {}  # clients whose upload must not be used, with reasons
+    medians: Mapping[str, float] = {}  # m of each part of an upload
+    norms: Mapping[int, float] = {}  # of the update of each client
 
 
 def reference(sizes: Sequence[float], recent: float = 0.0) -> float:
@@ -84,8 +76,7 @@ def factors(sizes: Sequence[float], most: float) -> list[float]:
 
 
 def bound_uploads(
-    clients: Sequence[int],
-    uploads: Sequence[Upload],
+    uploads: Mapping[int, Upload],
     limit: float,
     start: Tree,
     buffers: Tree,
@@ -94,48 +85,43 @@ def bound_uploads(
     """Scale down uploads far above the median of the cohort, or of the latest rounds.
 
     Args:
-        clients: their numbers, in the order of the uploads.
-        uploads: the decoded uploads.
+        uploads: the decoded uploads by client, in the order of the clients.
         limit: the largest norm, in units of the median; 0 for no bound.
         start: what is subtracted from uploaded weights to get the update; empty where clients upload updates.
         buffers: the buffers that clients trained from.
         recent: the median of each part in the latest rounds, as far as it is known; None in a simulation.
     """
-    out = list(uploads)
+    out = dict(uploads)
     if not limit or (len(out) < 2 and recent is None):
-        return Bounded(out, {})
+        return Bounded(out)
     known, why, refused = recent or {}, dict[int, list[str]](), dict[int, str]()
     medians, norms = dict[str, float](), dict[int, float]()
-    origins = {"code": start, "buffers": buffers}
     for part, words in _PARTS.items():
-        values: list[Any] = [getattr(one, part) for one in out]
-        if part != "weight" and not values[0]:
+        is_weight, origin = part == "weight", {"code": start, "buffers": buffers}.get(part)
+        values: dict[int, Any] = {i: getattr(one, part) for i, one in out.items()}
+        if not is_weight and not all(values.values()):
             continue
-        if origin := origins.get(part):
-            values = [sub(tree, origin) for tree in values]
-        if part == "weight":
-            sizes: list[float] = values
-        else:
-            sizes = [one.norm for one in out] if part == "code" and not origin else [norm(tree) for tree in values]
+        if origin:
+            values = {i: sub(tree, origin) for i, tree in values.items()}
+        sizes = {i: value if is_weight else norm(value) for i, value in values.items()}
         if part == "code":
-            norms = dict(zip(clients, sizes, strict=True))
-        medians[part] = reference(sizes, known.get(part, 0.0))
-        most = (WEIGHT_LIMIT if part == "weight" else limit) * medians[part]
-        for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
+            sizes = norms = sizes if origin else {i: one.norm for i, one in out.items()}
+        middle = medians[part] = reference(list(sizes.values()), known.get(part, 0.0))
+        most = (WEIGHT_LIMIT if is_weight else limit) * middle
+        for i, size in sizes.items():
             if not 0 < most < size:
                 continue
-            factor = most / size
-            far = f"its {words} is {size / medians[part]:.3g} times as large"
-            why.setdefault(client, []).append(far)
+            factor, far = most / size, f"its {words} is {size / middle:.3g} times as large"
+            why.setdefault(i, []).append(far)
             if part in ("code", "weight") and factor * REFUSED < 1:
-                refused[client] = f"{far} as the median, more than of any honest client"
-            bounded = values[i] * factor if part == "weight" else scale(values[i], factor)
+                refused[i] = f"{far} as the median, more than of any honest client"
+            bounded = values[i] * factor if is_weight else scale(values[i], factor)
             changed: dict[str, Any] = {part: add(origin, bounded) if origin else bounded}
             out[i] = out[i]._replace(**changed)
     reasons = {
-        client: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
-        for client, words in why.items()
-        if client not in refused
+        i: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
+        for i, words in why.items()
+        if i not in refused
     }
     return Bounded(out, reasons, refused, medians, norms)
 

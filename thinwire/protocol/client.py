@@ -14,20 +14,23 @@ import torch
 from torch import Tensor
 
 from thinwire.core.parallel import each
-from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.tree import (
+    State,
     Tree,
+    Vector,
     all_finite,
     grand_total,
     repeat,
     restrict,
+    smap,
     stack,
+    stack_states,
+    state_to_device,
     sub,
     tmap,
     to_device,
     unstack,
 )
-from thinwire.core.vector import Vector
 from thinwire.errors import Diverged, IncompatibleParts
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.method import Method
@@ -76,10 +79,10 @@ class Update(NamedTuple):
         """The update of the client at position i (views)."""
         return self._replace(
             code=unstack(self.code, i),
-            schedule_report=unstack(self.schedule_report, i) if self.schedule_report else {},
-            unsent=unstack(self.unsent, i) if self.unsent else {},
-            moved=unstack(self.moved, i) if self.moved else {},
-            buffers=unstack(self.buffers, i) if self.buffers else {},
+            schedule_report=unstack(self.schedule_report, i),
+            unsent=unstack(self.unsent, i),
+            moved=unstack(self.moved, i),
+            buffers=unstack(self.buffers, i),
             opt={slot: unstack(tree, i) for slot, tree in self.opt.items()},
         )
 

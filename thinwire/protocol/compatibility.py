@@ -12,8 +12,7 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import IncompatibleParts
 from thinwire.protocol.method import Method
 

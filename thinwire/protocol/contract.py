@@ -10,8 +10,7 @@ import torch
 
 from thinwire.codecs.base import Codec, DerivedPeer, Peer
 from thinwire.core.key import Device, Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, restrict, to_device
+from thinwire.core.tree import Spec, Tree, restrict, to_device
 from thinwire.optimizers.base import Optimizer
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import PublicState

@@ -22,6 +22,7 @@ were exact (`Ledger.adds_since`). Sums never go further back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.drift_check import pack_drift_check
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.state import PublicState, ServerState
-from thinwire.protocol.upload import expect_fields, planned_names, raw, unraw
+from thinwire.protocol.upload import planned_names, raw, unraw
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import Stack, Stacking
 from thinwire.wire import message as wire
@@ -43,6 +44,7 @@ from thinwire.wire.bits import Bytes, read_varint, varint
 _CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True, eq=False)
 class Downloads:
     """The messages that open one round; what they share is encoded at most once.
 
@@ -52,14 +54,17 @@ class Downloads:
         plan: the plan of the round.
     """
 
-    def __init__(self, contract: Contract, server: ServerState, plan: Plan) -> None:
-        self.contract, self.server, self.plan = contract, server, plan
-        self._messages: dict[tuple[int, int], wire.Parts] = {}  # by version and tier
-        self._encoded: dict[int, Bytes] = {}  # coordinates by tier
-        self._snapshots: dict[frozenset[str], Bytes] = {}  # by the blocks in them
-        self._requests: dict[bool, Bytes] = {}  # with news or without
-        self._sums = Sums(contract, server.ledger) if contract.method.sends_sums else None
-        self._drift_check = pack_drift_check(contract, server.public) if contract.has_drift_check else b""
+    contract: Contract
+    server: ServerState
+    plan: Plan
+    _messages: dict[tuple[int, int], wire.Parts] = field(default_factory=dict, init=False)  # by version and tier
+    _encoded: dict[int, Bytes] = field(default_factory=dict, init=False)  # coordinates by tier
+    _snapshots: dict[frozenset[str], Bytes] = field(default_factory=dict, init=False)  # by the blocks in them
+    _requests: dict[bool, Bytes] = field(default_factory=dict, init=False)  # with news or without
+
+    @cached_property
+    def _sums(self) -> Sums:
+        return Sums(self.contract, self.server.ledger)
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
         """One message to each client, the shortest that brings it from its version to the current one.
@@ -149,19 +154,19 @@ class Downloads:
             return ()
         entries, touched = ledger.since(start), ledger.synced_since(start)
         ways = [] if entries is None or len(entries) > most else [entries]
-        if self._sums is not None and (total := self._sums.body(start)) is not None:
+        if contract.method.sends_sums and (total := self._sums.body(start)) is not None:
             ways.append((total,))
         codec, spec = contract.method.merge_codec, contract.coords.restrict(touched)
         values = codec.size(spec) if codec.exact else spec.nbytes
         least = (
             values + 1 + len(varint(values)) if values else 0
         )  # bytes of a snapshot; 0 where they depend on the values
-        is_shortest = ways and min(map(_length, ways)) <= least
+        is_shortest = any(sum(map(len, way)) <= least for way in ways)
         if touched not in self._snapshots and not is_shortest:
             self._snapshots[touched] = pack_snapshot(contract, restrict(self._public.coords, touched))
         if touched in self._snapshots:
             ways.append((self._snapshots[touched],))
-        return min(ways, key=_length)
+        return min(ways, key=lambda way: sum(map(len, way)))
 
     def _request(self, news: bool) -> Bytes:
         """The last body: the plan of the round, the shared state and buffers if they are news, and the drift check."""
@@ -171,8 +176,8 @@ class Downloads:
             if news and (contract.shared.blocks or contract.buffers.blocks):
                 trees = {wire.SHARED: self._public.shared, wire.BUFFERS: self._public.buffers}
                 fields = {number: raw(tree) for number, tree in trees.items() if tree}
-            if self._drift_check:
-                fields[wire.DRIFT_CHECK] = self._drift_check
+            if contract.has_drift_check:
+                fields[wire.DRIFT_CHECK] = pack_drift_check(contract, self.server.public)
             self._requests[news] = wire.pack_body(wire.Body(self.plan.names, fields), contract.schema)
         return self._requests[news]
 
@@ -183,10 +188,6 @@ class Downloads:
         if self.contract.window(public.version):
             return PublicState(public.version, *bring(public[1:], "cpu"))
         return PublicState(public.version, public.base, *bring(public[2:], "cpu"))
-
-
-def _length(bodies: tuple[Bytes, ...]) -> int:
-    return sum(map(len, bodies))
 
 
 # -- ledger entries, snapshots and sums, as the bytes that are sent ----------------------------------------------------
@@ -212,9 +213,8 @@ def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tupl
 
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
     """The entry that leads from `version` to the next one, from a body that is not trusted."""
-    names = planned_names(contract, body)
     stacking = contract.method.space.stacking
-    expect_fields(body, {wire.COORDS} if stacking is None else {wire.COORDS, wire.STACK})
+    names = planned_names(contract, body, {wire.COORDS} if stacking is None else {wire.COORDS, wire.STACK})
     spec, data = contract.step_of(contract.coords.restrict(names)), body.fields[wire.COORDS]
     if not contract.step.blocks:
         code = unraw(data, spec)
@@ -293,8 +293,7 @@ def pack_snapshot(contract: Contract, values: Tree, end: int | None = None) -> B
 
 def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> Tree:
     """The values of a snapshot, from a body that is not trusted; see `pack_snapshot`."""
-    spec = contract.coords.restrict(planned_names(contract, body))
-    expect_fields(body, {wire.VALUES})
+    spec = contract.coords.restrict(planned_names(contract, body, {wire.VALUES}))
     data = body.fields[wire.VALUES]
     codec = contract.method.merge_codec
     if end is None and not codec.exact:
@@ -370,8 +369,7 @@ def read_sum(contract: Contract, body: wire.Body, device: torch.device) -> Step:
     """A sum of entries, from a body that is not trusted."""
     if not contract.method.sends_sums:
         raise WireError("the message has a sum of entries, which is not sent with this method")
-    names = planned_names(contract, body)
-    expect_fields(body, {wire.SUM})
+    names = planned_names(contract, body, {wire.SUM})
     spec = contract.coords.restrict(names)
     total = contract.method.merge_codec.decode(body.fields[wire.SUM], spec, contract.peer(0, EVERYONE))
     return Step(names, bring((total,), device)[0])

@@ -22,10 +22,8 @@ below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in 
 
 >>> import torch
 >>> x, key = {"w": torch.linspace(-1, 1, 10_000)}, Key(1)
->>> one, length = project(x, key.signs)
->>> other, _ = project({"w": x["w"] * 1.001}, key.signs)
->>> near, _ = project({"w": x["w"] * (1 + 1e-7)}, key.signs)
->>> abs(one - other) > TOLERANCE * length, abs(one - near) < TOLERANCE * length
+>>> one, other, near = (project({"w": x["w"] * factor}, key.signs) for factor in (1, 1.001, 1 + 1e-7))
+>>> abs(one - other) > tolerance(x), abs(one - near) < tolerance(x)
 (True, True)
 """
 
@@ -34,23 +32,21 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thinwire.core.key import Key, signs_of_each
-from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, flatten
-from thinwire.errors import Drifted
+from thinwire.errors import Drifted, WireError
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState
-from thinwire.protocol.upload import unraw
 from thinwire.wire.bits import Bytes
 
 TOLERANCE = 1e-4
-_NUMBER = Spec.of({"drift_check": torch.zeros(())})
 _WIDE = 4096
 _FEW = 1 << 17  # values that are copied from a GPU faster than kernels are launched on them
 _ROWS = 4096  # rows converted to float64 at a time on a GPU
@@ -59,28 +55,30 @@ _SHORT = 1 << 14  # signs of a version up to which they are
 _ROWS_IN_CACHE = 64  # and on a CPU: they fit into its cache
 
 
-def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
+def pack_drift_check(contract: Contract, public: PublicState) -> bytes:
     """The drift check of a download to this public state."""
-    return struct.pack("<f", _check(contract, public, with_norm=False)[0])  # as `raw`
+    draw = partial(signs_of_version, contract.key, public.version)
+    return struct.pack("<f", project(_replayed(contract, public), draw))
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
     """Raise Drifted if this public state does not match the drift check of a download."""
-    theirs = float(unraw(data, _NUMBER)["drift_check"])
-    mine, length = _check(contract, public)
-    if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
+    if len(data) != 4:
+        raise WireError(f"the drift check has {len(data)} bytes, expected 4")
+    (theirs,), (mine,) = struct.unpack("<f", data), struct.unpack("<f", pack_drift_check(contract, public))
+    most = tolerance(_replayed(contract, public))
+    if not abs(theirs - mine) <= most:  # a NaN on either side is a difference
         raise Drifted(
             f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, "
-            f"expected {theirs:.6g} within {TOLERANCE * length:.2g}; request the whole state"
+            f"expected {theirs:.6g} within {most:.2g}; request the whole state"
         )
 
 
-def _check(contract: Contract, public: PublicState, *, with_norm: bool = True) -> tuple[float, float]:
-    """The projection of the tensors that a client computes itself when it replays entries."""
-    replayed = public.coords
-    if contract.method.space.redraw_every:
-        replayed = {**{f"base/{name}": block for name, block in public.base.items()}, **replayed}
-    return project(replayed, lambda n: signs_of_version(contract.key, public.version, n), with_norm=with_norm)
+def _replayed(contract: Contract, public: PublicState) -> Tree:
+    """The tensors that a client computes itself when it replays entries."""
+    if not contract.method.space.redraw_every:
+        return public.coords
+    return {**{f"base/{name}": block for name, block in public.base.items()}, **public.coords}
 
 
 def signs_of_version(key: Key, version: int, n: int) -> Tensor:
@@ -98,40 +96,34 @@ def _signs_from(key: Key, first: int, versions: int, n: int) -> Tensor:
     return signs_of_each([key.fold("guard", version) for version in range(first, first + versions)], n)
 
 
-def project(tree: Tree, draw: Callable[[int], Tensor], *, with_norm: bool = True) -> tuple[float, float]:
-    """The sum of all values, each with a random sign, and their norm, both divided by 2^(N+1).
+def project(tree: Tree, draw: Callable[[int], Tensor]) -> float:
+    """The sum of all values, each with a random sign, divided by 2^(N+1): a float32 value, the same on every machine.
 
-    `draw` returns as many signs as it is asked for. The norm is 0 without `with_norm`. The sum is a float32 value with
-    the same bits on every machine; the norm is not, and only sets the tolerance.
-    The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
+    `draw` returns as many signs as it is asked for. The blocks are one vector in rows of 4096; a sign is the product of
+    that of its row and that of its column.
     """
     size = sum(block.numel() for block in tree.values())
-    flat = flatten(tree, torch.float32, zeros=-size % _WIDE)
+    flat = pad(flatten(tree, torch.float32), (0, -size % _WIDE))
     if size <= _FEW:
         flat = flat.cpu()
     low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
     largest = max(high, -low)
     if not largest or not math.isfinite(largest):
-        return largest, largest
+        return largest
     bits = (size - 1).bit_length()
     exponent, digits = math.frexp(largest)[1], min(40, 62 - bits)
-    signs = draw(_WIDE + len(flat) // _WIDE).to(flat.device)
-    total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs, with_norm)
-    unit = exponent - digits - bits - 1
-    return float(np.float32(math.ldexp(float(total), unit))), math.ldexp(math.sqrt(square), unit)
-
-
-def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tuple[int, float]:
-    """The exact signed sum of the values times `factor`, each rounded to an integer; and the sum of their squares.
-
-    Without `with_squares` the second is 0.
-    """
-    columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=rows.device)
-    square = torch.zeros((), dtype=torch.float64, device=rows.device)
-    at_once = _ROWS_IN_CACHE if rows.device.type == "cpu" else _ROWS
+    factor, rows = math.ldexp(1.0, digits - exponent), flat.view(-1, _WIDE)
+    signs = draw(_WIDE + len(rows)).to(flat.device)
+    columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=flat.device)
+    at_once = _ROWS_IN_CACHE if flat.device.type == "cpu" else _ROWS
     for part, its_signs in zip(torch.split(rows, at_once), torch.split(signs[_WIDE:], at_once), strict=True):
-        whole = part.double().mul_(factor).round_()
+        whole = part.double().mul_(factor).round_()  # integers, whose sums are exact
         total += ((whole @ columns).long() * its_signs.long()).sum()
-        if with_squares:
-            square += whole.view(-1).dot(whole.view(-1))
-    return int(total.item()), square.item() if with_squares else 0.0
+    return float(np.float32(math.ldexp(float(total.item()), exponent - digits - bits - 1)))
+
+
+def tolerance(tree: Tree) -> float:
+    """The largest difference that counts as rounding: 1e-4 of the norm of all values, divided by 2^(N+1)."""
+    size = sum(block.numel() for block in tree.values())
+    square = math.fsum(torch.linalg.vector_norm(block, dtype=torch.float64).item() ** 2 for block in tree.values())
+    return math.ldexp(TOLERANCE * math.sqrt(square), -(size - 1).bit_length() - 1)

@@ -19,7 +19,7 @@ from torch import nn
 from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
 from thinwire.core.key import Key
-from thinwire.core.text import check_settings
+from thinwire.core.text import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveInt, check_settings
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask, NoMask
 from thinwire.optimizers.base import SGD, Correction, Optimizer
@@ -141,7 +141,7 @@ class Stage:
     50
     """
 
-    at: int = 50
+    at: PositiveInt = 50
     space: Space | None = None
     mask: Mask | None = None
     up: Codec | None = None
@@ -150,7 +150,7 @@ class Stage:
     server_opt: Optimizer | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self, "next_stage.", at="[1, inf)")
+        check_settings(self, "next_stage.")
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class Asynchronous:
     (20, 15)
     """
 
-    concurrency: float = 0.0
-    exponent: float = 0.5
-    most_stale: int = 0
+    concurrency: NonNegativeFloat = 0.0
+    exponent: NonNegativeFloat = 0.5
+    most_stale: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_settings(self, "asynchronous.", concurrency="[0, inf)", exponent="[0, inf)", most_stale="[0, inf)")
+        check_settings(self, "asynchronous.")
         if 0 < self.concurrency < 1:
             raise ConfigError(
                 f"asynchronous.concurrency must be 0 (synchronous rounds) or 1 and more, in units of the cohort, "
@@ -260,7 +260,7 @@ class Method:
     upload: UploadKind = "delta"
     client_weight: ClientWeight = BySamples()
     aggregator: Aggregator = field(default=WeightedMean(), repr=False)  # not part of the schema of messages
-    norm_bound: float = field(default=NORM_BOUND, repr=False)  # no message depends on it
+    norm_bound: NonNegativeFloat = field(default=NORM_BOUND, repr=False)  # no message depends on it
     client_opt: Optimizer = SGD(0.1)
     opt_lifetime: OptLifetime = field(default="window", repr=False)  # part of the schema where it is not the default
     opt_owner: OptOwner = field(default="client", repr=False)  # no message depends on it
@@ -274,13 +274,13 @@ class Method:
     mask: Mask = field(default=NoMask(), repr=False)  # part of the schema where there is one
     budget: Budget = Budget()
     evaluate: Evaluate = field(default="server", repr=False)  # no message depends on it
-    ema_decay: float = field(default=EMA_DECAY, repr=False)  # no message depends on it
+    ema_decay: BelowOne = field(default=EMA_DECAY, repr=False)  # no message depends on it
     secure_aggregation: bool = False
     next_stage: Stage | None = field(default=None, repr=False)  # part of the schema where there is one
     asynchronous: Asynchronous = field(default=Asynchronous(), repr=False)  # no message depends on it
 
     def __post_init__(self) -> None:
-        check_settings(self, norm_bound="[0, inf)", ema_decay="[0, 1)")
+        check_settings(self)
         if 0 < self.norm_bound < 1:
             raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
 

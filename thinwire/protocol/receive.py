@@ -16,7 +16,7 @@ from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.download import advance, apply_step, read_snapshot, read_step, read_sum
 from thinwire.protocol.drift_check import check_drift
 from thinwire.protocol.state import PublicState
-from thinwire.protocol.upload import expect_fields, planned_names, unraw
+from thinwire.protocol.upload import planned_names, unraw
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import Stack
 from thinwire.wire import message as wire
@@ -49,7 +49,7 @@ def receive(contract: Contract, public: PublicState, data: Bytes, client: int = 
         raise WireError(f"steps of {len(message.bodies) - 1} bodies, expected at most {contract.max_steps}")
     if (start := message.version - message.behind) != public.version:
         raise WireError(f"{wire.KINDS[message.kind]} from version {start} do not continue our version {public.version}")
-    request = _read_request(contract, message)
+    request, names = _read_request(contract, message)
     take = _take_state if message.kind == wire.STATE else _take_steps
     after, synced = take(contract, public, message, client)
     news = {wire.SHARED: contract.shared, wire.BUFFERS: contract.buffers}
@@ -62,8 +62,7 @@ def receive(contract: Contract, public: PublicState, data: Bytes, client: int = 
             raise WireError(f"the message leads to values of version {after.version} that are not finite")
     if wire.DRIFT_CHECK in request.fields:
         check_drift(contract, after, request.fields[wire.DRIFT_CHECK])
-    plan = Plan(planned_names(contract, request), contract.method.schedule.resamples(message.version))
-    return Received(after, synced, plan)
+    return Received(after, synced, Plan(names, contract.method.schedule.resamples(message.version)))
 
 
 def request_full_state(contract: Contract, version: int, client: int) -> bytes:
@@ -77,16 +76,14 @@ def request_full_state(contract: Contract, version: int, client: int) -> bytes:
     return bytes(wire.pack(wire.LOST, version, (), contract.schema.sent_by(client)))
 
 
-def _read_request(contract: Contract, message: wire.Message) -> wire.Body:
-    """The last body of a download, with exactly the fields that this message must have."""
+def _read_request(contract: Contract, message: wire.Message) -> tuple[wire.Body, frozenset[str]]:
+    """The last body of a download, with exactly the fields that this message must have, and its blocks."""
     request = wire.unpack_body(message.bodies[-1], contract.schema)
     expected = {wire.DRIFT_CHECK} if contract.has_drift_check else set()
     if message.behind or message.kind == wire.STATE:
         expected |= {wire.SHARED} if contract.shared.blocks else set()
         expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expect_fields(request, expected)
-    planned_names(contract, request)
-    return request
+    return request, planned_names(contract, request, expected)
 
 
 def _take_steps(
@@ -130,8 +127,8 @@ def _take_state(
 ) -> tuple[PublicState, frozenset[str]]:
     """Take over the whole state."""
     body = wire.unpack_body(message.bodies[0], contract.schema)
-    synced = planned_names(contract, body)
-    expect_fields(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
+    fields = {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS}
+    synced = planned_names(contract, body, fields)
     if contract.method.download == "full":
         peer = contract.peer(message.version, EVERYONE, contract.moving)
         coords = contract.down(client).decode(body.fields[wire.COORDS], contract.sendable, peer)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.protocol.bounds import bound_uploads
+from thinwire.protocol.bounds import Bounded, bound_uploads
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import Downloads
 from thinwire.protocol.method import NORM_BOUND
@@ -70,13 +70,10 @@ class Reply(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A closed round: the server's next state, and the clients whose uploads were changed or left out, with reasons."""
+    """A closed round."""
 
-    server: ServerState
-    bounded: dict[int, str]  # scaled down: see `bounds`
-    refused: dict[int, str]  # left out: far beyond any bound, or the next state would not be finite with them
-    medians: Mapping[str, float] = {}  # of each part of the uploads, for `Recent`
-    norms: Mapping[int, float] = {}  # of each client's update
+    server: ServerState  # the next one
+    uploads: Bounded  # without the refused ones: far beyond any bound, or the next state would not be finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,38 +161,37 @@ class Round:
                 "clients"
             )
         contract, public, plan = self.contract.at(self.version), self.server.public, self.plan
-        method, clients = contract.method, sorted(uploads)
-        received = [uploads[client] for client in clients]
+        method, received = contract.method, {client: uploads[client] for client in sorted(uploads)}
 
-        def after(used: list[Upload]) -> ServerState:
+        def after(given: Mapping[int, Upload], left_out: Collection[int] = ()) -> ServerState:
+            used = [one for client, one in given.items() if client not in left_out]
             total = aggregate(contract, public, plan, used, noise, sum_masked)
             return next_version(self.contract, self.server, plan, total, len(used) / registered)
 
         if method.secure_aggregation:
-            return Closed(after(received), {}, {})
+            return Closed(after(received), Bounded(received))
         start = to_device(restrict(public.coords, plan.names), "cpu") if method.upload == "weights" else {}
         buffers = to_device(public.buffers, "cpu") if public.buffers else {}
         limit = 0.0 if method.privacy.bounds else method.norm_bound
-        found = bound_uploads(clients, received, limit, start, buffers, recent)
-        usable = {i: one for i, one in zip(clients, found.uploads, strict=True) if i not in found.refused}
-        if not usable:
+        found = bound_uploads(received, limit, start, buffers, recent)
+        if found.refused.keys() == received.keys():
             raise Unfit("no upload of this round can be used", found.refused)
         try:
-            server = after(list(usable.values()))
-            return Closed(server, found.why, dict(found.refused), found.medians, found.norms)
+            return Closed(after(found.uploads, found.refused), found)
         except Diverged:
-            beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, recent)
-            far = {**beyond.why, **beyond.refused}
-            left = [one for client, one in usable.items() if client not in far]
-            if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
+            beyond = bound_uploads(received, NORM_BOUND, start, buffers, recent)
+            far = {**beyond.bounded, **beyond.refused}
+            none_left = received.keys() == far.keys() | found.refused.keys()
+            if not far or none_left or method.privacy.bounds:  # with privacy, one client must not decide who counts
                 raise
         refused = {client: f"the next state is not finite with it: {reason}" for client, reason in far.items()}
-        return Closed(after(left), found.why, {**refused, **found.refused}, found.medians, found.norms)
+        found = found._replace(refused={**refused, **found.refused})
+        return Closed(after(found.uploads, found.refused), found)
 
     def counts(self, before: SyncCounts, clients: Collection[int]) -> SyncCounts:
         """How often each block was synchronized, after this round was closed with uploads of these clients.
 
-        Uploads whose blocks have other sizes than `block_bytes` says are refused, so these bytes were sent.
+        Bytes are counted by block where uploads are values as they are: these are refused if they have another size.
         """
         contract = self.contract.at(self.version)
         method, planned = contract.method, contract.coords.restrict(self.plan.names)
@@ -205,8 +201,8 @@ class Round:
         bytes_up = dict(before.bytes_up)
         tiers = Counter(map(contract.tier, clients)) if method.budget.tiers else {0: len(clients)}
         for tier, uploads in tiers.items():
-            if (sizes := method.ups[tier].block_bytes(planned)) is None:
+            if not method.ups[tier].exact or method.ups[tier].size(planned) != planned.nbytes:
                 return SyncCounts(syncs, None)
-            for name, size in sizes.items():
-                bytes_up[name] = bytes_up.get(name, 0) + uploads * size
+            for block in planned:
+                bytes_up[block.name] = bytes_up.get(block.name, 0) + uploads * block.nbytes
         return SyncCounts(syncs, bytes_up)

@@ -17,9 +17,21 @@ from typing import NamedTuple
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.state import State, merge_states, restrict_state
-from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, sub, tmap, to_device
-from thinwire.core.vector import Vector
+from thinwire.core.tree import (
+    State,
+    Tree,
+    Vector,
+    add,
+    all_finite,
+    bring,
+    merge_states,
+    restrict,
+    restrict_state,
+    scale,
+    sub,
+    tmap,
+    to_device,
+)
 from thinwire.errors import Diverged
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import (

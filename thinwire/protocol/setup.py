@@ -14,9 +14,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import check_fits
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.state import State
-from thinwire.core.tree import Tree, restrict, tmap, to_device
+from thinwire.core.tree import Spec, State, Tree, restrict, tmap, to_device
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.compatibility import check_method
 from thinwire.protocol.contract import Contract

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from thinwire.core.state import State
-from thinwire.core.tree import Tree
+from thinwire.core.tree import State, Tree
 from thinwire.protocol.ledger import Ledger
 
 
@@ -75,6 +74,7 @@ class SyncCounts:
 _SHELF = 256
 
 
+@dataclass(frozen=True, eq=False)
 class ClientStates(Mapping[int, ClientState]):
     """An immutable mapping from client numbers to the states of all clients that have taken part.
 
@@ -82,30 +82,26 @@ class ClientStates(Mapping[int, ClientState]):
     a hundred would take longer than a small model's round: entries are kept in shelves of 256, and only shelves with
     changes are copied.
 
-    >>> before = ClientStates({3: ClientState(1)})
-    >>> after = ClientStates.updated(before, {3: ClientState(2), 700: ClientState(2)}.items())
+    >>> before = ClientStates.updated({}, [(3, ClientState(1))])
+    >>> after = ClientStates.updated(before, [(3, ClientState(2)), (700, ClientState(2))])
     >>> before[3].version, after[3].version, len(before), len(after), sorted(after)
     (1, 2, 1, 2, [3, 700])
     """
 
-    def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
-        self._shelves: dict[int, dict[int, ClientState]] = {}
-        for i, state in (states or {}).items():
-            self._shelves.setdefault(i // _SHELF, {})[i] = state
+    _shelves: Mapping[int, Mapping[int, ClientState]] = field(default_factory=dict)
 
     @classmethod
     def updated(cls, before: Mapping[int, ClientState], states: Iterable[tuple[int, ClientState]]) -> ClientStates:
         """The mapping `before`, in which these clients have these states."""
-        known = before if isinstance(before, ClientStates) else cls(before)
-        after = cls()
-        after._shelves = dict(known._shelves)
+        if not isinstance(before, ClientStates):
+            before, states = cls(), (*before.items(), *states)
+        changed: dict[int, dict[int, ClientState]] = {}
         for i, state in states:
             at = i // _SHELF
-            shelf = after._shelves.get(at)
-            if shelf is None or shelf is known._shelves.get(at):
-                shelf = after._shelves[at] = dict(shelf or ())
-            shelf[i] = state
-        return after
+            if at not in changed:
+                changed[at] = dict(before._shelves.get(at, {}))
+            changed[at][i] = state
+        return cls({**before._shelves, **changed})
 
     def __getitem__(self, i: int) -> ClientState:
         return self._shelves[i // _SHELF][i]
@@ -141,10 +137,3 @@ def hand_over(
     opts = [kept[i].opt if i in kept else {} for i in last]
     opts += [{}] * (len(cohort) - len(opts))
     return {i: replace(states[i], opt=opt) for i, opt in zip(cohort, opts, strict=False)}
-
-
-def left_behind(
-    cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
-) -> Iterator[tuple[int, ClientState]]:
-    """The clients of the last cohort that are not in this one, without the optimizer states that they handed over."""
-    return ((i, replace(kept[i], opt={})) for i in last if i in kept and i not in cohort)

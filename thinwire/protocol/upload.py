@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.key import Key
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
+from thinwire.core.tree import Spec, Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.state import PublicState
@@ -65,10 +64,9 @@ def decode_upload(
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
     if message.version != version:
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
-    if planned_names(contract, body) != plan.names:
-        raise WireError(f"client {client} sent other blocks than the round requested")
     sent, fields = contract.sent(plan), body.fields
-    expect_fields(body, sent.fields)
+    if planned_names(contract, body, sent.fields) != plan.names:
+        raise WireError(f"client {client} sent other blocks than the round requested")
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
     code = contract.up(client).decode(fields[wire.COORDS], sent.code, contract.peer(version, client, hints))
@@ -80,12 +78,6 @@ def decode_upload(
         unraw(fields[wire.REPORT], sent.report) if sent.report.blocks else {},
         norm(code),
     )
-    _check_ranges(contract, client, upload)
-    return upload
-
-
-def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:
-    """Raise WireError for a field outside its range."""
     if not 0 < upload.weight <= MAX_EXAMPLES:
         raise WireError(f"client {client} sent weight {upload.weight}; expected above 0 and at most {MAX_EXAMPLES}")
     trees = (upload.buffers, upload.report, upload.schedule_report)
@@ -97,8 +89,9 @@ def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:
     for name, block in upload.schedule_report.items():
         if bool((block < 0).any()):
             raise WireError(f"client {client} reports a negative size of {name!r}")
-    if contract.method.correction.active:
-        contract.method.correction.factor(upload.report)  # raises WireError for a report that no client sends
+    if method.correction.active:
+        method.correction.factor(upload.report)  # raises WireError for a report that no client sends
+    return upload
 
 
 def as_received(contract: Contract, public: PublicState, down: Codec) -> PublicState:
@@ -125,15 +118,14 @@ def unraw(data: Bytes, spec: Spec) -> Tree:
     return _RAW.decode(data, spec, _NO_PEER)
 
 
-def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
-    """The blocks of a body. Raises WireError for private blocks, so that no message can read or overwrite them."""
+def planned_names(contract: Contract, body: wire.Body, fields: Set[int]) -> frozenset[str]:
+    """The blocks of a body that must have exactly these fields; raises WireError otherwise.
+
+    Private blocks are refused, so that no message can read or overwrite them.
+    """
+    if body.fields.keys() != fields:
+        raise WireError(f"the message has fields {sorted(body.fields)}, expected {sorted(fields)}")
     names = contract.coords.named if body.plan is None else body.plan
     if private := names - contract.sendable.named:
         raise WireError(f"the message contains block {min(private)!r}, which is private and never sent")
     return names
-
-
-def expect_fields(body: wire.Body, expected: Set[int]) -> None:
-    """Raise WireError unless a body has exactly these fields."""
-    if body.fields.keys() != expected:
-        raise WireError(f"the message has fields {sorted(body.fields)}, expected {sorted(expected)}")

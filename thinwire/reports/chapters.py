@@ -1,168 +1,74 @@
-"""The chapters of a page: functions of a section, a task with its rows, that return what is shown, or nothing."""
+"""The chapters of a page: functions of a part of the table, one task and objective, that return what is shown."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from thinwire.core.text import human_bytes, human_seconds, visible
-from thinwire.metrics.objective import Objective
+from thinwire.core.text import human_bytes, visible
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
 from thinwire.reports.rows import (
     ACCURACY,
     BASELINE,
-    MeanInterval,
     Row,
-    byte_columns,
     differing,
+    is_number,
     metric_value,
-    number_text,
     objective_key,
     objective_name,
-    percent_text,
-    result_columns,
+    value_text,
 )
-from thinwire.reports.targets import SLOW, Costs, TargetCost, headline, target_text
-from thinwire.runs.collapse import FAILED_RUNS
+from thinwire.reports.table import BAND, Table, capital, curve_drawing
+from thinwire.reports.targets import headline, target_text
 from thinwire.runs.records import ROLLED_BACK
-from thinwire.runs.search_record import SearchRecord
 from thinwire.runs.toml import flat
 
 MAX_LAYERS = 16
-BAND = "Mean over seeds; the band spans the lowest to the highest seed."
-SPREAD = "mean ± standard deviation over seeds"
-_NAMES = {"accuracy": "test accuracy", "client_accuracy": "client accuracy", "loss": "training loss"}
 
 
-class Section(NamedTuple):
-    """The rows of one task and one objective, and what they are compared by.
-
-    Args:
-        name: of the task.
-        rows: the runs by method and settings.
-        baseline: one of the rows.
-        costs: of reaching each target, for each row.
-        notes: first on the page.
-    """
-
-    name: str
-    rows: Sequence[Row]
-    baseline: Row
-    costs: Costs
-    notes: Sequence[str] = ()
-
-    @property
-    def objective(self) -> Objective:
-        """What its runs are ranked by."""
-        return self.baseline.objective
-
-
-def chapters_of(section: Section, prefix: str = "") -> list[Chapter]:
+def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
     """The chapters for which its runs have data."""
-    name = capital(objective_name(section.objective).removeprefix("test "))
+    name = capital(objective_name(part.objective).removeprefix("test "))
     found = {
-        f"{name} and bytes": _overview(section),
-        "Sweep": _sweeps(section),
-        "Bytes to a target": _targets(section),
-        "Layers": _layers(section),
-        "Searched settings": _searches(section),
-        "Settings": _settings(section),
+        f"{name} and bytes": _overview(part),
+        "Bytes to a target": _targets(part),
+        "Layers": _layers(part),
+        "Settings": _settings(part),
     }
     return [Chapter(prefix + heading, pieces) for heading, pieces in found.items() if pieces]
 
 
-def _overview(section: Section) -> list[Piece]:
-    """The main result, curves, and tables of all rounds."""
-    rows, baseline, ranked = section.rows, section.baseline, objective_key(section.objective)
-    metrics = dict.fromkeys(f"metrics.{name}" for row in rows for name in row.metrics)
+def _overview(part: Table) -> list[Piece]:
+    """The main result, curves, charts of sweeps, and the table of all rounds."""
+    rows, ranked = part.rows, objective_key(part.objective)
+    metrics = dict.fromkeys(path for row in rows for path in row.others if path.startswith("metrics."))
     others = [one for one in ("accuracy", "client_accuracy", *metrics) if one != ranked]
     main = ranked if any(row.curve(ranked) for row in rows) else "loss"
-    drawn = [
-        curve_drawing(section.name, rows, main, section.costs),
-        curve_drawing(section.name, rows, main, by_bytes=False),
-        *(curve_drawing(section.name, rows, one) for one in others if any(row.curve(one) for row in rows)),
-    ]
-    lead = headline(rows, baseline, section.costs)
-    words = objective_name(section.objective).removeprefix("test ")
-    labels, sent, least = {"method": [row.label for row in rows]}, byte_columns(rows), baseline.total("bytes_total")
-    totals = [row.total("bytes_total") for row in rows]
-    first = {"total": sent["total"], "ratio": [f"{least / total:.3g}x" if total else "-" for total in totals]}
-    rounds = {"rounds": [f"{min(len(run.records) for run in row.runs):,}" for row in rows]}
+    lead = headline(rows, part.baseline, part.costs)
     return [
-        *section.notes,
         *([Headline(lead)] if lead else []),
-        *_untuned(rows, baseline),
+        *_untuned(part),
         _setup(rows),
         *_notes(rows),
-        *drawn,
-        Cells.of(
-            f"All rounds: {words} ({SPREAD}; the interval is of final {words})",
-            labels | result_columns(rows, interval=True) | rounds | _counts(rows),
-        ),
-        Cells.of(
-            f"All rounds: bytes of all messages, and ratio: bytes of {baseline.label} divided by these",
-            labels | first | sent,
-        ),
+        part.drawing(main),
+        part.drawing(main, by_bytes=False),
+        *(part.drawing(one) for one in others if any(row.curve(one) for row in rows)),
+        *_sweeps(part),
+        part.runs_cells(),
+        *part.notes(),
     ]
 
 
-def curve_drawing(
-    task: str, rows: Sequence[Row], metric: str, targets: Sequence[float] | Costs = (), by_bytes: bool = True
-) -> Drawing:
-    """A metric against bytes, with targets marked, or against rounds."""
-    objective = rows[0].objective
-    ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
-    name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
-    notes = [BAND] if any(len(row.runs) > 1 for row in rows) else []
-    if by_bytes and (percent or ranked):
-        notes.append(f"{'Up' if percent or objective.higher_is_better else 'Down'} and left is better.")
-    return _drawing(
-        f"{capital(name)} against {'bytes' if by_bytes else 'rounds'}, {task}",
-        [_curve(row, metric, by_bytes) for row in rows],
-        percent,
-        notes,
-        x="total bytes (log scale)" if by_bytes else "rounds",
-        y=name,
-        log_x=by_bytes,
-        integer_x=not by_bytes,
-        x_text=human_bytes if by_bytes else "{:g}".format,
-        marks={f"target {target_text(objective, one)}": one for one in targets},
-    )
-
-
-def _drawing(title: str, lines: Sequence[figures.Curve], percent: bool, notes: Sequence[str], **axes: Any) -> Drawing:
-    """Curves; unless in percent, with limits that leave out what would flatten the others."""
-    limits = None if percent else figures.scale_limits(lines)
-    low, high = limits or (-math.inf, math.inf)
-    outside = [line.label for line in lines if any(not low <= y <= high for _, y, _, _ in line.points)]
-    texts = [f"Values outside the scale are drawn at its edge: {', '.join(outside)}."] if outside else []
-    y_text = percent_text if percent else partial(number_text, digits=3)
-    return Drawing(
-        title, " ".join([*notes, *texts]), partial(figures.curves, lines, y_text=y_text, limits=limits, **axes)
-    )
-
-
-def _curve(row: Row, metric: str, by_bytes: bool) -> figures.Curve:
-    """The curve of a row, over its seeds that did not fail; if all failed, it is marked."""
-    broken, runs, label = row.broken, row.runs, row.label
-    if broken and len(broken) < len(runs):
-        row = row._replace(runs=[run for run in runs if run not in broken])
-        label = f"{label} ({len(row.runs)} of {len(runs)} seeds; the others failed)"
-    elif broken:
-        label = f"{label} ({' or '.join(dict.fromkeys(run.verdict.status for run in broken))})"
-    return figures.Curve(label, row.curve(metric, by_bytes), len(broken) == len(runs))
-
-
-def _untuned(rows: Sequence[Row], baseline: Row) -> list[Piece]:
+def _untuned(part: Table) -> list[Piece]:
     """One sentence if FedAvg has one setting only and no record of a search."""
-    found = [row for row in rows if row.runs[0].name == BASELINE]
-    if len(rows) < 2 or len(found) != 1 or baseline.search:
+    found = [row for row in part.rows if row.runs[0].name == BASELINE]
+    if len(part.rows) < 2 or len(found) != 1 or found[0].search:
         return []
-    why = f"so a tuned {BASELINE} may need fewer bytes"
-    return [f"{baseline.label} ran with one setting only and without a search, {why}."]
+    return [
+        f"{found[0].label} ran with one setting only and without a search, so a tuned {BASELINE} may need fewer bytes."
+    ]
 
 
 def _setup(rows: Sequence[Row]) -> str:
@@ -196,216 +102,99 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _counts(rows: Sequence[Row]) -> dict[str, list[str]]:
-    seeds = [f"{len(row.runs)}{' (unfinished)' if row.unfinished else ''}" for row in rows]
-    return {"seeds": seeds, FAILED_RUNS: [row.failed for row in rows]}
+def _sweeps(part: Table) -> list[Piece]:
+    """Of methods whose rows differ in one or two settings, one of them a number: the best value against that setting.
 
-
-# -- sweeps ------------------------------------------------------------------------------------------------------------
-
-
-class Sweep(NamedTuple):
-    """The rows of one method that differ in a setting `x`, and perhaps in a setting `line`."""
-
-    method: str
-    rows: list[Row]
-    x: str
-    line: str = ""
-
-
-def sweeps(rows: Sequence[Row]) -> list[Sweep]:
-    """Methods whose rows differ in one or two settings, one of them a number; `x` is that with the most values."""
-    found = []
-    for name in dict.fromkeys(row.runs[0].name for row in rows):
-        same = [row for row in rows if row.runs[0].name == name]
-        paths = [path for path in differing([row.config for row in same]) if path != "name"]
-        values = {path: [flat(row.config).get(path) for row in same] for path in paths}
-        numeric = [path for path in paths if all(map(_is_number, values[path]))]
-        if len(same) > 1 and len(paths) <= 2 and numeric:
-            x = max(numeric, key=lambda path: len(set(values[path])))
-            found.append(Sweep(name, same, x, next((path for path in paths if path != x), "")))
-    return found
-
-
-def _sweeps(section: Section) -> list[Piece]:
-    """The best value of the objective against a setting, with a line for each value of a second one."""
-    objective, pieces = section.objective, list[Piece]()
-    for method, rows, x, line in sweeps(section.rows):
-        configs = {row.label: flat(row.config) for row in rows}
-        ordered = sorted(rows, key=lambda row: float(configs[row.label][x]))
+    If both are numbers, it is the one with the most values; each value of the other is a line.
+    """
+    pieces, name = list[Piece](), objective_name(part.objective)
+    for method in dict.fromkeys(row.runs[0].name for row in part.rows):
+        rows = [row for row in part.rows if row.runs[0].name == method]
+        paths = [path for path in differing([row.config for row in rows]) if path != "name"]
+        configs = [flat(row.config) for row in rows]
+        numeric = [path for path in paths if all(is_number(config.get(path)) for config in configs)]
+        if len(rows) < 2 or len(paths) > 2 or not numeric:
+            continue
+        x = max(numeric, key=lambda path: len({config[path] for config in configs}))
         points: dict[str, list[figures.Point]] = {}
-        for row in ordered:
-            values = [row.best_of(run) for run in row.runs if run not in row.broken]
-            if known := [value for value in values if value is not None]:
-                config = configs[row.label]
-                label = f"{line.rpartition('.')[2]} {setting_text(config.get(line))}" if line else method
+        for config, row in sorted(zip(configs, rows, strict=True), key=lambda one: one[0][x]):
+            known = [value for run in row.runs if run not in row.broken and (value := row.best_of(run)) is not None]
+            other = [f"{path.rpartition('.')[2]} {value_text(config.get(path))}" for path in paths if path != x]
+            if known:
                 point = (float(config[x]), sum(known) / len(known), min(known), max(known))
-                points.setdefault(label, []).append(point)
-        if points:
-            xs = [point[0] for own in points.values() for point in own]
-            log, name = min(xs) > 0 and max(xs) / min(xs) >= 8, objective_name(objective)
-            notes = [BAND, f"{'Up' if objective.higher_is_better else 'Down'} is better."]
-            if lost := [row.label for row in ordered if len(row.broken) == len(row.runs)]:
+                points.setdefault(" ".join(other) or method, []).append(point)
+        xs = [point[0] for own in points.values() for point in own]
+        if xs:
+            log = min(xs) > 0 and max(xs) / min(xs) >= 8
+            notes = [BAND, f"{'Up' if part.objective.higher_is_better else 'Down'} is better."]
+            if lost := [row.label for row in rows if len(row.broken) == len(row.runs)]:
                 notes.append(f"Not drawn, because all runs failed: {', '.join(lost)}.")
-            title = f"{method}: best {name} against {x}, {section.name}"
+            title = f"{method}: best {name} against {x}, {rows[0].task}"
             axes = {"x": f"{x} (log scale)" if log else x, "y": f"best {name}", "log_x": log}
             curves = [figures.Curve(*pair) for pair in points.items()]
-            pieces.append(_drawing(title, curves, objective == ACCURACY, notes, **axes))
-        paths = [path for path in (x, line) if path]
-        settings = {
-            path.rpartition(".")[2]: [setting_text(configs[row.label].get(path)) for row in ordered] for path in paths
-        }
-        results = result_columns(ordered) | {"total": byte_columns(ordered)["total"]} | _counts(ordered)
-        pieces.append(Cells.of(f"{method} by {' and '.join(paths)} ({SPREAD})", settings | results))
+            pieces.append(curve_drawing(title, curves, part.objective == ACCURACY, notes, **axes))
     return pieces
 
 
-# -- targets -----------------------------------------------------------------------------------------------------------
-
-
-def _targets(section: Section) -> list[Piece]:
+def _targets(part: Table) -> list[Piece]:
     """Bytes to each target: bars and a table."""
-    rows, objective, baseline = section.rows, section.objective, section.baseline
-    side, pieces = "above" if objective.higher_is_better else "below", list[Piece]()
-    if section.costs:
-        pieces.append(
-            f"A target is reached in the first evaluated round at or {side} it, for each seed separately. Catch-up is "
-            "what clients downloaded because they had missed rounds; the ideal total leaves it out."
-        )
-    for target, reached in section.costs.items():
-        title = f"Bytes to reach {target_text(objective, target)}, {section.name}"
-        pairs = list(zip(rows, reached, strict=True))
-        bars = []
-        for i, (row, cost) in enumerate(pairs):
-            if cost is not None:
-                sent, count = cost.by_seed.values(), f"{len(cost.by_seed)} of {len(row.runs)}"
-                label = row.label if len(sent) == len(row.runs) else f"{row.label} ({count} seeds)"
-                bars.append(figures.Bar(label, human_bytes(cost.bytes), cost.by_direction, (min(sent), max(sent)), i))
-        note = "All messages of all clients: up (solid), down (pale), catch-up (outline)."
-        if any(len(row.runs) > 1 for row in rows):
+    side, pieces = "above" if part.objective.higher_is_better else "below", list[Piece]()
+    for target, reached in part.costs.items():
+        bars, never = [], []
+        for i, (row, cost) in enumerate(zip(part.rows, reached, strict=True)):
+            if cost is None:
+                never.append(row.label)
+                continue
+            sent, count = cost.sent.values(), f"{len(cost.by_seed)} of {len(row.runs)}"
+            label = row.label if len(sent) == len(row.runs) else f"{row.label} ({count} seeds)"
+            ways = [cost.mean(f"bytes_{way}") for way in ("up", "down", "catchup")]
+            text = human_bytes(cost.mean("bytes_total"))
+            bars.append(figures.Bar(label, text, ways, (min(sent), max(sent)), i))
+        note = "All messages of all clients: up (solid), down (pale), catch-up (palest)."
+        if any(len(row.runs) > 1 for row in part.rows):
             note += " Mean over seeds; the thin line spans the lowest to the highest seed."
-        if never := [row.label for row, cost in pairs if cost is None]:
+        if never:
             note += f" Never reached by {', '.join(never)}."
         if bars:
+            title = f"Bytes to reach {target_text(part.objective, target)}, {part.rows[0].task}"
             pieces.append(Drawing(title, note, partial(figures.bars, bars)))
-        theirs = next(cost for row, cost in pairs if row is baseline)
-        heads = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", f"at {SLOW}", "seeds")
-        means = f"means over the seeds that reached it), and ratio: bytes of {baseline.label} divided by these"
-        cells = [_target_cells(row, cost, theirs) for row, cost in pairs]
-        pieces.append(Cells(f"{title} ({means}, if all seeds reached it", heads, cells))
+    if part.costs:
+        rule = f"A target is reached in the first evaluated round at or {side} it, for each seed separately."
+        pieces += [part.target_cells(), rule]
     return pieces
 
 
-def _target_cells(row: Row, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
-    seeds = len(row.runs)
-    if cost is None:
-        return [row.label, "not reached", *["-"] * 5, f"0 of {seeds}"]
-    mean, half = cost.bytes, (MeanInterval.of(cost.by_seed.values()) or cost).half  # type: ignore[union-attr]
-    return [
-        row.label,
-        human_bytes(mean),
-        f"{baseline.bytes / mean:.3g}x" if baseline and len(cost.by_seed) == seeds else "-",
-        f"{cost.rounds:.1f}",
-        "-" if half is None else f"{human_bytes(max(0.0, mean - half))} to {human_bytes(mean + half)}",
-        human_bytes(sum(cost.by_direction[:2])),
-        human_seconds(cost.seconds),
-        f"{len(cost.by_seed)} of {seeds}",
-    ]
-
-
-# -- layers, searches, settings ----------------------------------------------------------------------------------------
-
-
-def _layers(section: Section) -> list[Piece]:
-    """Bytes by layer of the methods whose runs recorded them, on one scale."""
-    charts: list[tuple[Row, str, list[figures.Bar]]] = []
-    for i, row in enumerate(section.rows):
+def _layers(part: Table) -> list[Piece]:
+    """Bytes by layer of the methods whose runs recorded them."""
+    bars = list[figures.Bar]()
+    for i, row in enumerate(part.rows):
         summary = row.runs[0].summary or {}
-        layers = [
-            one for one in summary.get("layers") or [] if isinstance(one, dict) and one.get("bytes_up") is not None
-        ]
-        what, bars = figures.layer_bars(layers, summary.get("rounds"), i)
-        if len(bars) > MAX_LAYERS:
-            what += f", the {MAX_LAYERS} largest of {len(bars)}"
-            largest = sorted(bars, key=lambda bar: -bar.segments[0])[:MAX_LAYERS]
-            bars = [bar for bar in bars if bar in largest]
-        charts += [(row, what, bars)] if bars else []
-    longest = max((figures.longest_bar(bars) for _, _, bars in charts), default=0)
-    notes = "In parentheses: rounds in which the layer was synchronized. All methods have the same scale."
-    return [
-        Drawing(
-            f"{row.label}: {what}, {section.name}",
-            f"Seed {row.seeds[0]}. {notes}",
-            partial(figures.bars, bars, longest=longest),
-        )
-        for row, what, bars in charts
-    ]
-
-
-def _searches(section: Section) -> list[Piece]:
-    """What was searched, on which seed, by what, and what the search cost."""
-    table, texts = search_table(section.rows, "Search of each method, and its cost")
-    if not table.rows:
-        return []
-    if without := [row.label for row in section.rows if not row.search]:
-        texts.append(f"Not searched, or not recorded: {', '.join(without)}.")
-    return [*texts, table]
-
-
-def search_table(rows: Sequence[Row], caption: str) -> tuple[Cells, list[str]]:
-    """The recorded searches, one in a row of the table, and how they were searched, in sentences."""
-    found = {row.label: search for row in rows if (search := row.search)}
-    texts = []
-    for seed, by in dict.fromkeys((one.seed, one.chosen_by) for one in found.values()):
-        halving = "successive halving (each rung keeps the better half and doubles the rounds)"
-        texts.append(f"Searched by {halving} on seed {seed}, by {by}.")
-    if len({one.rungs[0] for one in found.values() if one.rungs}) > 1:  # later rungs lack the runs that failed
-        texts.append("Note: the methods were not searched with equal numbers of runs and rounds.")
-    texts += ["Runs: number of runs x rounds of each rung. The bytes of a search are those of all its runs."] * bool(
-        found
+        found = [one for one in summary.get("layers") or () if isinstance(one, dict) and one.get("bytes_up")]
+        for one in sorted(found, key=lambda one: -one["bytes_up"])[:MAX_LAYERS]:
+            label = f"{row.label}: {one['layer']} ({one.get('syncs')} of {len(row.runs[0].records)})"
+            bars.append(figures.Bar(label, human_bytes(one["bytes_up"]), [one["bytes_up"]], series=i))
+    note = (
+        f"In parentheses: rounds in which it was synchronized. First run, {MAX_LAYERS} largest layers of each method."
     )
-    heads = ("method", "searched", "found", "tried", "runs", "rounds of the search", "bytes of the search")
-    return Cells(caption, heads, [_search_cells(*pair) for pair in found.items()], left=2), texts
+    return [Drawing(f"Bytes up by layer, {part.rows[0].task}", note, partial(figures.bars, bars))] if bars else []
 
 
-def _search_cells(method: str, record: SearchRecord) -> list[str]:
-    """One row: a value at an end of what was tried has a mark."""
-    return [
-        method,
-        record.setting,
-        f"{record.value:g}{' (at an end)' if record.at_end else ''}",
-        f"{min(record.tried):g} to {max(record.tried):g}",
-        " + ".join(f"{count} x {rounds}" for count, rounds in record.rungs),
-        f"{record.rounds:,}",
-        human_bytes(record.bytes),
-    ]
-
-
-def _settings(section: Section) -> list[Piece]:
-    """Settings that differ, and settings that are shared."""
-    configs = {row.label: flat(row.config) for row in section.rows}
-    paths = [path for path in differing([row.config for row in section.rows]) if path != "name"]
+def _settings(part: Table) -> list[Piece]:
+    """How settings were searched, settings that differ, and settings that are shared."""
+    configs = {row.label: flat(row.config) for row in part.rows}
+    paths = [path for path in differing([row.config for row in part.rows]) if path != "name"]
     own = [
-        (label, "; ".join(f"{path} = {setting_text(config[path])}" for path in paths if path in config))
+        (label, "; ".join(f"{path} = {value_text(config[path])}" for path in paths if path in config))
         for label, config in configs.items()
     ]
     first = next(iter(configs.values()))
-    shared = [(path, setting_text(value)) for path, value in first.items() if path not in (*paths, "name")]
-    pieces: list[Piece] = [Cells("Settings that differ", ("method", "settings"), own)] if paths else []
-    return [*pieces, Cells("Shared settings", ("key", "value"), shared, folded=True)]
+    shared = [(path, value_text(value)) for path, value in first.items() if path not in (*paths, "name")]
+    tables = [part.searches(), Cells("Settings that differ", ("method", "settings"), own if paths else ())]
+    return [*(one for one in tables if one.rows), Cells("Shared settings", ("key", "value"), shared, folded=True)]
 
 
-def definitions(compute: float | None) -> Chapter:
-    """Definitions of bytes, intervals and time: the last chapter of a page.
-
-    Args:
-        compute: training seconds of a client per round, if given.
-    """
-    seconds = (
-        "the measured seconds of the round divided by its number of clients, since one machine simulates all of them"
-        if compute is None
-        else f"{compute:g} s per round, as given"
-    )
+def definitions() -> Chapter:
+    """Definitions of bytes, intervals and time: the last chapter of a page."""
     return Chapter(
         "Definitions",
         [
@@ -417,23 +206,11 @@ def definitions(compute: float | None) -> Chapter:
             "mean over seeds by Student's t; with few seeds it is wide.",
             "Time of a round = compute + 8 × bytes up of a client / upload speed + 8 × bytes down and catch-up of a "
             "client / download speed. Clients work in parallel on equal links, and the bytes of a client are those of "
-            f"the round divided by its number of clients. Compute is {seconds}. Latency and stragglers are not "
-            "modeled. FedPara's Tables 7 and 8 use this formula.",
+            "the round divided by its number of clients. Compute is the measured seconds of the round divided by its "
+            "number of clients, since one machine simulates all of them. Latency and stragglers are not modeled. "
+            "FedPara's Tables 7 and 8 use this formula.",
         ],
     )
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
-
-
-def capital(text: str) -> str:
-    """A text with a capital letter first, and all else as it is."""
-    return f"{text[:1].upper()}{text[1:]}"
-
-
-def setting_text(value: Any) -> str:
-    """The value of a setting."""
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def retry_text(retry: Mapping[str, Any]) -> str:
@@ -450,7 +227,3 @@ def retry_text(retry: Mapping[str, Any]) -> str:
     without = f" without clients {', '.join(out[:20])}" if out else ""
     how = without if status == ROLLED_BACK else f" with learning rate {lr:.4g}"
     return f"round {number:g} {status}: back to {where}{how}, {human_bytes(lost)} abandoned"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

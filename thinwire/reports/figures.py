@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from thinwire.core.text import html_text, human_bytes, visible
+from thinwire.core.text import html_text, visible
 from thinwire.errors import ConfigError
 from thinwire.runs.files import write_atomically
 
@@ -77,7 +77,7 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar: its solid, pale and outlined segments, and the range over seeds."""
+    """A bar: its solid, pale and palest segments, and the range over seeds."""
 
     label: str
     value: str
@@ -159,40 +159,28 @@ def curves(
 
 
 @_styled()
-def bars(rows: Sequence[Bar], width: int = WIDE, longest: float = 0, title: str = "") -> Figure:
-    """Bars under their names and values; figures with the same `longest` have the same scale."""
-    scale = (width - 4) / (longest or longest_bar(rows) or 1)
+def bars(rows: Sequence[Bar], width: int = WIDE, title: str = "") -> Figure:
+    """Bars under their names and values."""
+    scale = (width - 4) / (max((max(sum(row.segments), row.spread[1]) for row in rows), default=0) or 1)
     room = max(8, int(width / 8.3) - 2 - max((len(row.value) for row in rows), default=0))
-    figure, axes = _new(layout=None)
-    bold = {"weight": "bold", "size": 13}
-    axes.text(0, 14, visible(title, 110), **bold)
-    y = 24.0 if title else 0.0
+    figure, axes = _new()
+    y = 0.0  # in pixels, downward
     for row in rows:
-        label = textwrap.fill(row.label, room)
-        axes.text(width - 2, y + 14, row.value, ha="right", **bold)
+        label, color = textwrap.fill(row.label, room), LIGHT[f"c{row.series % 8}"]
+        axes.text(width - 2, y + 14, row.value, ha="right", weight="bold", size=13)
         axes.text(0, y + 3, label, size=13, va="top", linespacing=1.25)
         y += 16 * (1 + label.count("\n"))
-        color = LIGHT[f"c{row.series % 8}"]
-        outline = {"facecolor": "none", "edgecolor": color, "ls": (0, (3, 2)), "lw": 1.5}
-        looks: list[dict[str, Any]] = [{"color": color}, {"color": color, "alpha": 0.55}, outline]
         starts = itertools.accumulate(row.segments, initial=0.0)
-        for start, length, look in zip(starts, row.segments, looks, strict=False):
+        for start, length, alpha in zip(starts, row.segments, (1, 0.55, 0.25), strict=False):
             if length > 0:
-                axes.barh(y + 11, max(length * scale, 1), 14, 1 + start * scale, **look)
+                axes.barh(y + 11, max(length * scale, 1), 14, 1 + start * scale, color=color, alpha=alpha)
         low, high = (1 + end * scale for end in row.spread)
         if high - low > 4:  # a shorter line could not be seen
             axes.plot([low, high], [y + 11, y + 11], "|-", color=LIGHT["ink"], lw=1.5)
         y += 30
-    axes.set(position=(0, 0, 1, 1), xlim=(0, width), ylim=(max(y, 1), 0))  # pixels
+    axes.set(xlim=(0, width), ylim=(max(y, 1), 0))
     axes.set_axis_off()
-    figure.set_size_inches(width / 72, max(y, 1) / 72)
-    figure.set_label(title)
-    return figure
-
-
-def longest_bar(rows: Sequence[Bar]) -> float:
-    """The length of the longest bar, or of its highest seed."""
-    return max((max(sum(row.segments), row.spread[1]) for row in rows), default=0)
+    return _finish(figure, axes, width, y, title)
 
 
 def scale_limits(lines: Sequence[Curve]) -> tuple[float, float] | None:
@@ -206,27 +194,13 @@ def scale_limits(lines: Sequence[Curve]) -> tuple[float, float] | None:
     (0.1, 0.4)
     """
     drawn = [line for line in lines if line.points]
-    sound = [np.array(line.points)[:, 1:] for line in drawn if not line.failed or all(one.failed for one in drawn)]
+    sound = [np.array(line.points)[:, 1:] for line in [line for line in drawn if not line.failed] or drawn]
     if not sound:
         return None
     every = np.concatenate([own.ravel() for own in sound])
     late = np.concatenate([own[len(own) // 5 :].ravel() for own in sound])
     shown = every if np.ptp(every) <= 5 * np.ptp(late) or not np.ptp(late) else late
     return float(shown.min()), float(shown.max())
-
-
-def layer_bars(layers: Sequence[Mapping[str, Any]], rounds: int | None, series: int = 0) -> tuple[str, list[Bar]]:
-    """What the bars are, and one for each layer: its uploaded bytes, or its synchronizations if bytes are not known.
-
-    >>> layer_bars([{"layer": "fc", "syncs": 3, "bytes_up": 72}], rounds=4)[1][0][:2]
-    ('fc (3 of 4)', '72 B')
-    """
-    known = all(isinstance(row.get("bytes_up"), int) for row in layers)
-    key, text = ("bytes_up", human_bytes) if known else ("syncs", "{:,}".format)
-    of = "" if rounds is None else f" of {rounds}"
-    values = [(f"{row['layer']} ({row.get('syncs')}{of})", row.get(key) or 0) for row in layers]
-    bars = [Bar(label, text(value), [value], series=series) for label, value in values]
-    return f"{'bytes up' if known else 'synchronizations'} by layer", bars
 
 
 @_styled()
@@ -307,11 +281,11 @@ def svg(figure: Figure, title: str, name: str = "") -> str:
     return f'<svg role="img" {box}><title>{html_text(title)}</title>{body}'
 
 
-def _new(layout: Any = "constrained") -> tuple[Figure, Any]:
+def _new() -> tuple[Figure, Any]:
     """A new figure and its axes, without the global state of pyplot."""
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(dpi=72, layout=layout)
+    figure: Any = Figure(dpi=72, layout="constrained")
     figure._repr_svg_ = lambda: standalone(figure)  # for notebooks
     return figure, figure.subplots()
 
@@ -332,15 +306,13 @@ def _finish(figure: Figure, axes: Any, width: int, height: float, title: str) ->
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most so many round values.
+    """At most so many of 1, 2, 5, 10, 20, 50, ... in a range; its ends if they are fewer than two.
 
-    >>> _log_ticks(800, 60_000, 5)
-    [1000.0, 3000.0, 10000.0, 30000.0]
+    >>> _log_ticks(800, 60_000, 6), _log_ticks(800, 60_000, 3)
+    ([1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0], [2000.0, 10000.0, 50000.0])
     """
-    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
-        ticks = np.outer(decades, steps).ravel()
-        inside: list[float] = ticks[(low <= ticks) & (ticks <= high)].tolist()
-        if 2 <= len(inside) <= most:
-            return inside
-    return inside[:: math.ceil(len(inside) / most)] if len(inside) > most else [low, high]
+    first, last = math.ceil(3 * math.log10(low)), math.floor(3 * math.log10(high))  # thirds of a decade
+    every = max(1, math.ceil((last - first + 1) / most))
+    ticks = [float(f"{10 ** (k / 3):.0e}") for k in range(first, last + 1) if k % every == 0]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return inside if len(inside) > 1 else [low, high]

@@ -6,7 +6,7 @@ fits. Texts and series have a contrast of at least 4.5 to 1, and figures never r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from thinwire.core.text import html_text as escape, markdown_text as plain
@@ -26,11 +26,6 @@ class Cells(NamedTuple):
     rows: Sequence[Sequence[str]]
     folded: bool = False
     left: int = 1
-
-    @classmethod
-    def of(cls, caption: str, columns: Mapping[str, Sequence[str]], left: int = 1) -> Cells:
-        """From the cells of each column by its head."""
-        return cls(caption, list(columns), list(zip(*columns.values(), strict=True)), left=left)
 
 
 class Drawing(NamedTuple):

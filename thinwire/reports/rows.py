@@ -1,4 +1,4 @@
-"""One row of a table: runs that differ only in their seed, with means over seeds, and columns of text.
+"""One row of a table: runs that differ only in their seed, with means over seeds.
 
     95 % interval of the mean of n seeds = mean +- t(0.975, n - 1) * standard deviation / sqrt(n)
 
@@ -12,21 +12,17 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.core.text import human_bytes, visible
-from thinwire.errors import ConfigError
+from thinwire.core.text import visible
 from thinwire.metrics.objective import Objective
 from thinwire.reports.figures import Point
 from thinwire.runs.best import recorded_objective
 from thinwire.runs.collapse import BROKEN, count_broken
-from thinwire.runs.records import SavedRun, find_runs, honest_bytes, read_run
-from thinwire.runs.search_record import SearchRecord, read_search
+from thinwire.runs.records import SavedRun, SearchRecord, honest_bytes, read_search
 from thinwire.runs.toml import Table as TomlTable, dumps, flat
 
 ACCURACY, LOSS = Objective(), Objective("loss", higher_is_better=False)
-CLIENT_QUANTILES = ("count", "mean", "worst_10", "p10", "p50", "p90")
 BASELINE = "fedavg"
 
 
@@ -94,6 +90,11 @@ class Row(NamedTuple):
         return [run.table.get("seed", 0) for run in self.runs]
 
     @property
+    def rounds(self) -> int:
+        """The rounds of its shortest run."""
+        return min(len(run.records) for run in self.runs)
+
+    @property
     def unfinished(self) -> bool:
         """Whether a run that has not diverged has fewer rounds than configured."""
         return any(len(run.records) < run.rounds and run.verdict.status != "diverged" for run in self.runs)
@@ -126,32 +127,24 @@ class Row(NamedTuple):
     @property
     def final(self) -> MeanInterval | None:
         """The objective after the last round of each run."""
-        return self.final_of("")
+        return self.final_of(objective_key(self.objective))
 
     @property
-    def metrics(self) -> dict[str, MeanInterval]:
-        """Its metrics after the last round, apart from accuracy."""
-        found = (record.get("metrics") for run in self.runs for record in run.records)
-        names = dict.fromkeys(name for one in found if isinstance(one, dict) for name in one)
-        return {name: value for name in names if name != "accuracy" and (value := self.final_of(f"metrics.{name}"))}
-
-    @property
-    def clients(self) -> dict[str, MeanInterval]:
-        """The distribution of accuracy over clients after the last round."""
-        return {name: value for name in CLIENT_QUANTILES if (value := self.final_of(f"clients_eval.{name}"))}
+    def others(self) -> dict[str, MeanInterval]:
+        """Its other metrics after the last round, by dotted path: `metrics.f1`, `clients_eval.worst_10`."""
+        kinds = [(kind, record.get(kind)) for run in self.runs for record in run.records for kind in _OTHERS]
+        paths = dict.fromkeys(f"{kind}.{name}" for kind, found in kinds if isinstance(found, dict) for name in found)
+        known = ("metrics.accuracy", objective_key(self.objective))
+        return {path: mean for path in paths if path not in known and (mean := self.final_of(path))}
 
     def final_of(self, metric: str) -> MeanInterval | None:
         """The last value of a metric in each run."""
-        return MeanInterval.of(next(reversed(self.evaluations(run, metric)), None) for run in self.runs)
+        return MeanInterval.of(next(reversed(evaluations(run, metric)), None) for run in self.runs)
 
     def best_of(self, run: SavedRun) -> float | None:
         """The best value of the objective in a run; None if it has none."""
-        return (max if self.objective.higher_is_better else min)(self.evaluations(run), default=None)
-
-    def evaluations(self, run: SavedRun, metric: str = "") -> list[float]:
-        """The values of a metric (see `metric_value`), by default the objective, in the evaluated rounds of a run."""
-        found = (metric_value(record, metric or objective_key(self.objective)) for record in run.records)
-        return [value for value in found if value is not None]
+        best = max if self.objective.higher_is_better else min
+        return best(evaluations(run, objective_key(self.objective)), default=None)
 
     def total(self, key: str) -> float:
         """The mean of one of the `totals` that every run has, such as bytes."""
@@ -172,18 +165,10 @@ class Row(NamedTuple):
         return points
 
 
-def read_runs(runs: Iterable[Any]) -> list[SavedRun]:
-    """Read run directories, those in folders, and those of results of `tw.simulate(..., out=...)`."""
-    paths = [run.path if hasattr(run, "history") else run for run in runs]
-    if None in paths:
-        raise ConfigError("this run was not written to a directory; write tw.simulate(..., out='runs/name')")
-    return [read_run(path) for path in find_runs(map(Path, paths))]
-
-
 def group(runs: Sequence[SavedRun]) -> list[Row]:
     """One row per configuration, in order of first appearance, with unique labels.
 
-    An unfinished run has no objective: it gets the first of the others, of accuracy and of the test loss that it has.
+    A run without an objective has the first of the others, of accuracy and of the test loss that it has.
     """
     by_config: dict[str, dict[int, SavedRun]] = {}
     for run in runs:
@@ -193,16 +178,12 @@ def group(runs: Sequence[SavedRun]) -> list[Row]:
             by_seed[seed] = run
     rows = [[by_seed[seed] for seed in sorted(by_seed)] for by_seed in by_config.values()]
     stated = [next(filter(None, (recorded_objective(run.summary) for run in own)), None) for own in rows]
-    known = dict.fromkeys((*filter(None, stated), ACCURACY, LOSS))
+    known = list(dict.fromkeys((*filter(None, stated), ACCURACY, LOSS)))
+    labels = unique_labels([(own[0].task, own[0].name) for own in rows], [own[0].table for own in rows])
 
     def recorded(own: list[SavedRun]) -> Objective:
-        keys = {
-            key for run in own for record in run.records for key, value in flat(record).items() if value is not None
-        }
-        return next((one for one in known if objective_key(one) in keys), ACCURACY)
+        return next((one for one in known if any(evaluations(run, objective_key(one)) for run in own)), known[0])
 
-    names, tables = [(own[0].task, own[0].name) for own in rows], [own[0].table for own in rows]
-    labels = unique_labels(names, tables)
     return [Row(label, own, one or recorded(own)) for label, own, one in zip(labels, rows, stated, strict=True)]
 
 
@@ -226,20 +207,17 @@ def differing(configs: Sequence[TomlTable]) -> list[str]:
 
 
 def unique_labels(names: Sequence[tuple[str, str]], configs: Sequence[TomlTable]) -> list[str]:
-    """Names of configurations; of one task with the same name also with settings in which they differ, or a number.
+    """Names of configurations, by task and name; several with the same name also with the settings that differ.
 
     >>> unique_labels([("digits", "a"), ("digits", "a"), ("digits", "b")], [{"k": 1}, {"k": 2}, {}])
     ['a (k 1)', 'a (k 2)', 'b']
     """
-    labels: list[str] = []
-    for name, config in zip(names, configs, strict=True):
-        values = flat(config)
+    labels = []
+    for name, config in zip(names, map(flat, configs), strict=True):
         paths = differing([without_seed(other) for other, its in zip(configs, names, strict=True) if its == name])
-        texts = [f"{path.rpartition('.')[2]} {values[path]}" for path in paths if path in values]
-        labels.append(f"{name[1]} ({', '.join(texts[:3])})" if texts else name[1])
-    every = list(zip([task for task, _ in names], labels, strict=True))
-    before = [every[:i].count(one) for i, one in enumerate(every)]
-    return [f"{label} #{count + 1}" if count else label for label, count in zip(labels, before, strict=True)]
+        texts = [f"{path.rpartition('.')[2]} {config[path]}" for path in paths if path in config]
+        labels.append(f"{name[1]} ({', '.join(texts)})" if texts else name[1])
+    return labels
 
 
 def baseline_of(rows: Sequence[Row]) -> Row:
@@ -249,11 +227,12 @@ def baseline_of(rows: Sequence[Row]) -> Row:
         sign = 1 if row.objective.higher_is_better else -1
         return not row.broken, sign * row.best.mean if row.best else -math.inf
 
-    found = [row for row in rows if row.runs[0].name == BASELINE]
-    return max(found, key=rank) if found else rows[0]
+    return max((row for row in rows if row.runs[0].name == BASELINE), key=rank, default=rows[0])
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
+
+_OTHERS = ("metrics", "clients_eval")  # tables of a record
 
 
 def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
@@ -271,8 +250,12 @@ def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
     found = record.get(field)
     if name:
         found = found.get(name) if isinstance(found, Mapping) else None
-    known = isinstance(found, int | float) and not isinstance(found, bool) and abs(found) < 1e300
-    return float(found) if known else None  # type: ignore[arg-type]
+    return float(found) if is_number(found) and abs(found) < 1e300 else None  # type: ignore[arg-type]
+
+
+def evaluations(run: SavedRun, metric: str) -> list[float]:
+    """The values of a metric in the evaluated rounds of a run."""
+    return [value for record in run.records if (value := metric_value(record, metric)) is not None]
 
 
 def objective_key(objective: Objective) -> str:
@@ -282,6 +265,11 @@ def objective_key(objective: Objective) -> str:
     ['accuracy', 'test_loss', 'metrics.r2']
     """
     return {"accuracy": "accuracy", "loss": "test_loss"}.get(objective.name, f"metrics.{objective.name}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -325,36 +313,12 @@ def mean_text(value: MeanInterval | None, objective: Objective | None = None) ->
     return mean if value.half is None else f"{mean} ± {std}"
 
 
-def interval_text(value: MeanInterval | None, objective: Objective) -> str:
-    """The 95 % interval of the mean of an objective."""
-    if value is None or value.half is None:
-        return "-"
-    low, high = value.mean - value.half, value.mean + value.half
-    if objective == ACCURACY:
-        return f"{100 * max(0.0, low):.1f} to {100 * min(1.0, high):.1f}"
-    return f"{number_text(low)} to {number_text(high)}"
+def value_text(value: Any) -> str:
+    """The value of a setting: the kind of a part, `as it is` for None.
 
-
-def result_columns(rows: Sequence[Row], interval: bool = False) -> dict[str, list[str]]:
-    """The columns of a table about results: objective, metrics, and the clients with the lowest accuracy."""
-    columns = {}
-    for one in dict.fromkeys(row.objective for row in rows):
-        unit = "%" if one == ACCURACY else objective_name(one)
-        own = [row if row.objective == one else None for row in rows]
-        columns[f"final {unit}"] = [mean_text(row and row.final, one) for row in own]
-        columns[f"best {unit}"] = [mean_text(row and row.best, one) for row in own]
-        if interval:
-            columns["95 % interval"] = [interval_text(row and row.final, one) for row in own]
-    found, ranked = [row.metrics for row in rows], [row.objective.name for row in rows]
-    for name in dict.fromkeys(name for metrics in found for name in metrics if name not in ranked):
-        columns[visible(name, 60)] = [mean_text(metrics.get(name)) for metrics in found]
-    worst = [row.clients.get("worst_10") for row in rows]
-    return columns | ({"worst 10 % of clients": [mean_text(one, ACCURACY) for one in worst]} if any(worst) else {})
-
-
-def byte_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The columns of a table about bytes."""
-    heads = {"up": "up", "down": "down", "catch-up": "catchup", "abandoned": "abandoned"}
-    heads |= {"total": "total_honest", "ideal": "total_ideal"}
-    sent = {head: [row.total(f"bytes_{key}") for row in rows] for head, key in heads.items()}
-    return {head: [human_bytes(one) for one in own] for head, own in sent.items() if head != "abandoned" or any(own)}
+    >>> value_text(0.30), value_text({"kind": "topk"}), value_text(None)
+    ('0.3', 'topk', 'as it is')
+    """
+    if isinstance(value, dict):
+        value = value.get("kind", value)
+    return "as it is" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,7 +4,7 @@ A target is reached in the first evaluated round whose objective is as good or b
 baseline is the FedAvg setting with the best mean of the objective, not the first one.
 
     factor          mean bytes of the baseline / mean bytes of the method
-    error           d = a / mean(a) - b / mean(b) for each shared seed;   std(d) / sqrt(n)
+    error           d = log(bytes of the baseline / bytes of the method) for each shared seed;   std(d) / sqrt(n)
     95 % interval   factor * exp(-t * error) to factor * exp(t * error)
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes
 from thinwire.metrics.objective import Objective
@@ -21,6 +21,7 @@ from thinwire.reports.rows import (
     ACCURACY,
     MeanInterval,
     Row,
+    evaluations,
     metric_value,
     number_text,
     objective_key,
@@ -28,95 +29,62 @@ from thinwire.reports.rows import (
     percent_text,
 )
 from thinwire.runs.link_time import seconds
-from thinwire.runs.records import Record, SavedRun, totals
+from thinwire.runs.records import totals
 
 SLOW = "2 Mbps"
 
 
 class TargetCost(NamedTuple):
-    """The cost of reaching a target; means over the seeds that reached it."""
+    """The cost of reaching a target, by seed: the `totals` until then, `rounds`, and `seconds` over `SLOW` links."""
 
-    by_seed: dict[int, int]  # all bytes until then: up, down, catch-up and abandoned rounds
-    by_direction: tuple[float, ...]  # up, down, catch-up
-    rounds: float
-    seconds: float  # over `SLOW` links
+    by_seed: dict[int, dict[str, Any]]
+
+    def mean(self, key: str) -> float:
+        """A mean over the seeds that reached it."""
+        return statistics.fmean(one[key] for one in self.by_seed.values())
 
     @property
-    def bytes(self) -> float:
-        """All bytes."""
-        return statistics.fmean(self.by_seed.values())
+    def sent(self) -> dict[int, int]:
+        """All bytes by seed: up, down, catch-up and abandoned rounds."""
+        return {seed: one["bytes_total"] for seed, one in self.by_seed.items()}
 
 
 Costs = dict[float, list[TargetCost | None]]  # by target, for each row
 
 
-def cost_to_reach(row: Row, target: float, compute: float | None = None) -> TargetCost | None:
+def cost_to_reach(row: Row, target: float) -> TargetCost | None:
     """The cost of reaching a target; None if no seed reached it.
 
     Args:
         row: the runs.
         target: a value of the objective; an accuracy from 0 to 1.
-        compute: training seconds of a client per round; as measured by default.
     """
-
-    def until(run: SavedRun) -> list[Record]:
-        for i, record in enumerate(run.records):
+    found = {}
+    for seed, run in zip(row.seeds, row.runs, strict=True):
+        for i, record in enumerate(run.records, 1):
             value = metric_value(record, objective_key(row.objective))
             if value is not None and not row.objective.better(target, value):
-                return run.records[: i + 1]
-        return []
-
-    spent = {seed: part for seed, run in zip(row.seeds, row.runs, strict=True) if (part := until(run))}
-    if not spent:
-        return None
-    sums = [totals(part) for part in spent.values()]
-    ways = tuple(statistics.fmean(one[f"bytes_{way}"] for one in sums) for way in ("up", "down", "catchup"))
-    time = statistics.fmean(seconds(part, SLOW, compute) for part in spent.values())
-    by_seed = {seed: one["bytes_total"] for seed, one in zip(spent, sums, strict=True)}
-    return TargetCost(by_seed, ways, statistics.fmean(map(len, spent.values())), time)
+                until = run.records[:i]
+                found[seed] = {**totals(until), "rounds": i, "seconds": seconds(until, SLOW)}
+                break
+    return TargetCost(found) if found else None
 
 
-class Saving(NamedTuple):
-    """How many times fewer bytes, its 95 % interval, and the number of seeds that both have (no interval below 2)."""
+def saving(theirs: Mapping[int, float], ours: Mapping[int, float]) -> tuple[float, str]:
+    """How many times fewer bytes a method needs than the baseline, from the bytes of each by seed, and the interval.
 
-    factor: float
-    interval: tuple[float, float] | None
-    shared: int
-
-    @classmethod
-    def of(cls, theirs: Mapping[int, float], ours: Mapping[int, float]) -> Saving | None:
-        """From the bytes by seed of the baseline and of a method; over the seeds of both, if there are two.
-
-        >>> Saving.of({0: 400.0}, {0: 100.0})
-        Saving(factor=4.0, interval=None, shared=1)
-        >>> found = Saving.of({0: 400.0, 1: 500.0}, {0: 100.0, 1: 125.0, 2: 900.0})
-        >>> found.factor, found.shared, [round(end, 6) for end in found.interval]
-        (4.0, 2, [4.0, 4.0])
-        >>> Saving.of({}, {0: 1.0})
-        """
-        both = [seed for seed in theirs if seed in ours]
-        a, b = ([own[seed] for seed in (both if len(both) > 1 else own)] for own in (theirs, ours))
-        if not a or not b or min(*a, *b) <= 0:
-            return None
-        mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
-        factor, interval = mean_a / mean_b, None
-        if len(both) > 1 and (apart := MeanInterval.of(x / mean_a - y / mean_b for x, y in zip(a, b, strict=True))):
-            half = min(apart.half or 0.0, 600.0)  # exp of more is not a number
-            interval = (factor * math.exp(-half), factor * math.exp(half))
-        return cls(factor, interval, len(both))
-
-    @property
-    def text(self) -> str:
-        """The interval in words.
-
-        >>> Saving(4.0, (0.5, 32.0), 2).text
-        '95 % interval over 2 shared seeds: 0.5 to 32 times, which includes 1'
-        """
-        if self.interval is None:
-            return "no interval, because they share fewer than two seeds"
-        low, high = self.interval
-        one = ", which includes 1" if low <= 1 <= high else ""
-        return f"95 % interval over {self.shared} shared seeds: {low:.3g} to {high:.3g} times{one}"
+    >>> saving({0: 400.0, 1: 500.0}, {0: 100.0, 1: 125.0})
+    (4.0, '95 % interval over 2 shared seeds: 4 to 4 times')
+    >>> saving({0: 400.0, 1: 100.0}, {0: 100.0, 1: 100.0})
+    (2.5, '95 % interval over 2 shared seeds: 0.000374 to 1.67e+04 times, which includes 1')
+    """
+    factor = statistics.fmean(theirs.values()) / statistics.fmean(ours.values())
+    apart = MeanInterval.of(math.log(theirs[seed] / ours[seed]) for seed in theirs if seed in ours)
+    if apart is None or apart.half is None:
+        return factor, "no interval, because they share fewer than two seeds"
+    low, high = factor * math.exp(-apart.half), factor * math.exp(min(apart.half, 600.0))
+    shared, one = len(theirs.keys() & ours.keys()), ", which includes 1" if low <= 1 <= high else ""
+    return factor, f"95 % interval over {shared} shared seeds: {low:.3g} to {high:.3g} times{one}"
 
 
 def target_text(objective: Objective, target: float) -> str:
@@ -132,42 +100,39 @@ def choose_targets(rows: Sequence[Row], baseline: Row) -> list[float]:
     """Targets that separate rows: what every run reached that did not fail, and two values near the baseline's best.
 
     These are 95 % and 99 % of the way to it, from 0 for accuracy and from the baseline's first value for others.
-    Targets are rounded to the worse side, to half a percent or a hundredth of that way. Duplicates and targets that no
-    run reached are left out.
+    Targets are rounded to the worse side, to three digits of that way. Duplicates and targets that no run reached are
+    left out.
     """
     pairs = [(row, run) for row in rows for run in row.runs]
     sound = [(row, run) for row, run in pairs if run not in row.broken] or pairs
     known = [value for row, run in sound if (value := row.best_of(run)) is not None]
-    top, objective = baseline.best, baseline.objective
-    if not known or top is None:
+    first = [own[0] for run in baseline.runs if (own := evaluations(run, objective_key(baseline.objective)))]
+    if not known or baseline.best is None:
         return []
-    sign = 1 if objective.higher_is_better else -1
-    way, step = top.mean, 0.005
-    if objective != ACCURACY:
-        way -= statistics.fmean(own[0] for run in baseline.runs if (own := baseline.evaluations(run)))
-        step = 10.0 ** math.floor(math.log10(abs(way)) - 2) if way else 1e-9
+    sign, top = 1 if baseline.objective.higher_is_better else -1, baseline.best.mean
+    way = top if baseline.objective == ACCURACY else top - statistics.fmean(first)
+    step = 10.0 ** math.floor(math.log10(abs(way)) - 2) if way else 1e-9
     best, worst = max(sign * value for value in known), min(sign * value for value in known)
-    wanted = [worst, *(sign * (top.mean - part * way) for part in (0.05, 0.01))]
+    wanted = [worst, *(sign * (top - part * way) for part in (0.05, 0.01))]
     rounded = sorted({round(math.floor(one / step + 1e-9) * step, 12) for one in wanted})
-    return [sign * one for one in rounded if one <= best and (objective != ACCURACY or one > 0)]
+    return [sign * one for one in rounded if one <= best and one]
 
 
 def headline(rows: Sequence[Row], baseline: Row, costs: Costs) -> str:
     """Who reaches the best target that the baseline and another reach with the fewest bytes; empty without one."""
     for target in sorted(costs, reverse=baseline.objective.higher_is_better):
-        pairs = list(zip(rows, costs[target], strict=True))
-        theirs = next(cost for row, cost in pairs if row is baseline)
-        able = [  # a collapsed run lost what it had reached
-            (cost, row) for row, cost in pairs if cost and len(cost.by_seed) == len(row.runs) and not row.broken
-        ]
-        if theirs is None or len(able) < 2:
-            continue
-        least, best = min(able, key=lambda pair: pair[0].bytes)
-        goal = target_text(baseline.objective, target)
-        start = f"Fewest bytes to reach {goal}: {best.label}, {human_bytes(least.bytes)} in total"
-        saving = Saving.of(theirs.by_seed, least.by_seed)
-        if best is baseline or saving is None:
-            return f"{start}."
-        factor = f"{saving.factor:.3g} times fewer than" if f"{saving.factor:.3g}" != "1" else "as many as"
-        return f"{start}, {factor} {baseline.label} ({human_bytes(theirs.bytes)}; {saving.text})."
+        able = {  # a collapsed run lost what it had reached
+            row.label: cost.sent
+            for row, cost in zip(rows, costs[target], strict=True)
+            if cost and len(cost.by_seed) == len(row.runs) and not row.broken and all(cost.sent.values())
+        }
+        if baseline.label in able and len(able) > 1:
+            means = {label: statistics.fmean(sent.values()) for label, sent in able.items()}
+            best, goal = min(means, key=means.__getitem__), target_text(baseline.objective, target)
+            start = f"Fewest bytes to reach {goal}: {best}, {human_bytes(means[best])} in total"
+            if best == baseline.label:
+                return f"{start}."
+            factor, interval = saving(able[baseline.label], able[best])
+            theirs = f"{baseline.label} ({human_bytes(means[baseline.label])}; {interval})"
+            return f"{start}, {factor:.3g} times fewer than {theirs}."
     return ""

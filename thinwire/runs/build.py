@@ -85,7 +85,7 @@ def build_task(choice: TaskSettings, key: Key, data_dir: Path | None = None) -> 
     if own_kind(choice.kind):
         source = make_own(choice.kind, dict(choice.options), key, data_dir)
     else:
-        source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
+        source = lookup("dataset", choice.kind).make(data_dir=data_dir, **dict(choice.options))
     if isinstance(source, Task):
         return chosen_of(choice, source, key)
     # by default one client per user, or 10 with near-equal parts
@@ -178,8 +178,7 @@ def task_name(on: str | OwnTask, name: str = "") -> str:
             f"the name {visible(repr(label), 80)} of a task cannot be used: {why}; write for example letters"
         )
     _check_object(on, label)
-    made = on if isinstance(on, Task | Source) else call_own(on, label, {}, Key(0), None)
-    kind = f"{OWN}{label}-{fingerprint(made)[:8]}"
+    kind = f"{OWN}{label}-{fingerprint(call_own(on, label, {}, Key(0), None))[:8]}"
     _kept[kind] = on
     return kind
 
@@ -209,14 +208,12 @@ def make_own(kind: str, options: Mapping[str, Any], key: Key, data_dir: Path | N
         data_dir: the folder of datasets.
     """
     found = _object(kind)
-    if isinstance(found, Task | Source):
-        return found
     file = "" if kind.startswith(OWN) or not inspect.ismethod(found) else kind.rpartition(":")[0]
     return call_own(found, task_label({"kind": kind}), options, key, data_dir, file)
 
 
 def call_own(
-    make: Callable[..., Any],
+    make: OwnTask,
     label: str,
     options: Mapping[str, Any],
     key: Key,
@@ -226,13 +223,15 @@ def call_own(
     """The task that a function of one's own makes with options for a seed; an error of its code becomes one line.
 
     Args:
-        make: the function.
+        make: the function; a task is returned as it is.
         label: its name for readers.
         options: its arguments.
         key: the root of all randomness, the key of the seed.
         data_dir: the folder of datasets.
         file: the user's file, whose line an error names; by default that of the function.
     """
+    if isinstance(make, Task | Source):
+        return make
     filled = {"seed": key.value, "data_dir": data_dir}
     given = {**options, **{name: filled[name] for name in FILLED if name in _parameters(make)}}
     if name := _missing(make, given):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from thinwire.core.tree import restrict
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation
+from thinwire.federation.job import Job
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulated import GroupTask, SimulatedClients
 from thinwire.federation.simulation import make_simulation
@@ -45,8 +46,8 @@ class Traffic(NamedTuple):
     catchup: int
 
 
-def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
-    """The cost of the experiment. Raises the errors that a run would raise.
+def check(experiment: Settings, data_dir: Path | None = None, job: Job | None = None) -> dict[str, Any]:
+    """The cost of the experiment, or of a job of it that was made. Raises the errors that a run would raise.
 
     Bytes of a client are means over all clients, in a round that synchronizes all blocks, without catch-up; for a
     method with two stages, in the first. Memory is that of this process, before and while one client trains one step on
@@ -54,7 +55,7 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     """
     backend = experiment.engine.backend
     engine = Engine("cpu", "loop" if backend in ("auto", "graph") else backend)
-    job = build_job(experiment, data_dir)
+    job = job or build_job(experiment, data_dir)
     simulation = make_simulation(engine, job)
     contract, public = simulation.contract, simulation.first
     Round.open(contract, simulation.start().server)  # raises if the method cannot run
@@ -69,7 +70,7 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     for later in contract.stages[1:]:  # from the initial weights
         switched = switch_stage(contract.stages[0], later, public._replace(version=later.since))
         stages.append(_traffic(simulation, switched, job.rounds, {}))
-    up, down, catchup = (sum(getattr(stage, way) for stage in stages) for way in ("up", "down", "catchup"))
+    sums = {way: sum(getattr(stage, way) for stage in stages) for way in ("up", "down", "catchup")}
     notes = [job.task.note, *(stage.method.space.note(stage.weights) for stage in contract.stages)]
     if varies := any(map(_vary, contract.stages)):
         notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
@@ -87,10 +88,8 @@ def check(experiment: Settings, data_dir: Path | None = None) -> dict[str, Any]:
         "bytes_per_round": cohort * (stages[0].up_per_client + stages[0].down_per_client),
         "lengths_depend_on_values": varies,
         "rounds": job.rounds,
-        "bytes_up_of_all_rounds": up,
-        "bytes_down_of_all_rounds": down,
-        "bytes_catchup_of_all_rounds": catchup,
-        "bytes_of_all_rounds": up + down + catchup,
+        **{f"bytes_{way}_of_all_rounds": size for way, size in sums.items()},
+        "bytes_of_all_rounds": sum(sums.values()),
         "memory_before": before,
         "memory_of_a_client": None if before is None or peak is None else peak - before,
         "note": " ".join(dict.fromkeys(filter(None, notes))),

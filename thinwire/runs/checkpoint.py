@@ -28,8 +28,8 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.federation.job import RunState
 from thinwire.federation.settings import KEEP
-from thinwire.runs.files import INVALID, read_checked, unpack, with_checksum, write_atomically
-from thinwire.runs.records import checkpoint_file, remove_checkpoint, rounds_in
+from thinwire.runs.files import INVALID, read_checked, read_lines, unpack, with_checksum, write_atomically
+from thinwire.runs.records import checkpoint_file, parse_record, remove_checkpoint, rounds_in
 
 FORMAT = 3
 ON_DEVICE = ("/server/public/", "/average/")  # the tensors that are not on the CPU
@@ -48,6 +48,11 @@ class Checkpoint(NamedTuple):
     best: Mapping[str, Tensor] = {}
     metrics: str = ""
 
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The records of its rounds, as plain values."""
+        return read_lines(self.metrics.encode(), parse_record)
+
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, config: str, keep: int = KEEP) -> None:
     """Write a checkpoint.
@@ -64,8 +69,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, config: str, keep: int
     packed = {"state": pack(state, tensors), "best": pack(best, tensors, "/best")}
     data = tensor_bytes(tensors)
     write_atomically(file.with_suffix(".safetensors"), data)
-    sizes = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    meta = {"format": FORMAT, "config": config, **packed, **sizes, "metrics": metrics}
+    meta = {
+        "format": FORMAT,
+        "config": config,
+        **packed,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "metrics": metrics,
+    }
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
         remove_checkpoint(folder, old)
@@ -98,8 +108,6 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, number: in
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
         if meta["config"] != config:
             raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
-        if (size := weights.stat().st_size) != meta["bytes"]:
-            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
         data = weights.read_bytes()
         if hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")

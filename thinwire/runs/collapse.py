@@ -176,12 +176,6 @@ def news(was: Verdict, now: Verdict) -> str | None:
     return "the training loss is low again" if was.why.startswith("training loss") else "above chance again"
 
 
-def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]:
-    """The keys of a summary about the status."""
-    known = {} if chance is None else {"chance_accuracy": chance.share}
-    return {"status": verdict.status, "status_round": verdict.round, "status_why": verdict.why, **known}
-
-
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
     """The verdict of a summary; None if it has none, or one that is not valid."""
     found = summary or {}

@@ -47,7 +47,8 @@ from thinwire.federation.settings import ModelSettings, Settings, TaskSettings
 from thinwire.federation.speed import Speed
 from thinwire.protocol.method import Method
 from thinwire.runs.build import task_options
-from thinwire.runs.parts import arguments, coerce, describe, named, part_kind, plain, type_hints
+from thinwire.runs.files import type_hints
+from thinwire.runs.parts import arguments, coerce, describe, named, part_kind, plain
 from thinwire.runs.plugins import loaded, read_imports
 from thinwire.runs.presets import join, named_methods, names, preset
 from thinwire.runs.task_files import anchored, portable
@@ -56,8 +57,6 @@ from thinwire.runs.toml import DEEPEST, Table, dumps, read_toml
 DEFAULT_TASK = "digits"
 DEFAULT_RECIPE = "default"
 T = TypeVar("T")
-
-_SECTIONS = ("cohort", "local", "engine", "eval", "checkpoint", "speed")
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
@@ -128,13 +127,13 @@ def _changed(old: Any, value: Any, hint: Any, where: str) -> Any:
     if where == "task.model" and isinstance(value, dict | str):
         return _model(old, value)
     kind = part_kind(hint)
-    if kind is None and is_dataclass(old) and isinstance(value, dict):
-        return update(type(old)() if isinstance(value, Whole) else old, dict(value), where=where)  # type: ignore[type-var, misc]
+    if kind is None and is_dataclass(old):  # a section
+        if isinstance(value, type(old)):
+            return value
+        return update(type(old)() if isinstance(value, Whole) else old, dict(_table(value, where)), where=where)  # type: ignore[type-var, misc]
     changes = kind is not None and old is not None and type(value) is dict
     if kind and changes and ("kind" not in value or lookup(kind, named(value, where)[0]).make is type(old)):
         return update(old, {key: one for key, one in value.items() if key != "kind"}, where=where)
-    if kind is None and is_dataclass(old) and not isinstance(value, type(old)):
-        _table(value, where)
     if isinstance(old, tuple) and isinstance(value, dict):
         return _places(old, value, hint, where)
     return coerce(value, hint, where)
@@ -185,7 +184,7 @@ def _model(old: ModelSettings | None, value: Any) -> ModelSettings:
     make = lookup("model", kind).make
     if isinstance(make, nn.Module) and options:
         raise ConfigError(f"task.model = {kind!r} is a module that is already built; write its class to set options")
-    return ModelSettings(kind, tuple((arguments(make, options, "task.model") if options else {}).items()))
+    return ModelSettings(kind, tuple(arguments(make, options, "task.model").items()))
 
 
 def _table(value: Any, where: str) -> Table:
@@ -194,9 +193,9 @@ def _table(value: Any, where: str) -> Table:
     return value
 
 
-def section(table: Mapping[str, Any], key: str, under: str = "") -> Table:
-    """A table within a table, empty where there is none; `under` is the path before it, for the error."""
-    return _table(table.get(key, {}), f"{under}{key}")
+def section(table: Mapping[str, Any], key: str) -> Table:
+    """A table within a table, empty where there is none."""
+    return _table(table.get(key, {}), key)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -223,23 +222,30 @@ def from_table(table: Table) -> Settings:
 def to_table(settings: Settings) -> Table:
     """All settings as plain values, every default included, but for those that are rarely set."""
     task = settings.task
-    sections = {key: plain(getattr(settings, key)) for key in _SECTIONS if key != "speed" or settings.speed != Speed()}
-    return {
-        **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
-        **({"import": list(settings.imports)} if settings.imports else {}),
-        **({"fingerprint": settings.fingerprint} if settings.fingerprint else {}),
-        "task": {
-            "kind": task.kind,
-            **({"clients": task.clients} if task.clients else {}),
-            **({"partition": describe("partition", task.partition)} if task.partition else {}),
-            **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
-            **{key: getattr(task, key) for key in ("validation_fraction", "participating_clients", "scale", "augment")},
-            **dict(task.options),
-        },
-        **sections,
-        **({"attack": describe("attack", settings.attack)} if settings.attack else {}),
-        "method": method_table(settings.method, strict=not task.kind.startswith(OWN)),
+    own = {
+        "kind": task.kind,
+        "clients": task.clients or None,
+        "partition": task.partition and describe("partition", task.partition),
+        "model": task.model and {"kind": task.model.kind, **dict(task.model.options)},
+        **{key: getattr(task, key) for key in ("validation_fraction", "participating_clients", "scale", "augment")},
     }
+    return _given(
+        {
+            **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
+            "import": list(settings.imports),
+            "fingerprint": settings.fingerprint,
+            "task": {**_given(own), **dict(task.options)},
+            **{key: plain(getattr(settings, key)) for key in ("cohort", "local", "engine", "eval", "checkpoint")},
+            "speed": None if settings.speed == Speed() else plain(settings.speed),
+            "attack": settings.attack and describe("attack", settings.attack),
+            "method": method_table(settings.method, strict=not task.kind.startswith(OWN)),
+        }
+    )
+
+
+def _given(table: Table) -> Table:
+    """The values that are not None, and no empty text or list."""
+    return {key: value for key, value in table.items() if value not in (None, "", [])}
 
 
 def method_table(method: Method, strict: bool = True) -> Table:
@@ -295,12 +301,11 @@ def resolve(
         overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
         recipe: the name of a recipe; by default that of the file, or `default`.
     """
-    name, methods, file, of_file = _stated(what)
+    name, methods, file, of_file = _source(what)
     chosen = preset("recipes", of_file if recipe is None else recipe).table
     task = on if on is not None else coerce(section(file, "task").get("kind", DEFAULT_TASK), str, "task.kind")
     if on is not None:
         file.pop("task", None)
-    on_task = section(_table(file.pop("on", {}), "on"), task, "on.")  # the file's own settings for this task
     of_task = task_layers(task)
     kind = of_task[-1]["task"]["kind"]
     # a task in a file of its own has the methods' settings of its kind
@@ -313,14 +318,13 @@ def resolve(
         {} if own_kind(kind) else {"task": chosen.get("task", {})},
         join(named_methods(methods), on_kind) if methods else {},
         file,
-        on_task,
         nested(objects),
         anchored(nested(values), Path.cwd(), kind),
     ]
     slots: dict[str, Any] = chosen.get("method", {})
     stated = [layer.get("method", {}) for layer in layers]
-    own = [one for one in (file.get("method"), on_task.get("method")) if isinstance(one, dict)]
-    complete = all(any(slot in parts and _is_part(parts[slot]) for parts in own) for slot in slots)
+    own = file.get("method", {})
+    complete = isinstance(own, dict) and all(slot in own and _is_part(own[slot]) for slot in slots)
     if complete or any(isinstance(one, Method) for one in stated):
         slots = {}
     tables = {slot: [one[slot] for one in stated if isinstance(one, dict) and slot in one] for slot in slots}
@@ -342,7 +346,7 @@ def _is_part(value: Any) -> bool:
     return not isinstance(value, dict) or "kind" in value
 
 
-def _stated(what: str | Method) -> tuple[str, str, Table, str]:
+def _source(what: str | Method) -> tuple[str, str, Table, str]:
     """Name, methods, table and recipe that a file states; a name alone states the methods."""
     if isinstance(what, Method):
         return "method", "", {"method": what}, DEFAULT_RECIPE

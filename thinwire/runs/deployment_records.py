@@ -7,7 +7,7 @@
 
 In asynchronous rounds the second line also has the versions that the accepted uploads were trained from (`based`).
 A round that was resumed may have several lines of the first kind: the last counts, and removes later rounds, since the
-run went back. `thinwire check --replay` simulates a run with these cohorts.
+run went back.
 
 `sites.jsonl` has what the server knows about a client in a round, written when the round is closed. If the run goes
 back, the lines of the abandoned rounds stay: lines that follow have a higher `attempt`.
@@ -15,18 +15,48 @@ back, the lines of the abandoned rounds stay: lines that follow have a higher `a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.federation.site_record import SiteRecord
-from thinwire.runs.files import append_json, read_lines, unpack, write_atomically
+from thinwire.runs.files import append_json, json_lines, read_lines, unpack, write_atomically
 
 COHORTS = "cohorts.jsonl"
 SITES = "sites.jsonl"
+Status = Literal["accepted", "bounded", "refused", "absent", "late"]
+
+
+class SiteRecord(NamedTuple):
+    """One client in one round, as a line of `sites.jsonl`.
+
+    Args:
+        round: the round, from 1.
+        site: what logs call the client: the name of its site, or its number.
+        client: its number.
+        status: `accepted`; `bounded`: accepted and scaled down; `refused`: not used; `absent`: no response in time;
+            `late`: the round was closed before it responded.
+        norm: of its update, as received; None if it was not compared with those of others.
+        loss: its training loss, as reported; None if it is not a finite number.
+        seconds: from the request to the response; None without a response.
+        bytes_up: bytes that it sent in this round.
+        bytes_down: bytes that were sent to it.
+        why: the reason of its status, on one line of at most 300 characters; "" if it is `accepted`.
+        attempt: how often the run had gone back before.
+    """
+
+    round: int
+    site: str
+    client: int
+    status: Status
+    norm: float | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    why: str = ""
+    attempt: int = 0
 
 
 class RoundCohort(NamedTuple):
@@ -106,8 +136,6 @@ def _applied(rounds: dict[int, RoundCohort], line: dict[str, Any]) -> None:
         for later in [one for one in rounds if one >= number]:
             del rounds[later]
         rounds[number] = found
-    elif len(lists.get("based", ())) not in (0, len(lists["accepted"])):
-        raise ValueError("not one version for each accepted upload")
     elif number in rounds:
         rounds[number] = rounds[number]._replace(**lists)
 
@@ -131,4 +159,4 @@ def cut_sites(path: Path, rounds: int, attempt: int) -> None:
     """Remove the lines after a round from which the run continues; those of earlier attempts stay."""
     if (path / SITES).is_file():
         kept = (one._asdict() for one in read_sites(path) if one.round <= rounds or one.attempt < attempt)
-        write_atomically(path / SITES, "".join(json.dumps(one) + "\n" for one in kept).encode())
+        write_atomically(path / SITES, json_lines(*kept).encode())

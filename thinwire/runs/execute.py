@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,8 @@ from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest, to_table
-from thinwire.runs.loop import Loop, Watch, train
+from thinwire.runs.files import locked
+from thinwire.runs.loop import Loop
 from thinwire.runs.records import ROLLED_BACK, byte_totals, rounds_in
 from thinwire.runs.retry import check_retry
 from thinwire.runs.run_directory import RunFolder, Summary, other_task
@@ -58,13 +60,13 @@ def execute(
         resume: continue from the newest checkpoint, if there is one; a run that diverged is not run again.
         overwrite: delete the run in the directory and start again.
         prepare: makes what runs the rounds, if not the engine of the settings.
-        **watch: see `Watch`.
+        **watch: functions of the caller, see `Loop.train`.
     """
     plan = RunPlan.of(settings, path, data_dir, prepare)
     if not overwrite and (done := plan.finished(resume)):
         sizes = (done["bytes_up"], done["bytes_down"], done["bytes_catchup"])
         return {**done, **byte_totals(*sizes, settings.accounting, done.get("bytes_abandoned", 0))}
-    return plan.train(Watch(**watch), resume, overwrite).summary
+    return plan.train(resume, overwrite, **watch).summary
 
 
 class RunPlan(NamedTuple):
@@ -96,8 +98,8 @@ class RunPlan(NamedTuple):
         if settings.task.kind.startswith(OWN):  # of a script, which alone has the object
             table["task"]["kind"], table["script"] = settings.task.label, sys.argv[0] or "your script"
         folder = None if path is None else RunFolder(path, table)
-        simulated = lambda: make_simulation(settings.engine, job or build_job(settings, data_dir))  # noqa: E731
-        return cls(settings, table, folder, prepare or simulated)
+        prepare = prepare or (lambda: make_simulation(settings.engine, job or build_job(settings, data_dir)))
+        return cls(settings, table, folder, prepare)
 
     def finished(self, resume: bool) -> Summary | None:
         """The totals of the finished run in the directory; None if it is to be trained.
@@ -130,11 +132,22 @@ class RunPlan(NamedTuple):
         refuse_diverged(done)
         return done
 
-    def train(self, watch: Watch, resume: bool = False, overwrite: bool = False) -> Loop:
-        """Train the rounds that are left; nothing is written before the run has been checked."""
-        federation = self.prepare()
+    def train(self, resume: bool = False, overwrite: bool = False, **watch: Any) -> Loop:
+        """Train the rounds that are left; nothing is written before the run has been checked.
+
+        Args:
+            resume: whether to continue from the newest checkpoint.
+            overwrite: whether to delete the run in the directory.
+            **watch: functions of the caller, see `Loop.train`.
+        """
+        federation, folder = self.prepare(), self.folder
         check_early(self.settings, federation.job.task)
-        return train(self.settings, federation, self.folder, watch, resume=resume, overwrite=overwrite)
+        with locked(folder.path) if folder else nullcontext():
+            if folder:
+                folder.create(overwrite or folder.summary() is not None)  # a finished run that is trained again
+            loop = Loop(self.settings, federation, folder, resume)
+            loop.train(**watch)
+        return loop
 
     def reopen(self, summary: Summary) -> Loop:
         """A finished run from the files of its directory; nothing is trained and nothing is written."""

@@ -29,9 +29,16 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 
+try:
+    import fcntl
+except ImportError:  # this system has no such lock
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 INVALID = (ValueError, KeyError, TypeError, AttributeError)  # of values that `unpack` refuses
-MAX_JSON_BYTES = 1 << 30  # a checkpoint of a million clients has a tenth of it
+
+
+type_hints = functools.cache(get_type_hints)  # of a function or a class; resolving their names takes time
 
 
 @contextmanager
@@ -73,7 +80,12 @@ def append(path: Path, data: bytes) -> None:
 
 def append_json(path: Path, *values: Any) -> None:
     """Append values to a file, each as a line of JSON."""
-    append(path, "".join(json.dumps(value) + "\n" for value in values).encode())
+    append(path, json_lines(*values).encode())
+
+
+def json_lines(*values: Any) -> str:
+    """Values as text, each as a line of JSON."""
+    return "".join(json.dumps(value) + "\n" for value in values)
 
 
 def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
@@ -119,16 +131,10 @@ def message_of(error: BaseException) -> str:
 # -- JSON that may be damaged ----------------------------------------------------------------------------------------
 
 
-def _read(file: Path) -> bytes:
-    if (size := file.stat().st_size) > MAX_JSON_BYTES:
-        raise CheckpointError(f"{file} has {size:,} bytes, expected at most {MAX_JSON_BYTES:,}")
-    return file.read_bytes()
-
-
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; one that is too long, too deep, not UTF-8 or no object is a CheckpointError."""
+    """The object in a JSON file; one that is too deep, not UTF-8 or no object is a CheckpointError."""
     try:
-        value = json.loads(_read(file))
+        value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read ({why_unreadable(error)})") from error
     if not isinstance(value, dict):
@@ -148,7 +154,7 @@ def read_lines(source: Path | bytes, parse: Callable[[Any], T]) -> list[T]:
         source: a file, which need not exist, or its contents.
         parse: makes a record of a value of JSON.
     """
-    data = source if isinstance(source, bytes) else _read(source) if source.is_file() else b""
+    data = source if isinstance(source, bytes) else source.read_bytes() if source.is_file() else b""
     found: list[T] = []
     with suppress(*INVALID, RecursionError):
         for line in data.split(b"\n")[:-1]:  # the last one may still be written
@@ -166,7 +172,7 @@ def why_unreadable(error: BaseException) -> str:
     return known.get(type(error)) or visible(getattr(error, "strerror", None) or str(error), 200)
 
 
-def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
+def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] = {}) -> Any:
     """A value of JSON as a type, field by field; raises one of `INVALID`.
 
     Counts must be 0 or more, and numbers finite. A tensor, or bytes, is named by its key in `tensors`.
@@ -179,7 +185,7 @@ def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> A
     """
     origin, args = get_origin(kind), get_args(kind)
     if (origin is None and hasattr(kind, "_fields")) or dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
+        hints = type_hints(kind)
         return kind(**{name: unpack(hints[name], one, tensors) for name, one in value.items()})
     if origin is tuple:
         kinds = [args[0]] * len(value) if args[-1] is ... else args
@@ -187,21 +193,16 @@ def unpack(kind: Any, value: Any, tensors: Mapping[str, Any] | None = None) -> A
     if origin in (dict, Mapping):
         return {args[0](key): unpack(args[1], one, tensors) for key, one in value.items()}
     if kind is bytes or bytes in args:
-        return bytes((tensors or {})[value].numpy())
+        return bytes(tensors[value].numpy())
     if type(None) in args:
         return None if value is None else unpack(args[0], value, tensors)
     if kind not in (int, float, bool, str) and origin is not Literal:
-        return (tensors or {})[value]
+        return tensors[value]
     sound = value in args if origin is Literal else type(value) in ((int, float) if kind is float else (kind,))
     sound = sound and (kind is not int or 0 <= value < 1 << 60) and (kind is not float or math.isfinite(value))
     if not sound:
         raise ValueError(f"it holds {visible(repr(value), 40)}, expected {getattr(kind, '__name__', kind)}")
     return value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def with_checksum(value: dict[str, Any]) -> bytes:
@@ -218,11 +219,10 @@ def read_checked(file: Path, hint: str = "") -> dict[str, Any]:
     """
     try:
         value = read_json(file)
-        if value.pop("checksum", None) != _checksum(value):
-            raise CheckpointError(f"{file} is damaged: its checksum does not match")
-    except (CheckpointError, RecursionError) as error:
-        text = error if isinstance(error, CheckpointError) else f"{file} cannot be read ({why_unreadable(error)})"
-        raise CheckpointError(f"{text}{hint}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{hint}") from error
+    if value.pop("checksum", None) != _checksum(value):
+        raise CheckpointError(f"{file} is damaged: its checksum does not match{hint}")
     return value
 
 
@@ -240,9 +240,7 @@ Writer = Literal["running", "gone", "unknown"]
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a directory, which is made if needed, against other processes; one that stays empty is removed again."""
-    try:
-        import fcntl
-    except ImportError:  # this system has no such lock
+    if fcntl is None:
         yield
         return
     made = not path.exists()
@@ -279,14 +277,9 @@ def writer(path: Path) -> Writer:
         note = read_json(path / PROCESS)
     except CheckpointError:
         return "unknown"
-    if note.get("host") != platform.node():
+    if fcntl is None or note.get("host") != platform.node():
         return "unknown"
-    try:
-        import fcntl
-
-        handle = os.open(path, os.O_RDONLY)
-    except (ImportError, OSError):
-        return "unknown"
+    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return "gone"

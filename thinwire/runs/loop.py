@@ -1,6 +1,6 @@
 """The round loop of a run: from round 1 or a checkpoint, into a directory or in memory.
 
-    run.py, execute.py  ->  train  ->  Loop.round  ->  Federation.round
+    run.py, execute.py  ->  RunPlan.train  ->  Loop.train  ->  Loop.round  ->  Federation.round
 
 After every round, in this order: the record is written to `metrics.jsonl`, `on_round` is called, then `stop`; last, a
 checkpoint is written if one is due. Where training fails, the run goes back to its newest checkpoint (`retry.py`).
@@ -10,43 +10,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import CheckpointError, Diverged, Unfit
 from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
 from thinwire.runs.best import Lead, selected_by
-from thinwire.runs.checkpoint import Checkpoint
-from thinwire.runs.collapse import chance_of, judge, news
-from thinwire.runs.retry import MAX_RETRIES, MAX_ROLLBACKS, ROLLED_BACK, Retry, halved, left_out_until, read_retries
-from thinwire.runs.run_directory import RunFolder, Summary, model_files
-from thinwire.runs.summary import summarize_run
+from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
+from thinwire.runs.collapse import Verdict, chance_of, judge, news
+from thinwire.runs.files import append_json, json_lines, write_json
+from thinwire.runs.link_time import seconds_by_link
+from thinwire.runs.records import BEST, totals
+from thinwire.runs.retry import (
+    MAX_RETRIES,
+    MAX_ROLLBACKS,
+    ROLLED_BACK,
+    Retry,
+    bytes_of,
+    halved,
+    left_out_until,
+    read_retries,
+)
+from thinwire.runs.run_directory import METRICS, RunFolder, Summary, environment, records_of
+from thinwire.runs.summary import layers_of, nonzero_b_of, privacy_of
 
 OnRound = Callable[[RoundRecord], Any]
 EndedBy = Literal["rounds", "target accuracy", "patience", "stop function", "divergence"]
-
-
-class Watch(NamedTuple):
-    """Functions of the caller.
-
-    Args:
-        on_round: is called after every round, first with the records of earlier rounds; after going back, again with
-            the rounds that are repeated.
-        on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
-        on_continue: is called with the number of rounds that are done, before the others are trained.
-        stop: the run ends after a record for which it is true.
-    """
-
-    on_round: OnRound | None = None
-    on_message: OnMessage | None = None
-    on_continue: Callable[[int], None] | None = None
-    stop: OnRound | None = None
 
 
 class Loop:
@@ -66,32 +59,27 @@ class Loop:
         self.chance = chance_of(federation)
         self.objective = selected_by(self.job.ranked_by, self.job.task.client_tests is not None)
         self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
-        self.lines: list[dict[str, Any]] = []
         self.summary: Summary = {}
         self.trained_by = ("", "")  # the training backend in `environment.json`, and the reason
-        self._prepare()
         found = folder.load(settings.engine.device) if folder and resume else None
         if found:
-            check_blocks(self.federation, found.state)
+            check_blocks(federation, found.state)
         self._continue_from(found)
 
-    def _prepare(self) -> None:
-        """Halve the learning rates, and leave out the clients, of the times that the run went back."""
+    def _continue_from(self, start: Checkpoint | None) -> None:
+        """Continue after a checkpoint, or from the start, with what the times that the run went back have changed."""
         if at := [retry.from_version for retry in self.retries if retry.halves]:
             self.federation = make_simulation(
                 self.settings.engine, replace(self.job, method=halved(self.job.method, at))
             )
         times = [(retry.from_round, retry.left_out) for retry in self.retries]
         self.federation.clients.leave_out(left_out_until(times), len(self.retries))
-
-    def _continue_from(self, start: Checkpoint | None) -> None:
-        """Continue after a checkpoint; None for the start."""
         self.state = start.state if start else self.federation.start()
         self.saved = self.state.round  # the round of the newest checkpoint
         self.due: RunState | None = None  # a state to be saved
+        self.lines = start.lines if start else []
         if self.folder:
-            self.lines = [one._asdict() for one in self.folder.rewind(start, len(self.retries))]
-        del self.lines[self.state.round :]
+            self.folder.rewind(start, len(self.retries))
         self.verdict = judge(self.lines, self.chance)
         self.lead = Lead(self.objective).along(self.lines)
         keeps_best = self.settings.checkpoint.best
@@ -99,45 +87,87 @@ class Loop:
         if keeps_best and self.lead.round and not self.best:
             raise CheckpointError(f"the best model, of round {self.lead.round}, was not kept; run it again")
 
-    @property
-    def records(self) -> list[RoundRecord]:
-        """The records of all rounds."""
-        return [RoundRecord(**line) for line in self.lines]
+    def train(
+        self,
+        on_round: OnRound | None = None,
+        on_message: OnMessage | None = None,
+        on_continue: Callable[[int], None] | None = None,
+        stop: OnRound | None = None,
+    ) -> None:
+        """Train the rounds that are left, and write the results.
+
+        Args:
+            on_round: is called after every round, first with the records of earlier rounds; after going back, again
+                with the rounds that are repeated.
+            on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
+            on_continue: is called with the number of rounds that are done, before the others are trained.
+            stop: the run ends after a record for which it is true.
+        """
+        if on_continue:
+            on_continue(self.state.round)
+        for record in records_of(self.lines) if on_round else ():
+            on_round(record)  # type: ignore[misc]
+        try:
+            while True:
+                try:
+                    if self.retries_failures and self.verdict.too_fast:
+                        raise Diverged(self.verdict.why)
+                    ended = self.ended_by(stop)
+                    if ended and self.folder and self.saved < self.state.round:
+                        self.due = self.state
+                    if self.due:
+                        self.save(self.due)
+                    if ended:
+                        break
+                    record = self.round(on_message)
+                except Diverged as error:
+                    self.go_back(error)
+                    continue
+                if on_round:
+                    on_round(record)
+        except Diverged as error:
+            self.finish("divergence", error)
+            raise
+        except KeyboardInterrupt:  # the last complete round; where failures are retried, only healthy states are saved
+            if self.folder and self.saved < self.state.round and not self.retries_failures:
+                self.save(self.state)
+            raise
+        self.finish(ended)
 
     def round(self, on_message: OnMessage | None) -> RoundRecord:
         """Train one round, and write its record."""
-        before = self.state
+        before, known = self.state, self.verdict
         state, record = self.federation.round(before, on_message)
         lost = sum(retry.bytes_abandoned for retry in self.retries if retry.from_round == before.round)
         contract = self.federation.contract.at(state.server.public.version)
         layers = contract.method.schedule.measured(state.server.schedule, contract.coords)
         record = record._replace(bytes_abandoned=lost, layers=layers)
+        self.verdict = judge([*self.lines, record._asdict()], self.chance)
+        record = record._replace(alarm=news(known, self.verdict))
         self.lines.append(record._asdict())
-        known, self.verdict = self.verdict, judge(self.lines, self.chance)
-        self.lines[-1]["alarm"] = news(known, self.verdict)
-        record = RoundRecord(**self.lines[-1])
         if self.folder:
-            self.folder.record(record)
+            append_json(self.folder.path / METRICS, self.lines[-1])
         self.state, self.lead = state, self.lead.after(self.lines[-1])
         if self.settings.checkpoint.best and self.lead.round == record.round:
             self.best = self.weights()
         self.due = self._saved_next(before, record)
         if self.folder and self.trained_by != (state.backend, state.backend_reason):
             self.trained_by = (state.backend, state.backend_reason)
-            self.folder.write_environment(self.facts())
+            write_json(self.folder.path / "environment.json", {**environment(), **self.facts()})
         return record
 
     def _saved_next(self, before: RunState, record: RoundRecord) -> RunState | None:
         """The state that is saved after a round; None if no checkpoint is due."""
-        state: RunState | None = self.state
+        state = self.state
         if self.retries_failures:  # only states that an evaluation found healthy
             task = self.job.task
             if task.test is None and task.client_tests is None:
                 state = before  # the training loss is that of the state before the round
             elif record.test_loss is None and record.client_accuracy is None:
-                state = None
-            state = state if self.verdict.healthy else None
-        if state is None or state.round == 0 or not (self.folder or self.retries_failures):
+                return None
+            if not self.verdict.healthy:
+                return None
+        if not (state.round and (self.folder or self.retries_failures)):
             return None
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
         changed = (state.backend, state.chunk) != (before.backend, before.chunk)
@@ -145,17 +175,18 @@ class Loop:
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint, or keep it in memory."""
-        if self.folder:
-            self.folder.save(state, self.best)
+        checkpoint = Checkpoint(state, self.best, json_lines(*self.lines[: state.round]))
+        if folder := self.folder:
+            save_checkpoint(folder.checkpoints, checkpoint, folder.config, folder.keep)
         else:
-            self.memory = Checkpoint(state, self.best)
+            self.memory = checkpoint
         self.saved, self.due = state.round, None
 
     def ended_by(self, stop: OnRound | None) -> EndedBy | None:
         """Why the run ends after these records; None if it goes on."""
-        last, wanted = self.lines[-1] if self.lines else None, self.settings.eval
-        if last is None:
+        if not self.lines:
             return None
+        last, wanted = self.lines[-1], self.settings.eval
         if last["round"] >= self.settings.rounds:
             return "rounds"
         if wanted.target_accuracy < 1 and (last["accuracy"] or 0.0) >= wanted.target_accuracy:
@@ -190,19 +221,16 @@ class Loop:
             if start is None or start.state.round != number:
                 raise error
         version = start.state.server.public.version if start else 0
-        lost = sum(line[f"bytes_{way}"] for line in self.lines[number:] for way in ("up", "down", "catchup"))
-        retry = Retry(failed, status, why, number, version, 0.0, lost + sum(error.sent), left_out)
+        lr = self.federation.contract.at(version).client_opt(version).lr * (1.0 if unfit else 0.5)
+        lost = bytes_of(self.lines[number:]) + sum(error.sent)
+        retry = Retry(failed, status, why, number, version, lr, lost, left_out)
         self.retries.append(retry)
-        self._prepare()
-        retry = retry._replace(lr=self.federation.contract.at(version).client_opt(version).lr)
-        self.retries[-1] = retry
         if self.folder:
-            self.folder.go_back(number, [one._asdict() for one in self.retries])
+            self.folder.go_back(number, self.retries)
         self._continue_from(start)
         if not unfit:
             name = f"{self.folder.path}: " if self.folder else ""
-            text = f"{name}{retry.text} (retry {len(before) + 1} of {MAX_RETRIES})"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(f"{name}{retry.text} (retry {len(before) + 1} of {MAX_RETRIES})", stacklevel=2)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -220,78 +248,47 @@ class Loop:
             "clients_trained_by": state.backend,
             "because": state.backend_reason,
             "note": self.job.task.note,
-            "convolutions": self.federation.clients.convolutions(state),
             "clients_at_a_time": str(state.chunk or engine.chunk or "all"),
             "chance": self.chance._asdict() if self.chance else None,
         }
 
+    def totals(self, error: Diverged | None = None) -> Summary:
+        """The totals of the run; if it diverged, with the bytes of the round that failed."""
+        settings, federation, lines = self.settings, self.federation, self.lines
+        verdict = Verdict("diverged", len(lines) + 1, str(error)) if error else self.verdict
+        abandoned = sum(retry.bytes_abandoned for retry in self.retries) + sum(error.sent if error else ())
+        sent = {block.name: block for stage in federation.contract.stages for block in stage.coords}
+        return {
+            "method": settings.name,
+            "task": settings.task.label,
+            "seed": settings.seed,
+            "rounds": len(lines),
+            "status": verdict.status,
+            "status_round": verdict.round,
+            "status_why": verdict.why,
+            **({"chance_accuracy": self.chance.share} if self.chance else {}),
+            "parameters": federation.model.parameters(),
+            "trainable": Spec.of(federation.first.coords).size,
+            **totals(lines, settings.accounting, abandoned),
+            "objective": self.job.ranked_by.summary(lines),
+            **({"retries": [retry._asdict() for retry in self.retries]} if self.retries else {}),
+            **privacy_of(federation, len(lines)),
+            "seconds_by_link": seconds_by_link(lines),
+            "layers": layers_of(Spec(tuple(sent.values())), self.state.sync_counts),
+            **nonzero_b_of(federation, self.state),
+        }
+
     def finish(self, ended_by: EndedBy, error: Diverged | None = None) -> None:
         """Make the totals, and write them with the models; a run that diverged has no models."""
-        self.summary = summarize_run(self.settings, self.federation, self.state, self.lines, self.retries, error)
-        self.summary["ended_by"] = ended_by
+        self.summary = self.totals(error) | {"ended_by": ended_by}
         if self.settings.checkpoint.best and self.lead.round:
             found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
             self.summary["best"] = found
         if self.folder:
-            self.folder.finish(self.summary, {} if error else model_files(self.weights(), self.best, self.lead.round))
-
-
-def train(
-    settings: Settings,
-    federation: Federation,
-    folder: RunFolder | None,
-    watch: Watch,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Loop:
-    """Train the rounds of a run that are left, and write its results.
-
-    Args:
-        settings: the settings of the run, which were checked.
-        federation: what runs its rounds.
-        folder: the run directory; None for a run in memory.
-        watch: functions of the caller.
-        resume: whether to continue from the newest checkpoint.
-        overwrite: whether to delete the run in the directory.
-    """
-    with folder.locked() if folder else nullcontext():
-        if folder:
-            if overwrite or folder.summary():  # a finished run that is trained again
-                folder.clear()
-            folder.create()
-        loop = Loop(settings, federation, folder, resume)
-        if watch.on_continue:
-            watch.on_continue(loop.state.round)
-        for record in loop.records if watch.on_round else ():
-            watch.on_round(record)  # type: ignore[misc]
-        try:
-            while True:
-                try:
-                    if loop.retries_failures and loop.verdict.too_fast:
-                        raise Diverged(loop.verdict.why)
-                    ended = loop.ended_by(watch.stop)
-                    if ended and folder and loop.saved < loop.state.round:
-                        loop.due = loop.state
-                    if loop.due:
-                        loop.save(loop.due)
-                    if ended:
-                        break
-                    record = loop.round(watch.on_message)
-                except Diverged as error:
-                    loop.go_back(error)
-                    continue
-                if watch.on_round:
-                    watch.on_round(record)
-        except Diverged as error:
-            loop.finish("divergence", error)
-            raise
-        except KeyboardInterrupt:  # the last complete round; where failures are retried, only healthy states are saved
-            if folder and loop.saved < loop.state.round and not loop.retries_failures:
-                loop.save(loop.state)
-            raise
-        loop.finish(ended)
-    return loop
+            models = {} if error else {"model.safetensors": tensor_bytes(self.weights())}
+            if self.best and not error:
+                models[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
+            self.folder.finish(self.summary, models)
 
 
 def check_blocks(federation: Federation, state: RunState) -> None:

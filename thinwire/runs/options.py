@@ -131,5 +131,5 @@ def overrides_of(options: Mapping[str, Any], changes: Mapping[str, Any] | None =
         raise ConfigError(f"unknown option {min(unknown)}; write one of {', '.join(OPTIONS)}")
     words = given.get("set", {})
     stated = words if isinstance(words, Mapping) else parse_overrides(words)
-    paths = {OPTIONS[name][1].path: value for name, value in given.items()}
-    return {**{path: value for path, value in paths.items() if path}, **stated, **(changes or {})}
+    own = {path: value for name, value in given.items() if (path := OPTIONS[name][1].path)}
+    return {**own, **stated, **(changes or {})}

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from thinwire.core.registry import KINDS, is_left_out, lookup, name_of
 from thinwire.data.partition import Partition
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.federation.attacks import Attack
+from thinwire.runs.files import type_hints
 from thinwire.runs.toml import Table
 
 
@@ -41,12 +42,6 @@ def part_kind(hint: Any) -> str | None:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-@cache
-def type_hints(make: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters of a function, or of the fields of a dataclass; resolving their names takes time."""
-    return get_type_hints(make)
 
 
 def build(kind: str, table: Any, where: str) -> Any:

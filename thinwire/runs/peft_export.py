@@ -4,39 +4,23 @@
     adapter_model.safetensors  A and B of each of them, and the modules that were fully trained, such as the head
 
 peft is not needed to write them.
-
-Export of a run as a folder of transformers: the base model with the trained adapter merged into it.
-
-    config.json, model.safetensors, and the files of the tokenizer if the checkpoint has one
-
-`AutoModelForCausalLM.from_pretrained(folder)` (or the class of the task) loads it without peft. A base that was
-trained in 4 or 8 bits is read again from its checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.engine import Engine
-from thinwire.federation.federation import Federation
 from thinwire.federation.simulation import make_simulation
 from thinwire.models import CausalLM, ImageClassifier, Pretrained
-from thinwire.models.causal_lm import library
-from thinwire.models.pretrained import quiet
-from thinwire.protocol.method import Method
-from thinwire.protocol.state import PublicState
 from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
@@ -78,10 +62,11 @@ def save_adapter(
         raise ConfigError(
             "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
         )
-    inner, prefix = inside(model)
-    first = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    inner: Any = model
+    prefix = ""
+    if isinstance(model, CausalLM | ImageClassifier | Pretrained):  # a model of transformers is inside
+        inner, prefix = model.model, "model."
     modules, parts = dict(inner.named_modules()), lora.parts({}, basis, coords)
-    parts |= lora.lengths(first, {name: block.cpu() for name, block in coords.items()})
     tensors: Tree = {}
     targets, ranks, fan_in_fan_out = [], dict[str, int](), False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
@@ -95,7 +80,7 @@ def save_adapter(
         targets.append(path)
         ranks[path] = coords[f"{name}/b"].shape[1]
         fan_in_fan_out |= kind == "Conv1D"
-        for side in "abm" if lora.has_lengths else "ab":
+        for side in "ab":
             tensors[f"base_model.model.{path}.{NAMES[side]}"] = parts[f"{name}/{side}"]
     modules_to_save = _modules_to_save(inner, {name.removeprefix(prefix) for name in coords if "/" not in name})
     for path in modules_to_save:
@@ -111,12 +96,6 @@ def save_adapter(
     }
     text = (json.dumps(record, indent=1) + "\n").encode()
     return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": tensor_bytes(tensors)})
-
-
-def inside(model: nn.Module) -> tuple[Any, str]:
-    """The model of transformers inside of a model of thinwire, and what its names begin with there."""
-    wrapped = isinstance(model, CausalLM | ImageClassifier | Pretrained)
-    return (model.model, "model.") if wrapped else (model, "")
 
 
 def no_adapter_of_average() -> ConfigError:
@@ -142,7 +121,6 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
         "lora_dropout": space.lora_dropout,
         "use_rslora": rslora,
-        "use_dora": space.has_lengths,
         "rank_pattern": lower,
         "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
     }
@@ -150,13 +128,6 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
 
 def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
     """Write the adapter of the newest checkpoint of a run directory."""
-    simulation, public, method, basis = of_run(run, data_dir)
-    weights = method.space.expand(public.base, basis, public.coords)
-    return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
-
-
-def of_run(run: Path, data_dir: Path | None) -> tuple[Federation, PublicState, Method, Tree]:
-    """The simulation of a run directory, its newest public state, the method there, and its basis."""
     opened = RunFolder.open(run)
     simulation = make_simulation(Engine(), build_job(opened.experiment, data_dir))
     found = opened.load("cpu")
@@ -166,8 +137,10 @@ def of_run(run: Path, data_dir: Path | None) -> tuple[Federation, PublicState, M
     if simulation.averages:
         raise no_adapter_of_average()
     public = found.state.server.public
-    method = simulation.contract.at(public.version).method
-    return simulation, public, method, simulation.contract.basis(public.version, "cpu")
+    contract = simulation.contract.at(public.version)
+    space, basis = contract.method.space, contract.basis(public.version, "cpu")
+    weights = space.expand(public.base, basis, public.coords)
+    return save_adapter(folder, simulation.job.task.model, space, basis, public.coords, weights)
 
 
 def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
@@ -185,52 +158,3 @@ def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
             f"{left[0]!r} was trained without the rest of its module, which peft cannot load; use run.model()"
         )
     return chosen
-
-
-def merged_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
-    """Write the model of the newest checkpoint of a run directory; returns the files."""
-    simulation, public, method, basis = of_run(run, data_dir)
-    return save_merged(
-        folder, simulation.job.task.model, method.space.evaluation_weights(public.base, basis, public.coords)
-    )
-
-
-def save_merged(folder: Path, model: torch.nn.Module, weights: Tree) -> list[Path]:
-    """Write a model of transformers with these weights; returns the files.
-
-    Args:
-        folder: must not exist, or be empty.
-        model: the module that was trained; it is not changed.
-        weights: its final weights.
-    """
-    inner, prefix = inside(model)
-    if not hasattr(inner, "save_pretrained") or not hasattr(inner, "config"):
-        raise ConfigError(
-            f"{type(inner).__name__} is no model of transformers; its weights are in model.safetensors of the run"
-        )
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; name a new folder")
-    transformers = library("the export of a model")
-    origin = str(getattr(inner.config, "_name_or_path", "") or "")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with quiet(transformers), tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as draft:
-        if any(hasattr(part, "constant_bytes") for part in inner.modules()):  # 4 or 8 bits
-            whole = type(inner).from_pretrained(origin, local_files_only=True)
-        else:  # without hooks
-            whole = type(inner)(inner.config)
-            whole.load_state_dict(inner.state_dict())
-            whole = whole.to(next(inner.parameters()).dtype)
-        own = dict(whole.named_parameters())
-        with torch.no_grad():
-            for name, block in weights.items():
-                own[name.removeprefix(prefix)].copy_(block)
-        whole.save_pretrained(draft)
-        with suppress(Exception):  # the type varies: image models have no tokenizer
-            transformers.AutoTokenizer.from_pretrained(origin, local_files_only=True).save_pretrained(draft)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(draft, folder)
-        os.mkdir(draft)  # which is removed
-    folder.chmod(0o755)
-    return sorted(folder.iterdir())

@@ -1,6 +1,6 @@
 """Plugins of an experiment: `import = ["my_package", "codec.py"]` in a file, `--import codec.py` on the command line.
 
-Modules that are loaded here are recorded in the configuration of every run of this process, so that a resumed run and
+Modules that `load_plugins` imports are recorded in the configuration of every run of this process: a resumed run and
 the Flower app import them too. Installed plugins (entry point `thinwire.parts`) need no record.
 """
 
@@ -17,22 +17,17 @@ from thinwire.errors import ConfigError
 _loaded: list[str] = []
 
 
-def load(modules: Sequence[str]) -> None:
+def load_plugins(modules: Sequence[str]) -> None:
     """Import modules that register parts, and record them in the experiments that are resolved from now on.
 
     Args:
         modules: names of modules, as in an import statement, or paths of Python files.
     """
-    modules = _absolute(modules)
-    plugins.load(modules)
-    _loaded.extend(module for module in modules if module not in _loaded)
-
-
-load_plugins = load  # the name in the public interface: tw.load_plugins
+    _loaded.extend(module for module in read_imports(modules) if module not in _loaded)
 
 
 def loaded() -> tuple[str, ...]:
-    """The modules that `load` imported."""
+    """The modules that `load_plugins` imported."""
     return tuple(_loaded)
 
 
@@ -45,11 +40,7 @@ def read_imports(value: Any) -> tuple[str, ...]:
     """
     if not isinstance(value, list | tuple) or not all(isinstance(module, str) for module in value):
         raise ConfigError(f'import must be a list of modules, such as ["my_package"], not {value!r}')
-    modules = _absolute(value)
+    # the run directory and the nodes of a deployment have absolute paths
+    modules = tuple(in_folder(one, Path.cwd()) if is_file(one) else one for one in value)
     plugins.load(modules)
-    return tuple(modules)
-
-
-def _absolute(modules: Sequence[str]) -> list[str]:
-    """Paths of files made absolute: the run directory and the nodes of a deployment have them."""
-    return [in_folder(one, Path.cwd()) if is_file(one) else one for one in modules]
+    return modules

@@ -25,7 +25,6 @@ from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thinwire.core import plugins
@@ -55,32 +54,37 @@ class Preset(NamedTuple):
     about: str
     paper: str
     table: Table
-    on: Mapping[str, Table] = MappingProxyType({})
+    on: Mapping[str, Table] = {}
 
     def on_task(self, task: str | None) -> Table:
         """The values that it sets on a task."""
-        return self.table if task is None else self.on.get(task, self.table)
+        return self.on.get(task or "", self.table)
 
 
 def presets(kind: Kind) -> dict[str, Preset]:
     """All presets of a kind, in alphabetical order."""
-    if kind == "methods":
-        return {name: _method(entry) for name, entry in entries("method").items()}
-    return {name: _read(file) for name, file in _files(kind).items()}
+    return {name: _read(one) for name, one in _known(kind).items()}
 
 
 def names(kind: Kind) -> frozenset[str]:
     """The names of all presets of a kind."""
-    return frozenset(entries("method") if kind == "methods" else _files(kind))
+    return frozenset(_known(kind))
 
 
 def preset(kind: Kind, name: str) -> Preset:
     """The preset of that name, or an error that lists similar names."""
-    known: Mapping[str, Any] = entries("method") if kind == "methods" else _files(kind)
-    if name not in known:
+    if name not in (known := _known(kind)):
         hint = "; or name a file that ends in .toml" if kind == "methods" else ""
         raise UnknownName(kind.removesuffix("s"), name, known, hint)
-    return _method(known[name]) if kind == "methods" else _read(known[name])
+    return _read(known[name])
+
+
+def _known(kind: Kind) -> Mapping[str, Entry | Path]:
+    """The registered methods, or the files of tasks or recipes, by name."""
+    if kind == "methods":
+        return entries("method")
+    folder = Path(str(resources.files("thinwire"))) / "presets" / kind
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
 def filled(method: Method) -> Table:
@@ -103,12 +107,15 @@ def filled(method: Method) -> Table:
     }
 
 
-def _method(entry: Entry) -> Preset:
-    """The preset of a registered method."""
+def _read(source: Entry | Path) -> Preset:
+    """The preset of a registered method, or of a file."""
+    if isinstance(source, Path):
+        table = copy.deepcopy(_loaded(source))
+        return Preset(source.stem, table.pop("about"), table.pop("paper", ""), table)
     from thinwire.methods.fedavg import arguments_on_tasks
 
-    on = {task: _table(entry, arguments) for task, arguments in arguments_on_tasks(entry.make).items()}
-    return Preset(entry.name, entry.doc, entry.paper, _table(entry, {}), on)
+    on = {task: _table(source, arguments) for task, arguments in arguments_on_tasks(source.make).items()}
+    return Preset(source.name, source.doc, source.paper, _table(source, {}), on)
 
 
 def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
@@ -125,22 +132,9 @@ def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
     return {**entry.preset, "method": filled(method)}
 
 
-def _folder() -> Path:
-    return Path(str(resources.files("thinwire"))).joinpath("presets")
-
-
-def _files(kind: Kind) -> dict[str, Path]:
-    return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
-
-
 @cache  # every run of a table looks up its task
 def _loaded(file: Path) -> Table:
     return loads(file.read_text("utf-8"), f"preset {file.name}")
-
-
-def _read(file: Path) -> Preset:
-    table = copy.deepcopy(_loaded(file))
-    return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
 
 
 _CHAINED = ("method.up", "method.down")
@@ -227,53 +221,30 @@ LISTS = (
 
 
 def catalog(what: str) -> list[Row]:
-    """The rows of one list, each with a name, a line of text and a paper; models with their number of parameters.
+    """The rows of one list, each with a name, a line of text and a paper.
 
     Args:
         what: one of `LISTS`.
     """
-    if what == "methods":
-        return _presets("methods", "method")
-    if what == "tasks":
-        return _presets("tasks", "dataset")
+    if what == "tasks":  # built-in datasets without a preset are not imported, since that needs torch
+        rows = {one.name: _row(one) for one in presets("tasks").values()}
+        plugins.load_installed()
+        rows |= {entry.name: _row(entry) for entry in registered("dataset") if entry.name not in rows}
+        return [rows[name] for name in sorted(rows)]
     if what == "recipes":
         return [_row(one) for one in presets("recipes").values()]
-    if what == "models":
-        return _models()
     if what == "parts":
         return [
-            {"name": entry.name, "kind": kind.name, "about": entry.doc, "paper": entry.paper}
+            {"name": entry.name, "kind": kind.name, **_row(entry)}
             for kind in KINDS.values()
             if kind.slots
             for entry in entries(kind.name).values()
         ]
-    for kind in KINDS.values():
-        if kind.plural == what:
-            return [_row(entry) for entry in entries(kind.name).values()]
-    raise UnknownName("list", what, LISTS)
+    kinds = {kind.plural: name for name, kind in KINDS.items()}
+    if what not in kinds:
+        raise UnknownName("list", what, LISTS)
+    return [_row(entry) for entry in entries(kinds[what]).values()]
 
 
 def _row(one: Entry | Preset) -> Row:
     return {"name": one.name, "about": one.about if isinstance(one, Preset) else one.doc, "paper": one.paper}
-
-
-def _presets(what: Any, kind: str) -> list[Row]:
-    """Our presets and what plugins registered; built-in parts are not imported, since that needs torch."""
-    rows = {one.name: _row(one) for one in presets(what).values()}
-    plugins.load_installed()
-    rows |= {entry.name: _row(entry) for entry in registered(kind) if entry.name not in rows}
-    return [rows[name] for name in sorted(rows)]
-
-
-def _models() -> list[Row]:
-    import torch  # late: only this list needs it
-
-    out = []
-    for entry in entries("model").values():
-        try:
-            with torch.device("meta"):  # shapes only: nothing is allocated or initialized
-                parameters = sum(p.numel() for p in entry.make().parameters())
-        except (ConfigError, TypeError):  # it needs an extra that is not installed, or has required arguments
-            parameters = None
-        out.append({"name": entry.name, "parameters": parameters, "about": entry.doc, "paper": entry.paper})
-    return out

@@ -31,9 +31,7 @@ def style_of(progress: bool | None) -> Style:
 
 
 @contextmanager
-def shown(
-    label: str, rounds: int, style: Style, accounting: str = "honest", console: Console | None = None
-) -> Iterator[Show]:
+def shown(label: str, rounds: int, style: Style, accounting: str) -> Iterator[Show]:
     """Show the progress of a run; yields a function to call after each round.
 
     Args:
@@ -41,12 +39,11 @@ def shown(
         rounds: number of rounds.
         style: how.
         accounting: whether the bytes shown include catch-up downloads (`honest`) or not (`ideal`).
-        console: where a terminal and lines are written; stderr by default.
     """
     if style == "nothing":
         yield lambda record: None
         return
-    label, totals, console = visible(label, 200), RunningTotals(accounting), console or console_of(stderr=True)
+    label, totals, console = visible(label, 200), RunningTotals(accounting), console_of(stderr=True)
     step = max(1, rounds // 20)
 
     def show_line(record: RoundRecord) -> None:
@@ -73,7 +70,7 @@ def shown(
         def show_bar(record: RoundRecord) -> None:
             bars.update(bar, completed=record.round, state=totals.text(record))
             if record.alarm:
-                bars.console.print(f"{label}  round {record.round}  {record.alarm}", soft_wrap=True, markup=False)
+                console.print(f"{label}  round {record.round}  {record.alarm}", soft_wrap=True)
 
         yield show_bar
 

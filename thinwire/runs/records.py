@@ -18,16 +18,16 @@ from thinwire.core.reference import task_label
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.runs.collapse import Chance, Verdict, judge, known_chance, known_verdict
-from thinwire.runs.files import read_json, read_lines
+from thinwire.runs.files import INVALID, read_json, read_lines, unpack, write_json
 from thinwire.runs.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 Accounting = Literal["honest", "ideal"]
 
-SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums; early versions have none
+SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
 ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
-KEEP = 2  # checkpoints, the newest; see `Checkpointing.keep`
+SEARCH = "search.json"  # how a setting of the run was found, and what the search cost; no result depends on it
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
@@ -68,8 +68,8 @@ class SavedRun(NamedTuple):
     @property
     def retries(self) -> list[dict[str, Any]]:
         """How often it went back and why (`retry.py`); empty if the run is not finished, or never did."""
-        found = (self.summary or {}).get("retries")
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        found: list[dict[str, Any]] = (self.summary or {}).get("retries", [])
+        return found
 
     @property
     def chance(self) -> Chance | None:
@@ -84,14 +84,19 @@ class SavedRun(NamedTuple):
 
 def read_run(path: Path) -> SavedRun:
     """Read a run directory; checksums are not compared (see `verify`)."""
-    file = path / "config.toml"
-    if not file.is_file():
-        raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
+    table = read_config(path)
     try:
         environment = read_json(path / "environment.json")
     except CheckpointError:  # no result depends on it
         environment = {}
-    return SavedRun(path, read_toml(file), read_records(path / "metrics.jsonl"), environment, read_summary(path))
+    return SavedRun(path, table, read_records(path / "metrics.jsonl"), environment, read_totals(path))
+
+
+def read_config(path: Path) -> Table:
+    """The settings of a run directory."""
+    if not (path / "config.toml").is_file():
+        raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
+    return read_toml(path / "config.toml")
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -187,6 +192,52 @@ def byte_totals(up: int, down: int, catchup: int, accounting: Accounting, abando
     }
 
 
+# -- searches --------------------------------------------------------------------------------------------------------
+
+
+class SearchRecord(NamedTuple):
+    """A search for a setting.
+
+    Args:
+        setting: the key, such as `method.client_opt.lr`.
+        value: the value that was found.
+        tried: all values that were tried, ascending.
+        rungs: number of runs and rounds of each rung.
+        seed: the seed of the search.
+        chosen_by: the criterion.
+        rounds: rounds of all runs of the search.
+        bytes: bytes that they sent.
+    """
+
+    setting: str
+    value: float
+    tried: tuple[float, ...]
+    rungs: tuple[tuple[int, int], ...]
+    seed: int
+    chosen_by: str
+    rounds: int
+    bytes: int
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the value is the smallest or the largest that was tried."""
+        return self.value in (min(self.tried), max(self.tried))
+
+
+def write_search(run: Path, record: SearchRecord) -> None:
+    """Write the record of a search into the directory of a run that uses its result."""
+    write_json(run / SEARCH, record._asdict())
+
+
+def read_search(run: Path) -> SearchRecord | None:
+    """The record of a search in a run directory; None if there is none, or if it is not valid."""
+    try:
+        found: SearchRecord = unpack(SearchRecord, read_json(run / SEARCH))
+    except (CheckpointError, *INVALID):
+        return None
+    return found if found.tried else None
+
+
 # -- checksums -------------------------------------------------------------------------------------------------------
 
 
@@ -199,28 +250,15 @@ def sums_of(files: Mapping[str, bytes]) -> bytes:
     return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
+def read_totals(path: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None if it is not finished."""
     return read_json(path / "summary.json") if (path / "summary.json").is_file() else None
 
 
-def read_totals(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run with valid totals; None if it is not finished."""
-    summary = read_summary(path)
-    if summary is None:
-        return None
-    for key in ("rounds", "bytes_up", "bytes_down", "bytes_catchup"):
-        if not _is_count(summary.get(key)):
-            given = visible(repr(summary.get(key)), 40)
-            raise CheckpointError(f"{path / 'summary.json'} is damaged: {key} is {given}; {_remedy(path)}")
-    return summary
-
-
 def verify(path: Path) -> None:
-    """Raise a CheckpointError if a file of a finished run does not match its checksum; early versions have none."""
-    if not (path / SUMS).is_file():
-        return
-    listed = (path / SUMS).read_text("utf-8", "replace").splitlines()
+    """Raise a CheckpointError if a file of a finished run does not match its checksum."""
+    sums = (path / SUMS).read_bytes() if (path / SUMS).is_file() else b""
+    listed = sums.decode("utf-8", "replace").splitlines()
     for name in (*COVERED, BEST):
         file, wanted = path / name, [line for line in listed if line.endswith(f"  {name}")]
         found = []

@@ -1,6 +1,6 @@
 """The result of `tw.simulate`, `tw.run` and `tw.load_run`: records, bytes, weights, and the trained model.
 
-For readers a run is four lines, and a pandas frame. `run.save` writes one that was kept in memory as a run directory.
+For readers a run is four lines, and a pandas frame.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from thinwire.core.frames import data_frame
 from thinwire.core.text import html_text, human_bytes, visible
 from thinwire.core.tree import Tree, to_device
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.objective import Objective
 from thinwire.runs.best import Lead, recorded_objective, selected_by
-from thinwire.runs.execute import RunPlan
 from thinwire.runs.loop import Loop
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
 from thinwire.runs.records import BEST, columns, read_run, verify
 from thinwire.runs.retry import Retry, read_retries
-from thinwire.runs.run_directory import RunFolder, environment, model_files, records_of
+from thinwire.runs.run_directory import environment, records_of
 from thinwire.runs.toml import Table
 from thinwire.runs.watch import how_to_resume
 from thinwire.spaces.base import Full, Space
@@ -187,7 +185,9 @@ class Run:
 
         A metric is a column of its name; a value over clients is one of its name after `clients_`.
         """
-        return data_frame([columns(record._asdict()) for record in self.history]).set_index("round")
+        import pandas
+
+        return pandas.DataFrame([columns(record._asdict()) for record in self.history]).set_index("round")
 
     def plot(self) -> Any:
         """The objective against all bytes so far, as a `matplotlib.figure.Figure`."""
@@ -197,20 +197,6 @@ class Run:
         values = [self.objective.value(record._asdict()) for record in self.history]
         points = [(x, y, y, y) for x, y in zip(sent, values, strict=True) if y is not None]
         return curves([Curve(self.name, points)], "total bytes (log scale)", self.objective.label, log_x=True)
-
-    def save(self, path: Path | str) -> Path:
-        """Write a run directory, for `tw.load_run` and `tw.report`; it must not exist, or be empty."""
-        folder = RunFolder(Path(path), self._table)
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-            raise CheckpointError(f"{path} exists; name a folder that does not, or an empty one")
-        with folder.locked():
-            folder.create()
-            folder.write_environment(self._environment)
-            for record in self.history:
-                folder.record(record)
-            best_round = self.summary.get("best", {}).get("round", 0)
-            folder.finish(self.summary, model_files({**self.weights, **self.buffers}, self._best, best_round))
-        return folder.path
 
     def save_adapter(self, folder: Path | str) -> None:
         """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
@@ -258,7 +244,7 @@ def load_run(path: Path | str) -> Run:
     The architecture is not stored: `run.model(module)` takes a module of yours.
 
     Args:
-        path: a run directory, written by `out=`, `run.save` or the command line.
+        path: a run directory, written by `out=` or the command line.
     """
     path = Path(path)
     if (path / "summary.json").is_file():
@@ -283,20 +269,20 @@ def load_run(path: Path | str) -> Run:
     )
 
 
-def result_of(plan: RunPlan, loop: Loop) -> Run:
+def result_of(loop: Loop, table: Table) -> Run:
     """The result of a run that has ended, with all tensors on the CPU."""
     federation, public = loop.federation, loop.state.server.public
     space, device = federation.contract.at(public.version).method.space, federation.engine.device
     weights, buffers = federation.final(loop.state)
     return Run(
-        loop.records,
+        records_of(loop.lines),
         to_device(weights, "cpu"),
         to_device(buffers, "cpu"),
         loop.summary,
-        plan.folder.path if plan.folder else None,
+        loop.folder.path if loop.folder else None,
         to_device(public.coords, "cpu"),
         loop.retries,
-        plan.table,
+        table,
         {**environment(), **loop.facts()},
         dict(loop.best) or None,
         copy.deepcopy(loop.job.task.model).cpu(),

@@ -17,15 +17,15 @@ Clients of a deployment that are ahead of the server receive the whole state.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.engine import Engine
 from thinwire.optimizers.lr_schedules import HalvedLR
 from thinwire.protocol.method import Method
-from thinwire.runs.files import read_checked
+from thinwire.runs.files import locked, read_checked
 from thinwire.runs.records import ROLLED_BACK as ROLLED_BACK, rounds_in
 from thinwire.runs.run_directory import RETRIES, RunFolder
 
@@ -71,6 +71,11 @@ def read_retries(path: Path) -> list[Retry]:
         ) from error
 
 
+def bytes_of(records: Iterable[Mapping[str, Any]]) -> int:
+    """The bytes that were sent in some rounds."""
+    return sum(one[f"bytes_{way}"] for one in records for way in ("up", "down", "catchup"))
+
+
 def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
     """The last round without each client.
 
@@ -114,48 +119,32 @@ def check_retry(method: Method, engine: Engine) -> None:
         )
 
 
-def roll_back(path: Path, number: int, left_out: Sequence[int] = ()) -> Retry:
+def roll_back(path: Path, number: int) -> Retry:
     """Go back to the checkpoint of a round; nothing is changed if there is none. A finished run is unfinished again.
 
     Args:
         path: the run directory.
         number: the round; 0 for the start.
-        left_out: clients of a deployment that are left out of the next cohorts.
     """
     folder = RunFolder.open(path)
-    with folder.locked():
-        newest = folder.load("cpu")
-        if newest is None:
-            raise CheckpointError(f"{path} has no checkpoint to go back to")
-        _check(folder, number, left_out)
+    with locked(path):
+        newest, rounds = folder.load("cpu"), rounds_in(folder.checkpoints)
+        if number not in (0, *rounds):
+            listed = ", ".join(map(str, rounds[:10])) or "none"
+            raise CheckpointError(
+                f"{path} has no checkpoint of round {number}; it has {listed}: name one of them, and keep more of them "
+                "with --set checkpoint.keep=20"
+            )
+        if newest is None or number == newest.state.round:
+            raise CheckpointError(f"{path} is at round {number}, there is nothing to go back from")
+        if folder.table.get("method", {}).get("privacy", {}).get("kind", "none") != "none":
+            raise ConfigError(f"{path} has differential privacy, which rounds that are given up spend, too")
         start = folder.load("cpu", number) if number else None
         retries, version = read_retries(path), start.state.server.public.version if start else 0
-        records = folder.rewind(newest, len(retries))
+        records = newest.lines
+        lost, lr = bytes_of(records[number:]), records[number].get("lr") or 0.0
+        retries.append(Retry(len(records), ROLLED_BACK, "rolled back by hand", number, version, lr, lost))
         folder.clear_results()
-        lost = sum(one.bytes_up + one.bytes_down + one.bytes_catchup for one in records[number:])
-        lr = (records[number].lr if number < len(records) else None) or 0.0
-        why, clients = "rolled back by hand", sorted(set(left_out))
-        retries.append(Retry(len(records), ROLLED_BACK, why, number, version, lr, lost, clients))
-        folder.go_back(number, [one._asdict() for one in retries])
+        folder.go_back(number, retries)
         folder.rewind(start, len(retries))
     return retries[-1]
-
-
-def _check(folder: RunFolder, number: int, left_out: Sequence[int]) -> None:
-    """Raise an error for a round without a checkpoint, and for clients that cannot be left out."""
-    rounds = rounds_in(folder.checkpoints)
-    if number != 0 and number not in rounds:
-        listed = ", ".join(map(str, rounds[:10]))
-        raise CheckpointError(
-            f"{folder.path} has no checkpoint of round {number}; it has {listed}: name one of them, and keep more of "
-            "them with --set checkpoint.keep=20"
-        )
-    if number == rounds[-1] and not left_out:
-        raise CheckpointError(f"{folder.path} is at round {number}, there is nothing to go back from")
-    if folder.table.get("method", {}).get("privacy", {}).get("kind", "none") != "none":
-        raise ConfigError(f"{folder.path} has differential privacy, which rounds that are given up spend, too")
-    clients = folder.table.get("task", {}).get("clients", 0)
-    if left_out and not (folder.path / "deployment.json").is_file():
-        raise ConfigError(f"{folder.path} was not deployed: clients of a simulation cannot be left out")
-    if wrong := [one for one in left_out if not 0 <= one < clients]:
-        raise ConfigError(f"there is no client {wrong[0]} to leave out; clients are 0 to {clients - 1}")

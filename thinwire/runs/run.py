@@ -34,10 +34,8 @@ from thinwire.runs.build import OwnTask, task_name
 from thinwire.runs.config import DEFAULT_TASK, resolve
 from thinwire.runs.execute import RunPlan
 from thinwire.runs.files import message_of
-from thinwire.runs.loop import Watch
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import rounds_in
 from thinwire.runs.result import Run, result_of
 
 
@@ -82,8 +80,7 @@ def simulate(
         raise ConfigError("the model cannot be copied: its weights are on the device meta, which has no values")
     name = {"name": "fedavg"} if method is None else {}
     given: dict[str, Any] = {"keep_best": True, **name, **options}
-    metrics = given.get("metrics")
-    functions = given.pop("metrics") if isinstance(metrics, Mapping) else {}
+    functions = given.pop("metrics") if isinstance(given.get("metrics"), Mapping) else {}
     method = Method() if method is None else method
     pool, assignment = pool_clients(clients)
     tests = None if test is None else as_examples(test)
@@ -121,17 +118,17 @@ def settings_of(
 
 def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
     """Train what is left of a run, or read it, and make its result."""
-    path = Path(options["out"]) if options.get("out") is not None else None
-    data_dir = Path(options["data_dir"]) if options.get("data_dir") is not None else None
-    resume, overwrite, on_round = bool(options.get("resume")), bool(options.get("overwrite")), options.get("on_round")
+    given = {name: value for name, value in options.items() if value is not None}
+    path, data_dir = (Path(given[name]) if name in given else None for name in ("out", "data_dir"))
+    resume, overwrite, on_round = bool(given.get("resume")), bool(given.get("overwrite")), given.get("on_round")
     if path is None and (resume or overwrite):
         raise ConfigError(f"{'resume' if resume else 'overwrite'}=True needs the folder of the run: out='runs/mine'")
     if resume and overwrite:
         raise ConfigError("resume=True keeps the run in the folder and overwrite=True deletes it; write one of them")
     for name in ("stop", "on_round"):
-        if not callable(options.get(name, print)):
-            raise ConfigError(f"{name} must be a function of the record, not {options[name]!r}")
-    style = style_of(options.get("progress"))
+        if not callable(given.get(name, print)):
+            raise ConfigError(f"{name} must be a function of the record, not {given[name]!r}")
+    style = style_of(given.get("progress"))
     with _one_line(path, style != "nothing"), shown(settings.name, settings.rounds, style, settings.accounting) as show:
 
         def seen(record: RoundRecord) -> None:
@@ -143,8 +140,9 @@ def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
 
         plan = RunPlan.of(settings, path, data_dir)
         done = None if overwrite else plan.finished(resume)
-        watch = Watch(seen, options.get("on_message"), stop=options.get("stop"))
-        return result_of(plan, plan.reopen(done) if done else plan.train(watch, resume, overwrite))
+        watch = {name: given[name] for name in ("on_message", "stop") if name in given}
+        loop = plan.reopen(done) if done else plan.train(resume, overwrite, on_round=seen, **watch)
+        return result_of(loop, plan.table)
 
 
 @contextmanager
@@ -160,10 +158,8 @@ def _one_line(path: Path | None, visibly: bool) -> Iterator[None]:
         raise CheckpointError(f"{message_of(error)}{left}") from error
     except KeyboardInterrupt:
         if visibly:
-            text = "stopped; nothing was saved, since out= names no folder"
+            text = "nothing was saved, since out= names no folder"
             if path is not None:
-                rounds = rounds_in(path / "checkpoints")
-                at = f"round {rounds[-1]} is saved" if rounds else "before its first round"
-                text = f"stopped, {at}; the same call with resume=True continues the run in {path}"
-            print(visible(text), file=sys.stderr)
+                text = f"the same call with resume=True continues the run in {path}"
+            print(visible(f"stopped; {text}"), file=sys.stderr)
         raise

@@ -25,39 +25,32 @@ import json
 import os
 import platform
 import subprocess
-import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
-from thinwire.federation.job import RoundRecord, RunState
+from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import KEEP, Settings
-from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, tensor_bytes
-from thinwire.runs.config import digest, from_table, to_table
+from thinwire.runs.checkpoint import Checkpoint, load_checkpoint
+from thinwire.runs.config import digest, from_table
 from thinwire.runs.deployment_records import COHORTS, SITES, cut_sites
 from thinwire.runs.files import (
     PROCESS,
-    append_json,
-    locked,
-    naming,
     note_process,
-    read_lines,
     with_checksum,
     write_atomically,
-    write_json,
 )
 from thinwire.runs.records import (
     BEST,
     SUMS,
-    parse_record,
+    read_config,
     read_records,
     read_totals,
     remove_checkpoint,
@@ -65,8 +58,7 @@ from thinwire.runs.records import (
     sums_of,
     verify,
 )
-from thinwire.runs.task_files import names_new_code
-from thinwire.runs.toml import Table, dumps, flat, read_toml
+from thinwire.runs.toml import Table, dumps, flat
 
 Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
@@ -80,19 +72,18 @@ class RunFolder:
 
     Args:
         path: the directory; it need not exist.
-        configuration: the experiment, or the table of a script that calls `tw.simulate`.
+        table: the settings of the run, or the table of a script that calls `tw.simulate`.
     """
 
-    def __init__(self, path: Path, configuration: Settings | Table) -> None:
-        self.path = path
-        self.table = to_table(configuration) if isinstance(configuration, Settings) else configuration
-        self.config = digest(identity(self.table))
-        self.keep = int(self.table.get("checkpoint", {}).get("keep", KEEP))  # number of checkpoints
+    def __init__(self, path: Path, table: Table) -> None:
+        self.path, self.table = path, table
+        self.config = digest(identity(table))
+        self.keep = int(table.get("checkpoint", {}).get("keep", KEEP))  # number of checkpoints
         self.checkpoints = path / "checkpoints"
 
     @property
     def experiment(self) -> Settings:
-        """The experiment of the run; the run of a script has none."""
+        """The experiment of the run, whose code is imported; the run of a script has none."""
         if "script" in self.table:
             raise CheckpointError(
                 f"{self.path} was written by a script; run `python {self.table['script']}` again, with resume=True"
@@ -102,19 +93,14 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """The run directory at a path that holds one; code that it names is not imported."""
-        file = path / "config.toml"
-        if not file.is_file():
-            raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
-        table = read_toml(file)
-        return cls(path, table if "script" in table or names_new_code(table) else from_table(table))
+        return cls(path, read_config(path))
 
     @property
     def exists(self) -> bool:
         """Whether the directory holds this run; another one, other data and other files are errors."""
         if not (self.path / "config.toml").is_file():
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                what = "and is not a run directory" if self.path.is_dir() else "and is a file, not a run directory"
-                raise CheckpointError(f"{self.path} exists {what}; name another directory")
+                raise CheckpointError(f"{self.path} exists and is not a run directory; name another directory")
             return False
         theirs = RunFolder.open(self.path)
         known, now = str(theirs.table.get("fingerprint", "")), str(self.table.get("fingerprint", ""))
@@ -128,8 +114,18 @@ class RunFolder:
             )
         return True
 
-    def create(self) -> None:
-        """Write the configuration, and remove the temporary files of a killed process."""
+    def create(self, overwrite: bool = False) -> None:
+        """Write the configuration, and remove the temporary files of a killed process.
+
+        Args:
+            overwrite: whether to delete the files of earlier runs.
+        """
+        if overwrite:
+            self.clear_results()
+            for file in (METRICS, "environment.json", RETRIES, COHORTS, SITES):
+                (self.path / file).unlink(missing_ok=True)
+            for old in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+                old.unlink()
         for folder in (self.path, self.checkpoints):
             for half in folder.glob(".*.tmp"):
                 half.unlink()
@@ -137,22 +133,10 @@ class RunFolder:
         write_atomically(self.path / "config.toml", dumps(self.table).encode())
         note_process(self.path)
 
-    def clear(self) -> None:
-        """Delete the files of earlier runs."""
-        self.clear_results()
-        for file in (METRICS, "environment.json", RETRIES, COHORTS, SITES, "mlflow.json"):
-            (self.path / file).unlink(missing_ok=True)
-        for old in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
-            old.unlink()
-
     def clear_results(self) -> None:
         """Delete what a finished run has; it is then unfinished."""
         for file in RESULTS:
             (self.path / file).unlink(missing_ok=True)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the directory against other processes; the system releases the lock when the process ends."""
-        return locked(self.path)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -160,54 +144,28 @@ class RunFolder:
         """The records of all rounds; an incomplete last line of a killed process is left out."""
         return records_of(read_records(self.path / METRICS))
 
-    def rewind(self, start: Checkpoint | None, attempt: int) -> list[RoundRecord]:
-        """Truncate the records after a checkpoint, from which the run continues; missing ones are restored.
-
-        A checkpoint holds the lines up to its round. If those in `metrics.jsonl` differ, they are replaced by the lines
-        of the checkpoint, with a warning.
+    def rewind(self, start: Checkpoint | None, attempt: int) -> None:
+        """Write the records up to a checkpoint, from which the run continues.
 
         Args:
             start: the checkpoint; None for the start.
             attempt: how often the run went back.
         """
         file, kept = self.path / METRICS, start.metrics.encode() if start else b""
-        done, found = start.state.round if start else 0, file.read_bytes() if file.is_file() else b""
-        history = records_of(read_lines(kept, parse_record))
-        if [record.round for record in history] != [*range(1, done + 1)]:
-            raise CheckpointError(f"{file} lacks rounds before the checkpoint of round {done}; remove that checkpoint")
-        if found != kept or not file.exists():
+        if not file.is_file() or file.read_bytes() != kept:
             write_atomically(file, kept)
-        cut_sites(self.path, done, attempt)
-        if not found.startswith(kept):
-            text = f"{file} was damaged; its first {done} rounds were restored from the checkpoint"
-            warnings.warn(text, stacklevel=2)
-        return history
+        cut_sites(self.path, start.state.round if start else 0, attempt)
 
-    def record(self, record: RoundRecord) -> None:
-        """Add the line of a round."""
-        append_json(self.path / METRICS, record._asdict())
-
-    def save(self, state: RunState, best: Mapping[str, Tensor]) -> None:
-        """Write a checkpoint, with the best model if it is kept, after the metrics of its rounds are on disk."""
-        with naming(self.path / METRICS), (self.path / METRICS).open("rb+") as file:
-            os.fsync(file.fileno())
-            lines = b"".join(file.readlines()[: state.round]).decode()
-        save_checkpoint(self.checkpoints, Checkpoint(state, best, lines), self.config, self.keep)
-
-    def go_back(self, rounds: int, retries: list[dict[str, Any]]) -> None:
-        """Remove checkpoints of later rounds, and write why; a killed process continues from there, too."""
+    def go_back(self, rounds: int, retries: Iterable[Any]) -> None:
+        """Remove checkpoints of later rounds, and write all `Retry`; a killed process continues from there, too."""
         for number in reversed(rounds_in(self.checkpoints)):
             if number > rounds:
                 remove_checkpoint(self.checkpoints, number)
-        write_atomically(self.path / RETRIES, with_checksum({"retries": retries}))
+        write_atomically(self.path / RETRIES, with_checksum({"retries": [one._asdict() for one in retries]}))
 
     def load(self, device: str, number: int | None = None) -> Checkpoint | None:
         """A checkpoint, by default the newest; None if there is none."""
         return load_checkpoint(self.checkpoints, self.config, device, number)
-
-    def write_environment(self, facts: dict[str, Any]) -> None:
-        """Write the machine, the versions and some facts about this run."""
-        write_json(self.path / "environment.json", {**environment(), **facts})
 
     def finish(self, summary: Summary, models: Mapping[str, bytes]) -> None:
         """Write the models, the checksums and, last, the totals: a run with totals is finished.
@@ -231,14 +189,6 @@ class RunFolder:
         return read_totals(self.path)
 
 
-def model_files(
-    weights: Mapping[str, Tensor], best: Mapping[str, Tensor] | None = None, best_round: int = 0
-) -> dict[str, bytes]:
-    """The contents of the files of models: the final weights and, if it is kept, the best model."""
-    kept = {BEST: tensor_bytes(dict(best), round=str(best_round))} if best else {}
-    return {"model.safetensors": tensor_bytes(dict(weights)), **kept}
-
-
 def identity(table: Table) -> Table:
     """The part of a configuration that must be the same for a run to be continued.
 
@@ -260,7 +210,7 @@ def other_task(what: str, known: str, now: str) -> CheckpointError:
 
 
 def _difference(theirs: Table, ours: Table) -> str:
-    """The first settings in which two runs differ.
+    """The settings in which two runs differ.
 
     >>> _difference({"rounds": 5, "eval": {"every": 1}}, {"rounds": 9, "eval": {"every": 1}})
     'rounds = 5 there, 9 here'
@@ -268,8 +218,7 @@ def _difference(theirs: Table, ours: Table) -> str:
     one, two = flat(theirs), flat(ours)
     differ = [key for key in dict.fromkeys((*one, *two)) if one.get(key) != two.get(key)]
     named = [f"{key} = {one.get(key, 'unset')} there, {two.get(key, 'unset')} here" for key in differ]
-    more = f" (and {len(named) - 2} more)" if len(named) > 2 else ""
-    return visible("; ".join(named[:2]), 300) + more
+    return visible("; ".join(named), 300)
 
 
 def records_of(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:

@@ -1,82 +1,35 @@
-"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer."""
+"""Parts of the summary of a run: privacy, what is left of adapters, and bytes by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from thinwire.core.spec import Block, Spec, layer_of
-from thinwire.core.tree import to_device
-from thinwire.errors import Diverged
+from thinwire.core.names import layer_of
+from thinwire.core.tree import Block, Spec, to_device
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import RunState
-from thinwire.federation.settings import Settings
-from thinwire.masks import dead_adapters, nonzero_b
+from thinwire.masks import nonzero_b
 from thinwire.protocol.state import SyncCounts
 from thinwire.protocol.upload import as_received
-from thinwire.runs.collapse import Verdict, chance_of, judge, summary_of
-from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import totals
-from thinwire.runs.retry import Retry
 from thinwire.runs.run_directory import Summary
 
 
-def summarize_run(
-    settings: Settings,
-    federation: Federation,
-    state: RunState,
-    lines: list[dict[str, Any]],
-    retries: Sequence[Retry],
-    error: Diverged | None = None,
-) -> Summary:
-    """The totals of a run.
-
-    Args:
-        settings: its settings.
-        federation: what ran its rounds.
-        state: the state after the rounds.
-        lines: one record a round.
-        retries: how often it went back; the bytes of the abandoned rounds are counted.
-        error: why it ended, if it diverged; the bytes of the round that failed are counted.
-    """
-    chance, privacy = chance_of(federation), dict[str, Any]()
-    verdict = Verdict("diverged", len(lines) + 1, str(error)) if error else judge(lines, chance)
-    abandoned = sum(retry.bytes_abandoned for retry in retries) + sum(error.sent if error else ())
-    if (spent := federation.epsilon(len(lines)) if lines else None) is not None:
-        privacy = {"epsilon": spent[0], "delta": federation.job.method.privacy.delta}
-        privacy |= {"epsilon_unknown": spent[1]} if spent[1] else {}
-    sent = {block.name: block for stage in federation.contract.stages for block in stage.coords}
-    return {
-        "method": settings.name,
-        "task": settings.task.label,
-        "seed": settings.seed,
-        "rounds": len(lines),
-        **summary_of(verdict, chance),
-        "parameters": federation.model.parameters(),
-        "trainable": Spec.of(federation.first.coords).size,
-        **totals(lines, settings.accounting, abandoned),
-        "objective": federation.job.ranked_by.summary(lines),
-        **({"retries": [retry._asdict() for retry in retries]} if retries else {}),
-        **privacy,
-        "seconds_by_link": seconds_by_link(lines),
-        "layers": layers_of(Spec(tuple(sent.values())), state.sync_counts),
-        **_adapters(federation, state),
-    }
+def privacy_of(federation: Federation, rounds: int) -> Summary:
+    """The privacy that some rounds have spent; empty without differential privacy."""
+    if not rounds or (spent := federation.epsilon(rounds)) is None:
+        return {}
+    known = {"epsilon": spent[0], "delta": federation.job.method.privacy.delta}
+    return {**known, "epsilon_unknown": spent[1]} if spent[1] else known
 
 
-def _adapters(federation: Federation, state: RunState) -> Summary:
-    """Where adapters are masked or sent in part: the share of B that is left, and the adapters that cannot change."""
+def nonzero_b_of(federation: Federation, state: RunState) -> Summary:
+    """The share of the values of all B that is not zero in what clients receive, where some are masked or not sent."""
     contract, public = federation.contract.at(state.server.public.version), state.server.public
     method = contract.method
-    masked, sparse = method.mask.active, method.download == "full" and not method.down.exact
-    if not masked and not sparse:
+    if not method.mask.active and (method.download != "full" or method.down.exact):
         return {}
-    received = as_received(contract, public, method.down)
-    coords = to_device(received.coords, "cpu")
-    left = nonzero_b(coords)
-    dead = dead_adapters(coords, contract.trained(received)) if masked else ()
-    found: Summary = {} if left is None else {"nonzero_b": round(left, 4)}
-    return found | ({"dead_adapters": list(dead)} if dead else {})
+    left = nonzero_b(to_device(as_received(contract, public, method.down).coords, "cpu"))
+    return {} if left is None else {"nonzero_b": round(left, 4)}
 
 
 def layers_of(coords: Spec, sync_counts: SyncCounts) -> list[dict[str, Any]]:

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.reference import (
-    OWN,
     PATH_OPTIONS,
     in_folder,
     is_file,
     is_reference,
-    needs_import,
     own_kind,
     short_name,
 )
@@ -46,23 +44,6 @@ def anchored(table: Table, folder: Path, kind: str = "") -> Table:
 def portable(table: Table) -> Table:
     """A table of settings in which files have no folders: for digests that do not depend on where a project lies."""
     return _changed(table, "", short_name, lambda text: Path(text).name)
-
-
-def names_new_code(table: Table) -> bool:
-    """Whether settings name code that this process has not imported, or a task of a script.
-
-    A page or a list of runs must not import it: the files of a run directory may come from elsewhere.
-    """
-    named: list[str] = []
-
-    def note(text: str) -> str:
-        named.append(text)
-        return text
-
-    _changed(table, "", note, str)
-    task = table.get("task")
-    by_script = isinstance(task, dict) and str(task.get("kind", "")).startswith(OWN)
-    return by_script or any(map(needs_import, named))
 
 
 def folder_name(label: str) -> str:

@@ -30,11 +30,11 @@ LONGEST = 1 << 24  # bytes of a file
 
 def dumps(tree: Table) -> str:
     """A tree of plain values as TOML: top-level tables get a header, deeper ones are inline."""
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
+    lines = [f"{_key(k)} = {written(v)}" for k, v in tree.items() if not isinstance(v, dict)]
     for name, table in tree.items():
         if isinstance(table, dict):
             lines += ["", f"[{_key(name)}]"] if lines else [f"[{_key(name)}]"]
-            lines += [f"{_key(k)} = {_value(v)}" for k, v in table.items()]
+            lines += [f"{_key(k)} = {written(v)}" for k, v in table.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -47,11 +47,9 @@ def loads(text: str, what: str) -> Table:
     """
     try:
         tree = tomllib.loads(text)
-        _check(tree)
+        _check(tree, what)
     except RecursionError:
         raise ConfigError(f"{what} is nested more than {DEEPEST} levels deep") from None
-    except _TooLarge as error:
-        raise ConfigError(f"{what} holds {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{what} is not valid TOML: {visible(str(error), 300)}") from error
     except ValueError:  # of Python's limit on the digits of a number
@@ -87,27 +85,14 @@ def parse_value(text: str) -> Any:
     return tree["value"] if tree.keys() == {"value"} else text
 
 
-def value_words(value: Any) -> str:
-    """A value as it is written after `--set KEY=`.
-
-    >>> value_words(0.3), value_words({"kind": "raw"})
-    ('0.3', '{ kind = "raw" }')
-    """
-    return _value(value)
-
-
-class _TooLarge(Exception):
-    """A number that is larger than any setting."""
-
-
-def _check(value: Any, depth: int = 0) -> None:
+def _check(value: Any, what: str, depth: int = 0) -> None:
     """Refuse values that are nested too deeply, and integers of more than 64 bits, which TOML does not have."""
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:  # a seed has 64 bits without a sign
-        raise _TooLarge("a whole number of more than 64 bits")
+        raise ConfigError(f"{what} holds a whole number of more than 64 bits")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check(inner, depth + 1)
+        _check(inner, what, depth + 1)
 
 
 def _key(name: str) -> str:
@@ -132,7 +117,12 @@ def _string(text: str) -> str:
     )
 
 
-def _value(value: Any) -> str:
+def written(value: Any) -> str:
+    """A value as it is written in a file, and after `--set KEY=`.
+
+    >>> written(0.3), written({"kind": "raw"})
+    ('0.3', '{ kind = "raw" }')
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -144,9 +134,9 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
+        return "[" + ", ".join(written(v) for v in value) + "]"
     if isinstance(value, dict):
-        inner = ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items())
+        inner = ", ".join(f"{_key(k)} = {written(v)}" for k, v in value.items())
         return f"{{ {inner} }}" if inner else "{}"
     raise ConfigError(f"{value!r} of type {type(value).__name__} cannot be written to a configuration file")
 

@@ -38,7 +38,6 @@ class Standing(NamedTuple):
     bytes_total: int  # of all these
     seconds_per_round: float | None  # recently
     eta_seconds: float | None
-    idle_seconds: float | None  # since the last line was written, by the clock of this machine
     status: str  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
     status_why: str
     resume: str  # what continues the run, if it is not finished
@@ -52,9 +51,6 @@ def standing(path: Path) -> Standing:
     rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
     finished = run.summary is not None and len(records) >= rounds
     state = "finished" if finished else "stopped" if writer(path) == "gone" else "running" if records else "starting"
-    idle = None
-    with suppress(OSError):
-        idle = max(0.0, time.time() - (path / "metrics.jsonl").stat().st_mtime)
     ways = ("up", "down", "catchup", "abandoned", "total")
     return Standing(
         run=str(path),
@@ -69,7 +65,6 @@ def standing(path: Path) -> Standing:
         **{f"bytes_{way}": total[f"bytes_{way}"] for way in ways},
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
-        idle_seconds=idle,
         status=run.verdict.status,
         status_why=run.verdict.why,
         resume="" if finished else how_to_resume(path, run.table),
@@ -120,6 +115,4 @@ def status_line(now: Standing) -> str:
         parts += [f"stopped: its process is gone; {now.resume}"]
     elif now.eta_seconds is not None:
         parts += [f"{human_seconds(now.eta_seconds)} left"]
-        if (now.idle_seconds or 0.0) > max(60.0, 10 * (now.seconds_per_round or 0.0)):
-            parts += [f"no new round for {human_seconds(now.idle_seconds or 0.0)}; if it was stopped, {now.resume}"]
     return visible("  ".join(parts))

@@ -9,11 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec, select
-from thinwire.core.tree import Tree, stack, unstack
+from thinwire.core.names import select
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, stack, unstack
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Plan:
     resample: bool = True
 
 
-LayerFacts: TypeAlias = Mapping[str, Mapping[str, float]]  # by layer, then by the name of the value
+LayerFacts = Mapping[str, Mapping[str, float]]  # by layer, then by the name of the value
 
 
 class Schedule(ABC):
@@ -39,13 +38,16 @@ class Schedule(ABC):
     Not a learning-rate schedule: see `LRSchedule`.
     """
 
+    private: tuple[str, ...] = ()
+    """Selectors of the private blocks."""
+
     def init(self, coords: Spec) -> Tree:
         """Return the state of the schedule before the first round."""
         return {}
 
     def never(self, coords: Spec) -> frozenset[str]:
-        """Return the private blocks: those that are in no plan."""
-        return frozenset()
+        """Return the private blocks: those that are in no plan; by default those that `private` selects."""
+        return frozenset(select(coords.names, self.private, what="private") if self.private else ())
 
     @abstractmethod
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
@@ -73,13 +75,7 @@ class Schedule(ABC):
         return {}
 
 
-def private_blocks(coords: Spec, private: tuple[str, ...]) -> frozenset[str]:
-    """The blocks that selectors of private blocks choose; none without selectors."""
-    return frozenset(select(coords.names, private, what="private") if private else ())
-
-
-@register("schedule", "all-blocks")
-@dataclass(frozen=True)
+@register_part("schedule", "all-blocks")
 class AllBlocks(Schedule):
     """Synchronize every block in every round, except private ones.
 
@@ -95,10 +91,6 @@ class AllBlocks(Schedule):
     """
 
     private: tuple[str, ...] = ()
-
-    def never(self, coords: Spec) -> frozenset[str]:
-        """Return the blocks that `private` selects."""
-        return private_blocks(coords, self.private)
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all blocks except the private ones."""

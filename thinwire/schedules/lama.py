@@ -10,18 +10,17 @@ taken. These layers are synchronized once in the next window, the others in each
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec, layer_of, weight_of
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.names import layer_of, weight_of
+from thinwire.core.registry import register_part
+from thinwire.core.text import PositiveInt
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import ConfigError
-from thinwire.schedules.base import LayerFacts, Plan, Schedule, private_blocks
+from thinwire.schedules.base import LayerFacts, Plan, Schedule
 
 Rules = Literal["paper", "public"]
 PUBLIC_WARMUP = 7  # rounds before the authors' program first adjusts intervals
@@ -45,8 +44,7 @@ class Place(NamedTuple):
     left: float  # of the parameters that are not: 1 - lambda
 
 
-@register("schedule", "fedlama", paper="Layer-wise Adaptive Model Aggregation, 2021")
-@dataclass(frozen=True)
+@register_part("schedule", "fedlama", paper="Layer-wise Adaptive Model Aggregation, 2021")
 class FedLAMA(Schedule):
     """Synchronize layers with a small discrepancy between clients once in `phi` rounds, the others in every round.
 
@@ -78,14 +76,11 @@ class FedLAMA(Schedule):
     Not for spaces that redraw their basis: a delayed update of one basis is meaningless in the next.
     """
 
-    phi: int = 2
+    phi: PositiveInt = 2
     rules: Rules = "paper"
     accelerate: bool = False
     include_crossing: bool = True
     private: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(self, phi="[1, inf)")
 
     def init(self, coords: Spec) -> Tree:
         """Return a state of 0 rounds in which all layers have the interval tau0."""
@@ -97,10 +92,6 @@ class FedLAMA(Schedule):
         often = torch.tensor([self._often(False) for _ in layers], dtype=torch.bool)
         unknown = torch.full((len(layers),), UNKNOWN, dtype=torch.float64)
         return {"rounds": torch.zeros((), dtype=torch.int64), "often": often, "discrepancy": unknown}
-
-    def never(self, coords: Spec) -> frozenset[str]:
-        """Return the blocks that `private` selects."""
-        return private_blocks(coords, self.private)
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """Return all layers in the last round of a window, else those with the short interval."""

@@ -25,7 +25,6 @@ from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
-from thinwire.reports.report import value_text
 from thinwire.runs.config import to_table
 from thinwire.runs.run import settings_of
 from thinwire.runs.toml import Table, flat, parse_value
@@ -58,15 +57,22 @@ def maker(method: str | Method, on: Any = None, **options: Any) -> Make:
     return partial(settings_of, method, on, options)
 
 
+def makers(
+    methods: str | Method | Sequence[str] | Mapping[str, str | Method], on: Any, options: Mapping[str, Any]
+) -> dict[str, Make]:
+    """The makers of one or several methods by name; those of a mapping are called as there."""
+    if isinstance(methods, Mapping):
+        return {name: maker(one, on, **{**options, "name": name}) for name, one in methods.items()}
+    several = [methods] if isinstance(methods, str | Method) else methods
+    return {str(one): maker(one, on, **options) for one in several}
+
+
 class Knob(NamedTuple):
     """A setting, or several that get the same value: its name in tables, and the values to try."""
 
     name: str
     paths: tuple[str, ...]
     values: tuple[Any, ...]
-
-
-Knobs = Sequence[Knob]
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -89,10 +95,10 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _value(word: str) -> Any:
-    for number in (int, float, lambda text: float(Fraction(text))):
-        with suppress(ValueError, ZeroDivisionError, OverflowError):
-            return number(word)
-    return parse_value(word)
+    value = parse_value(word)
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
+        return float(Fraction(value)) if isinstance(value, str) else value
+    return value
 
 
 def knobs_of(experiment: Settings, over: Mapping[str, Sequence[Any]]) -> tuple[Knob, ...]:
@@ -140,7 +146,7 @@ def _found(key: str, known: Mapping[str, Any]) -> list[str]:
     return [path for path in known if re.fullmatch(pattern, path)]
 
 
-def points(knobs: Knobs) -> list[Point]:
+def points(knobs: Sequence[Knob]) -> list[Point]:
     """Every combination of the values.
 
     >>> points([Knob("a", ("x.a",), (1, 2)), Knob("b", ("b",), (3,))])
@@ -149,15 +155,15 @@ def points(knobs: Knobs) -> list[Point]:
     return list(itertools.product(*([(knob.name, value) for value in knob.values] for knob in knobs)))
 
 
-def start_of(experiment: Settings, knobs: Knobs) -> Point:
+def start_of(experiment: Settings, knobs: Sequence[Knob]) -> Point:
     """The experiment's own values; None where the settings of a knob differ from each other."""
     known = flat(to_table(experiment))
     own = [[known.get(path) for path in knob.paths] for knob in knobs]
-    values = [one[0] if all(value == one[0] for value in one) else None for one in own]
+    values = [one[0] if one.count(one[0]) == len(one) else None for one in own]
     return tuple((knob.name, value) for knob, value in zip(knobs, values, strict=True))
 
 
-def changes(experiment: Settings, knobs: Knobs, point: Point) -> Table:
+def changes(experiment: Settings, knobs: Sequence[Knob], point: Point) -> Table:
     """The settings of a point by dotted path, as overrides; alpha / rank of an adapter stays constant.
 
     >>> from thinwire.runs.config import resolve
@@ -187,12 +193,3 @@ def rate_key(experiment: Settings) -> str:
     """
     normalized = to_table(experiment)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
     return f"method.{'server' if normalized or not experiment.method.sketch.is_identity else 'client'}_opt.lr"
-
-
-def point_text(point: Point) -> str:
-    """A point as text.
-
-    >>> point_text((("lr", 0.3), ("k", 64)))
-    'lr 0.3, k 64'
-    """
-    return ", ".join(f"{name} {value_text(value)}" for name, value in point)

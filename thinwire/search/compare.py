@@ -27,20 +27,18 @@ from typing import Any, Unpack
 
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
-from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
-from thinwire.reports.report import Table
-from thinwire.reports.rows import ACCURACY, LOSS, MeanInterval, Row, group
+from thinwire.reports.rows import ACCURACY, LOSS, MeanInterval, Row, evaluations, group, objective_key
+from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
 from thinwire.runs.execute import default_folder, execute
 from thinwire.runs.options import Options
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import read_run, read_totals
-from thinwire.runs.search_record import SearchRecord, write_search
+from thinwire.runs.records import SavedRun, SearchRecord, read_run, read_totals, write_search
 from thinwire.search import tune as tuner
-from thinwire.search.candidates import changes, knobs_of, maker, points
+from thinwire.search.candidates import changes, knobs_of, maker, makers, points
 from thinwire.search.trials import mean_of_last
-from thinwire.search.tune import RATES, SEARCH_SEED, OnSearch
+from thinwire.search.tune import RATES, SEARCH_SEED, OnTrial
 
 
 def compare(
@@ -51,7 +49,7 @@ def compare(
     tune: bool = False,
     tune_rates: int = RATES,
     tune_seed: int = SEARCH_SEED,
-    on_search: OnSearch = lambda experiment, found: None,
+    on_trial: OnTrial = lambda experiment, trial: None,
     **options: Unpack[Options],
 ) -> Table:
     """Train several methods on the same clients and batches, and compare the objective and bytes.
@@ -64,15 +62,14 @@ def compare(
         tune: first search the learning rate of every method with the same budget.
         tune_rates: number of rates that each method may try.
         tune_seed: the seed of the search; none of the seeds of the comparison.
-        on_search: is called with the runs and rungs of a search.
+        on_trial: is called with each run of a search.
         **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
             `runs`; those of searches are in `search` in it.
     """
     if isinstance(methods, str | Method) or not methods:
         raise ConfigError(f"methods must be a list such as ['fedavg', 'mapo'], not {methods!r}")
     every, folder = _seeds(seeds, options), Path(options.get("out") or "runs")
-    pairs = list(methods.items()) if isinstance(methods, Mapping) else [("", one) for one in methods]
-    makes = [maker(one, on, **{**options, **({"name": name} if name else {})}) for name, one in pairs]
+    makes = list(makers(methods, on, options).values())
     if tune and tune_seed in every:
         raise ConfigError(
             f"the seed of the search, {tune_seed}, is among the seeds of the comparison, {every[0]} to {every[-1]}; "
@@ -80,24 +77,28 @@ def compare(
         )
     for make in makes:
         make({"seed": every[0]})  # raises before the first search
+    out, data_dir = folder / "search", options.get("data_dir")
+    how: dict[str, Any] = {
+        "rates": tune_rates,
+        "seed": tune_seed,
+        "equal_budget": True,
+        "out": out,
+        "data_dir": data_dir,
+    }
     experiments: dict[Path, Settings] = {}
     searches: dict[Path, SearchRecord] = {}
     for make in makes:
-        found: dict[str, Any] = {}
-        if tune:
-            how: dict[str, Any] = {"rates": tune_rates, "seed": tune_seed, "full_run": False}
-            how |= {"out": folder / "search", "data_dir": options.get("data_dir"), "on_search": on_search}
-            record = tuner.tune(make, **how).record
-            found = {record.setting: record.value}
+        record = tuner.tune(make, on_trial=on_trial, **how).record if tune else None
+        found = {record.setting: record.value} if record else {}
         own = {default_folder(one, folder): one for one in (make({**found, "seed": number}) for number in every)}
         experiments |= own
-        searches |= dict.fromkeys(own, record) if tune else {}
+        searches |= dict.fromkeys(own, record) if record else {}
     _run_all(experiments.values(), folder, options)
     for path, record in searches.items():
         write_search(path, record)
     rows = group([read_run(path) for path in experiments])
     table = rows[0].config
-    size = f"{table['task'].get('clients', 'own')} clients, {table['rounds']} rounds, {seeds} seed{'s' * (seeds > 1)}"
+    size = f"{table['task'].get('clients', 'own')} clients, {table['rounds']} rounds, {_count(every)}"
     ideal = all(one.accounting == "ideal" for one in experiments.values())
     return Table(f"{rows[0].task}: {size}", rows, accounting="ideal" if ideal else "honest")
 
@@ -127,19 +128,18 @@ def sweep(
     make = maker(method, on, **options)
     own = make({})
     knobs = knobs_of(own, over)
-    settings = [changes(own, knobs, point) for point in points(knobs)]
+    tried = points(knobs)
+    settings = [changes(own, knobs, point) for point in tried]
     experiments = [[make({**change, "seed": number}) for number in every] for change in settings]
     for first, *_ in experiments:
         if read_totals(default_folder(first, folder)) is None:
             build_job(first, None if data_dir is None else Path(data_dir))
     # seed by seed: an interrupted sweep has all settings on its first seeds
     _run_all([one for same in zip(*experiments, strict=True) for one in same], folder, options)
-    rows = []
-    for point, change, same in zip(points(knobs), settings, experiments, strict=True):
-        (row,) = group([read_run(default_folder(one, folder)) for one in same])
-        rows.append(row._replace(values=dict(point), settings=change))
-    title = f"{own.name} on {rows[0].task}: {len(rows)} settings, {seeds} seed{'s' * (seeds > 1)}"
-    return _ranked(title, rows)
+    rows = group([read_run(default_folder(one, folder)) for same in experiments for one in same])
+    named = zip(rows, tried, settings, strict=True)
+    rows = [row._replace(values=dict(point), settings=change) for row, point, change in named]
+    return _ranked(f"{own.name} on {rows[0].task}: {len(rows)} settings, {_count(every)}", rows)
 
 
 def _seeds(count: int, options: Mapping[str, Any]) -> range:
@@ -147,6 +147,10 @@ def _seeds(count: int, options: Mapping[str, Any]) -> range:
         raise ConfigError(f"seeds must be 1 or more, not {count}")
     first = options.get("seed") or 0
     return range(first, first + count)
+
+
+def _count(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
 def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, Any]) -> None:
@@ -163,30 +167,28 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
 
 
 def _ranked(title: str, rows: Sequence[Row]) -> Table:
-    """The table of a sweep: its rows, the best first, with differences to the best."""
-    held = _held_out(rows)
-    by = held or rows[0].objective
-    sign = -1.0 if by.higher_is_better else 1.0
-    ranked: list[tuple[float, list[float], Row]] = []
-    for row in rows:
-        if held:
-            values = [mean_of_last(run.records, f"client_{by.name}") for run in row.runs]
-        else:
-            values = [next(reversed(row.evaluations(run)), None) for run in row.runs]
-        known = [value for value in values if value is not None]
-        sound = known if not row.broken and len(known) == len(values) else []
-        row = row._replace(validation=MeanInterval.of(values) if held else None)
-        ranked.append((sign * statistics.fmean(sound) if sound else math.inf, sound, row))
-    ranked.sort(key=lambda one: one[0])
-    best = ranked[0][1]
-    paired = [MeanInterval.of(a - b for a, b in zip(own, best, strict=False)) for _, own, _ in ranked]
-    return Table(title, [row._replace(difference=one) for one, (_, _, row) in zip(paired, ranked, strict=True)], by)
+    """The table of a sweep: its rows, the best first, with differences to the best, on held-out examples if any."""
+    objective, records = rows[0].objective, [record for row in rows for run in row.runs for record in run.records]
+    held = [by for by in (ACCURACY, LOSS) if any(record.get(f"client_{by.name}") is not None for record in records)]
+    by = LOSS if LOSS in held and objective == LOSS else held[0] if held else objective
+    key = f"client_{by.name}" if held else objective_key(objective)
 
+    def value(run: SavedRun) -> float | None:
+        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, key)), None)
 
-def _held_out(rows: Sequence[Row]) -> Objective | None:
-    """The clients' accuracy, or else loss, on held-out examples; None if there are none."""
-    records = [record for row in rows for run in row.runs for record in run.records]
-    for by in (LOSS,) if rows[0].objective == LOSS else (ACCURACY, LOSS):
-        if any(record.get(f"client_{by.name}") is not None for record in records):
-            return by
-    return None
+    values = {row.label: [value(run) for run in row.runs] for row in rows}
+    sound = {row.label: [] if row.broken else [one for one in values[row.label] if one is not None] for row in rows}
+    sign = -1 if by.higher_is_better else 1
+    ranked = sorted(rows, key=lambda row: sign * statistics.fmean(sound[row.label] or [sign * math.inf]))
+    best = sound[ranked[0].label]
+    return Table(
+        title,
+        [
+            row._replace(
+                validation=MeanInterval.of(values[row.label]) if held else None,
+                difference=MeanInterval.of(a - b for a, b in zip(sound[row.label], best, strict=False)),
+            )
+            for row in ranked
+        ],
+        by,
+    )

@@ -24,6 +24,7 @@ from thinwire.data.losses import bce
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
+from thinwire.reports.rows import value_text
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, Status, judge, validation_chance
 from thinwire.runs.config import nested, to_table, update
@@ -34,7 +35,6 @@ from thinwire.search.candidates import Point
 
 # `at chance so far`: after so few rounds that a longer run may learn; it may go on, but is never the result
 TrialStatus = Status | Literal["at chance so far"]
-Criterion = Literal["accuracy", "loss"]
 
 
 class Trial(NamedTuple):
@@ -42,12 +42,11 @@ class Trial(NamedTuple):
 
     Args:
         point: the candidate.
-        accuracy: the criterion, larger is better; None if there is none.
+        accuracy: the criterion, larger is better; None if the loss is.
         loss: decides between equal accuracies, smaller is better; None if unknown.
         bytes: bytes that were sent; decides between equal losses.
         rounds: rounds that were trained.
         status: whether training failed.
-        by: `loss` if that is the criterion; then accuracies are only shown.
     """
 
     point: Point
@@ -56,7 +55,15 @@ class Trial(NamedTuple):
     bytes: int
     rounds: int
     status: TrialStatus = "finished"
-    by: Criterion = "accuracy"
+
+    @property
+    def name(self) -> str:
+        """The candidate as text.
+
+        >>> Trial((("lr", 0.3), ("k", 64)), 0.9, 0.3, 10, 5).name
+        'lr 0.3, k 64'
+        """
+        return ", ".join(f"{name} {value_text(value)}" for name, value in self.point)
 
     @property
     def failed(self) -> bool:
@@ -67,15 +74,19 @@ class Trial(NamedTuple):
     def outcome(self) -> str:
         """The criterion and the bytes, or how the run failed.
 
-        >>> Trial((), 0.9, 0.3, 10, 5).outcome, Trial((), None, 0.25, 10, 5, by="loss").outcome
+        >>> Trial((), 0.9, 0.3, 10, 5).outcome, Trial((), None, 0.25, 10, 5).outcome
         ('90.00 % (10 B)', 'loss 0.25 (10 B)')
         >>> Trial((), 0.1, 2.3, 10, 5, "at chance").outcome
         'at chance'
         """
         if self.status != "finished":
             return self.status.removesuffix(" so far")
-        value = f"loss {self.loss:.4g}" if self.by == "loss" else percent(self.accuracy)
+        value = f"loss {self.loss:.4g}" if self.accuracy is None else percent(self.accuracy)
         return f"{value} ({human_bytes(self.bytes)})"
+
+    def plain(self) -> dict[str, Any]:
+        """Its values, for JSON."""
+        return {**self._asdict(), "point": dict(self.point)}
 
 
 Measure = Callable[[Point, int], Trial]  # of a candidate and a number of rounds
@@ -92,7 +103,7 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
     """
 
     def key(trial: Trial) -> tuple[bool, float, float, int]:
-        noise = trial.accuracy is None or trial.by == "loss" or trial.status == "at chance so far"
+        noise = trial.accuracy is None or trial.status == "at chance so far"
         loss = math.inf if trial.loss is None or math.isnan(trial.loss) else trial.loss
         return trial.failed, math.inf if noise else -(trial.accuracy or 0.0), loss, trial.bytes
 
@@ -102,62 +113,45 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
 class ValidationRuns:
     """Runs candidates, each in its own directory; input that cannot be run is refused before the first of them.
 
-    Finished runs are used again, and a candidate that was measured with the same number of rounds is not run again.
-
     Args:
         experiment: the shortest run.
-        variant: the experiment of a candidate with a number of rounds.
         fraction: of each client's examples that is held out, unless the experiment has one.
-        out: the folder of the run directories.
+        out: the folder of the run directories, of which finished ones are used again.
         data_dir: the folder of datasets.
-        on_trial: is called with each run that ends.
     """
 
-    def __init__(
-        self,
-        experiment: Settings,
-        variant: Callable[[Point, int], Settings],
-        *,
-        fraction: float,
-        out: Path,
-        data_dir: Path | None = None,
-        on_trial: Callable[[Trial], Any] = lambda trial: None,
-    ) -> None:
+    def __init__(self, experiment: Settings, fraction: float, out: Path, data_dir: Path | None = None) -> None:
         held = held_out(experiment, fraction)
         simulation = make_simulation(held.engine, build_job(held, data_dir))
         task = simulation.job.task
         labels = task.loss is bce or not task.train.targets.is_floating_point()
-        self.by: Criterion = "accuracy" if labels and simulation.job.ranked_by.name != "loss" else "loss"
+        self.by_loss = not labels or simulation.job.ranked_by.name == "loss"
         self.chance = validation_chance(simulation)
-        self.variant, self.fraction, self.on_trial = variant, held.task.validation_fraction, on_trial
-        self.out, self.data_dir = out, data_dir
-        self.known: dict[tuple[Point, int], Trial] = {}
+        self.fraction, self.out, self.data_dir = held.task.validation_fraction, out, data_dir
 
-    def measure(self, point: Point, rounds: int) -> Trial:
-        """Run a candidate for a number of rounds."""
-        if (point, rounds) not in self.known:
-            settings = held_out(self.variant(point, rounds), self.fraction)
-            path = default_folder(settings, self.out)
-            with suppress(Diverged):  # its totals until then are written
-                execute(settings, path, data_dir=self.data_dir, resume=True)
-            self.known[point, rounds] = trial_of(point, read_run(path), self.chance, self.by)
-            self.on_trial(self.known[point, rounds])
-        return self.known[point, rounds]
+    def measure(self, point: Point, experiment: Settings) -> Trial:
+        """Run the experiment of a candidate."""
+        settings = held_out(experiment, self.fraction)
+        path = default_folder(settings, self.out)
+        with suppress(Diverged):  # its totals until then are written
+            execute(settings, path, data_dir=self.data_dir, resume=True)
+        return trial_of(point, read_run(path), self.chance, self.by_loss)
 
     @property
     def chosen_by(self) -> str:
         """The criterion in words."""
-        return f"{self.by} on the {100 * self.fraction:g} % of each client's examples that are held out"
+        criterion = "loss" if self.by_loss else "accuracy"
+        return f"{criterion} on the {100 * self.fraction:g} % of each client's examples that are held out"
 
 
-def trial_of(point: Point, run: SavedRun, chance: Chance | None, by: Criterion = "accuracy") -> Trial:
+def trial_of(point: Point, run: SavedRun, chance: Chance | None, by_loss: bool = False) -> Trial:
     """Accuracy and loss on validation examples, cost and status of a run.
 
     Args:
         point: the candidate.
         run: its run, finished or diverged.
         chance: the chance accuracy on the validation examples; None if unknown.
-        by: the criterion; without accuracy it is the loss.
+        by_loss: whether the loss is the criterion; without accuracy it is.
     """
     records, totals = run.records, run.summary or {}
     accuracy, loss = (mean_of_last(records, name) for name in ("client_accuracy", "client_loss"))
@@ -168,7 +162,7 @@ def trial_of(point: Point, run: SavedRun, chance: Chance | None, by: Criterion =
         if chance is not None and accuracy is not None and accuracy <= chance.ceiling:
             status = "at chance so far"
     cost = totals["bytes_total_honest"], totals["rounds"]
-    return Trial(point, accuracy, loss, *cost, status, "loss" if accuracy is None else by)
+    return Trial(point, None if by_loss else accuracy, loss, *cost, status)
 
 
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -44,7 +44,7 @@ from thinwire.secure.frames import (
     Shares,
 )
 from thinwire.secure.keys import KEY_BYTES, SiteKeys, agree, commit, seal, session_key, split, unseal
-from thinwire.secure.masks import SecAggCohort
+from thinwire.secure.masks import SecAggCohort, Secret
 from thinwire.wire import message as wire
 
 
@@ -201,10 +201,7 @@ class SecureClient:
         listed = self._listed(client, session)
         members = tuple(sorted(self._members(client, session, listed)))
 
-        @lru_cache(None)
-        def secret(i: int, j: int) -> bytes:
-            other = listed.adverts[j if i == client else i]
-            return mask_secret(session.mask_key, other.mask_key, self._context(session.head), i, j)
+        secret = mask_secrets(client, session.mask_key, listed.adverts, self._context(session.head))
 
         def cohort(loss: float, examples: int) -> SecAggCohort:
             extra = frames.pack_totals(loss, examples, len(members))
@@ -301,7 +298,13 @@ def _check_new(head: Head, kept: SecureStore) -> None:
         raise AlreadyAnswered(f"it answered version {kept.answered - 1}, and answers each version once")
 
 
-def mask_secret(private: bytes, public: bytes, context: bytes, i: int, j: int) -> bytes:
-    """The secret of the mask of clients i < j, from the private key of one and the public key of the other."""
-    pair = context + frames.number(i) + frames.number(j)
-    return agree(private, public, b"thinwire secure aggregation: mask", pair)
+def mask_secrets(client: int, private: bytes, adverts: Mapping[int, Advert], context: bytes) -> Secret:
+    """The secrets of the masks that a client shares with others, from its private key and their public ones."""
+
+    @lru_cache(None)
+    def secret(i: int, j: int) -> bytes:
+        other = adverts[j if i == client else i]
+        pair = context + frames.number(i) + frames.number(j)
+        return agree(private, other.mask_key, b"thinwire secure aggregation: mask", pair)
+
+    return secret

@@ -19,13 +19,12 @@ missing bytes is refused with a WireError.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from thinwire.errors import Diverged, WireError
+from thinwire.errors import WireError
 from thinwire.secure.keys import KEY_BYTES, LONGEST_SIGNATURE, PRIME, SHARE_BYTES, TAG_BYTES
 
 KEYS, SHARES, UPLOAD, CONFIRM, UNMASK = "keys", "shares", "", "confirm", "unmask"
@@ -240,8 +239,6 @@ def pack_totals(loss: float, examples: int, clients: int) -> tuple[int, ...]:
         examples: its number of examples.
         clients: number of clients of the sum, which must not overflow 32 bits.
     """
-    if not math.isfinite(loss):
-        raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
     most = ((1 << 31) - 1) // clients << _BITS
     values = examples, round(max(-1e30, min(1e30, loss * examples)) * (1 << _BITS))
     bounded = [max(-most, min(most, value)) for value in values]

@@ -56,9 +56,6 @@ def split(secret: bytes, points: Sequence[int], threshold: int) -> dict[int, int
         points: different integers above 0.
         threshold: how many shares recover the secret.
     """
-    assert len(secret) == KEY_BYTES
-    assert 1 <= threshold <= len(set(points)) == len(points)
-    assert min(points) > 0
     terms = [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret, "big")]
     shares = dict.fromkeys(points, 0)
     for x in points:
@@ -166,6 +163,20 @@ def commit(seed: bytes, context: bytes) -> bytes:
 # -- keys of sites -----------------------------------------------------------------------------------------------------
 
 
+def make_key(path: Path) -> Path:
+    """Write the private key of a site, and its public key, whose name has `.pub` added."""
+    need_cryptography("a key of a site")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
+    path.touch(0o600, exist_ok=False)
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+    return path
+
+
 def public_key(text: str, what: str) -> str:
     """The type and value of a public key, without its comment; a ConfigError if it is something else.
 
@@ -222,7 +233,6 @@ def sign(file: Path, statement: bytes) -> bytes:
 
 def is_signed(key: str, statement: bytes, signature: bytes) -> bool:
     """Whether the holder of a public key has signed a statement; the signature is not trusted."""
-    need_cryptography("a key of a site")
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

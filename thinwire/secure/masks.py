@@ -79,14 +79,19 @@ def sum_masked(
     """
     privacy, up, peer = contract.method.privacy, contract.method.ups[0], contract.peer(version, EVERYONE)
     spec = contract.sent(plan).code
-    size = up.size(spec)
-    assert size is not None, "a summable codec has a constant size"
-    total, weight = reveal(payloads, size // 4)
+    total, weight = reveal(payloads, values_of(contract, plan))
     if privacy.masked is not None:
         released = privacy.masked.of_sum(total, len(payloads), *began)
         return up.decode(released.astype("<f4").tobytes(), spec, peer)
     mean = up.decode((total / (weight * float(_SCALE))).astype("<f4").tobytes(), spec, peer)
     return privacy.aggregate([mean], lambda codes: codes[0], len(payloads), noise)
+
+
+def values_of(contract: Contract, plan: Plan) -> int:
+    """The number of values in an upload."""
+    size = contract.method.ups[0].size(contract.sent(plan).code)
+    assert size is not None, "a summable codec has a constant size"
+    return size // 4
 
 
 def hidden_size(count: int) -> int:

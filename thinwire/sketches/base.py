@@ -8,14 +8,12 @@ averaged code, or, where the sketch `recovers`, an update that it recovers from 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, tmap
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, tmap
 
 
 class Sketch(ABC):
@@ -48,8 +46,7 @@ class Sketch(ABC):
         return self.decode(code, coords, key), tmap(lambda x: torch.zeros_like(x, dtype=torch.bool), code)
 
 
-@register("sketch", "identity")
-@dataclass(frozen=True)
+@register_part("sketch", "identity")
 class Identity(Sketch):
     """Average the updates themselves.
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
+from thinwire.core.registry import register_part
 from thinwire.core.selection import largest
-from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, split
+from thinwire.core.text import NonNegativeInt
+from thinwire.core.tree import Block, Spec, Tree, split
 from thinwire.errors import ConfigError
 from thinwire.sketches.base import Sketch
 
@@ -29,8 +27,7 @@ _CODE = "sketch"
 MAX_MULTIPLE = 2.0**50  # the largest multiple of the resolution, so that sums of them fit into 64 bits
 
 
-@register("sketch", "count", paper="Charikar et al., ICALP 2002; Rothchild et al., ICML 2020")
-@dataclass(frozen=True)
+@register_part("sketch", "count", paper="Charikar et al., ICALP 2002; Rothchild et al., ICML 2020")
 class CountSketch(Sketch):
     """Add each value, with a random sign, to one random cell of each row; the server recovers the largest values.
 
@@ -57,13 +54,12 @@ class CountSketch(Sketch):
 
     recovers = True
 
-    rows: int = 5
-    columns: int = 0
-    k: int = 0
+    rows: Annotated[int, "[1, 64]"] = 5
+    columns: NonNegativeInt = 0
+    k: NonNegativeInt = 0
     resolution: float = 2.0**-20
 
     def __post_init__(self) -> None:
-        check_settings(self, rows="[1, 64]", columns=f"[0, {1 << 31})", k="[0, inf)")
         if not (2.0**-60 <= self.resolution <= 1 and math.frexp(self.resolution)[0] == 0.5):
             raise ConfigError(
                 f"resolution must be a power of two from 2^-60 to 1, not {self.resolution}; write 9.5367431640625e-07"

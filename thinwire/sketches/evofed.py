@@ -6,7 +6,6 @@ Paper: EvoFed (Rahimi et al., NeurIPS 2023).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, flatten, unflatten
+from thinwire.core.registry import register_part
+from thinwire.core.text import PositiveFloat, PositiveInt
+from thinwire.core.tree import Block, Spec, Tree, flatten, unflatten
 from thinwire.errors import ConfigError
 from thinwire.sketches.base import Sketch
 
@@ -28,8 +26,7 @@ BLOCK = 1 << 22  # values of the population that are drawn at a time: 16 MiB of 
 _CODE = "fitness"
 
 
-@register("sketch", "evofed", paper="Rahimi et al., NeurIPS 2023")
-@dataclass(frozen=True)
+@register_part("sketch", "evofed", paper="Rahimi et al., NeurIPS 2023")
 class EvoFed(Sketch):
     """Encode an update as the fitness of n random perturbations, drawn from the shared key.
 
@@ -65,8 +62,8 @@ class EvoFed(Sketch):
     """
 
     population: int = 128
-    sigma: float = 0.35
-    partitions: int = 1
+    sigma: PositiveFloat = 0.35
+    partitions: PositiveInt = 1
     shaping: Shaping = "rank"
     fitness: Fitness = "distance"
     paired: bool = False
@@ -76,7 +73,6 @@ class EvoFed(Sketch):
             raise ConfigError(
                 f"population must be even and 2 or more (perturbations come in pairs), not {self.population}"
             )
-        check_settings(self, sigma="(0, inf)", partitions="[1, inf)")
 
     def spec(self, coords: Spec) -> Spec:
         """Return one value for each perturbation and part, for any blocks; nothing without blocks."""

@@ -3,7 +3,7 @@
 from thinwire.spaces.base import Frozen as Frozen, Full as Full, Space as Space
 from thinwire.spaces.exact_lora import LoRAResidual as LoRAResidual, LoRASB as LoRASB, LoRAStack as LoRAStack
 from thinwire.spaces.fedpara import FedPara as FedPara
-from thinwire.spaces.lora import DoRA as DoRA, LoRA as LoRA
+from thinwire.spaces.lora import LoRA as LoRA
 from thinwire.spaces.lowrank import FactorizedFL as FactorizedFL, LowRank as LowRank, Pufferfish as Pufferfish
 from thinwire.spaces.peft_config import lora_from_peft as lora_from_peft
 from thinwire.spaces.projection import MAPA as MAPA, MAPAX as MAPAX, MAPO as MAPO

@@ -16,8 +16,7 @@ True
 An adapter folder of peft as the start of a LoRA run: its factors, and modules that were fully trained.
 
 adapter_config.json        rank, alpha, and the adapted modules
-adapter_model.safetensors  base_model.model.LAYER.lora_A.weight, ... lora_B.weight, base_model.model.NAME; of DoRA,
-                           ... lora_magnitude_vector
+adapter_model.safetensors  base_model.model.LAYER.lora_A.weight, ... lora_B.weight, base_model.model.NAME
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from typing import Any
 
 import torch
 
-from thinwire.core.attention_names import makes_query_or_value
-from thinwire.core.spec import select
+from thinwire.core.names import makes_query_or_value, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, DataError
 
@@ -109,7 +107,7 @@ def _is_name(weights: Sequence[str], selector: str) -> bool:
 
 
 PREFIX = "base_model.model."
-NAMES = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
+NAMES = {"a": "lora_A.weight", "b": "lora_B.weight"}
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -125,33 +123,31 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def first_coordinates(
-    adapter: str, rank: int, scale: float, dora: bool, sides: Mapping[str, tuple[int, int]], dense: Collection[str]
+    adapter: str, rank: int, scale: float, sides: Mapping[str, tuple[int, int]], dense: Collection[str]
 ) -> Tree:
-    """The coordinates of an adapter by name: `weight/a`, `weight/b`, lengths `weight/m` of DoRA, dense weights.
+    """The coordinates of an adapter by name: `weight/a`, `weight/b`, dense weights.
 
     Args:
         adapter: the folder of the adapter.
         rank: of the LoRA; it must be that of the adapter.
         scale: of the LoRA, likewise.
-        dora: whether it is DoRA, likewise.
         sides: outputs and inputs of each adapted matrix.
         dense: weights that are trained without an adapter.
     """
     folder = Path(adapter)
     config, left = read_config(folder), _tensors(folder)
-    if bool(config.get("use_dora")) != dora:
-        kinds = ("LoRA", "DoRA") if dora else ("DoRA", "LoRA")
-        raise ConfigError(f"{folder} is an adapter of {kinds[0]}, the space is {kinds[1]}; write the other kind")
+    if config.get("use_dora"):
+        raise ConfigError(f"{folder} is an adapter of DoRA, and only adapters of LoRA can be trained")
     _check_scale(config, adapter, scale)
     out: Tree = {}
     for name, (outputs, inputs) in sides.items():
-        for side in "abm" if dora else "ab":
+        for side in "ab":
             keys = [f"{PREFIX}{layer}.{NAMES[side]}" for layer in layer_names(name)]
             key = next((one for one in keys if one in left), None)
             if key is None:
                 raise ConfigError(f"{folder} has no adapter of {name!r}; write the target_modules of the adapter")
             block, own = left.pop(key), min(rank, outputs, inputs)
-            wanted: tuple[int, ...] = {"a": (own, inputs), "b": (outputs, own), "m": (outputs,)}[side]
+            wanted = {"a": (own, inputs), "b": (outputs, own)}[side]
             if tuple(block.shape) != wanted:
                 raise ConfigError(
                     f"{folder}: {key} has shape {tuple(block.shape)}, expected {wanted}; write rank = {config.get('r')}"

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import IncompatibleParts
 
 
@@ -156,7 +155,11 @@ class Space(ABC):
 
         Where `reparametrized`, its `expand` takes the values that clients train, and may draw from torch's generator.
         """
-        return self
+        return self if type(self).expand_unmerged is Space.expand_unmerged else Unmerged(self)
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights to train with: those without adapters, followed by the adapters, or sampled ones."""
+        return self.expand(base, basis, coords)
 
     def merged(self) -> Space:
         """Return the space whose `expand` returns the weights of the model alone. The inverse of `unmerged`."""
@@ -184,8 +187,7 @@ class Space(ABC):
         )
 
 
-@register("space", "full", paper="McMahan et al., AISTATS 2017")
-@dataclass(frozen=True)
+@register_part("space", "full", paper="McMahan et al., AISTATS 2017")
 class Full(Space):
     """Train every weight of the model: the coordinates are the weights.
 
@@ -212,8 +214,7 @@ class Full(Space):
         return coords
 
 
-@register("space", "frozen")
-@dataclass(frozen=True)
+@register_part("space", "frozen")
 class Frozen(Space):
     """Train and send nothing: the weights stay those of the base.
 
@@ -240,18 +241,6 @@ class Frozen(Space):
         return base
 
 
-class AdapterSpace(Space):
-    """A space that can keep adapters, or samples of its coordinates, apart from the weights while it is trained."""
-
-    def unmerged(self) -> Space:
-        """Return the space whose `expand` is `expand_unmerged`."""
-        return Unmerged(self)
-
-    @abstractmethod
-    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the weights to train with: those without adapters, followed by the adapters, or sampled ones."""
-
-
 @dataclass(frozen=True)
 class Unmerged(Space):
     """A space as it is trained; only `expand` differs from the inner space.
@@ -264,7 +253,7 @@ class Unmerged(Space):
     ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
     """
 
-    inner: AdapterSpace
+    inner: Space
 
     def merged(self) -> Space:
         """Return the inner space; this one where clients train other values than its coordinates."""

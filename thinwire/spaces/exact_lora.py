@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Block, Spec, Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import AdapterSpace, Stack, Stacking
+from thinwire.spaces.base import Space, Stack, Stacking
 from thinwire.spaces.lora import A, B, Dense, LoRA, as_matrix, at_least_float32
 
 W = "/w"  # a change of full size
@@ -99,17 +98,15 @@ class StackingLoRA(LoRA, Stacking):
 
     def with_stack(self, base: Tree, blocks: Tree) -> Tree:
         """Return the base with s times the product of the stacked factors added."""
-        transposed, out = self.transposed(Spec.of(base)), dict(base)
+        transposed, out = self.transposed(base), dict(base)
         for name, weight in base.items():
             if name + W in blocks or name + B in blocks:
                 change = blocks[name + W] if name + W in blocks else blocks[name + B] @ blocks[name + A]
-                change = change.mT if name in transposed else change.reshape(weight.shape)
-                out[name] = (weight + self.scale * change).to(weight.dtype)
+                out[name] = self.plus(weight, change, name in transposed)
         return out
 
 
-@register("space", "lora-residual", paper="FedEx-LoRA (Singhal et al., ACL 2025)")
-@dataclass(frozen=True)
+@register_part("space", "lora-residual", paper="FedEx-LoRA (Singhal et al., ACL 2025)")
 class LoRAResidual(StackingLoRA):
     """LoRA whose factors are averaged, and whose base takes what the product of the means misses.
 
@@ -142,8 +139,7 @@ class LoRAResidual(StackingLoRA):
         return base, coords
 
 
-@register("space", "lora-stack", paper="FLoRA (Wang et al., NeurIPS 2024)")
-@dataclass(frozen=True)
+@register_part("space", "lora-stack", paper="FLoRA (Wang et al., NeurIPS 2024)")
 class LoRAStack(StackingLoRA):
     """LoRA whose clients' adapters are all added to the base after every round, where new adapters start.
 
@@ -179,9 +175,8 @@ R = "/r"
 _GAP = 1e-7  # of the largest singular value: directions are then known to 1e-9, whatever the library
 
 
-@register("space", "lora-sb", paper="Fed-SB (Singhal et al., 2025)")
-@dataclass(frozen=True)
-class LoRASB(AdapterSpace):
+@register_part("space", "lora-sb", paper="Fed-SB (Singhal et al., 2025)")
+class LoRASB(Space):
     """Train a square matrix R between fixed directions of each frozen matrix.
 
         W = W0 + B R A,    W0 = U S V^T,    B = U_r,    A = V_r^T,    R: rank x rank, initially 0
@@ -248,7 +243,7 @@ class LoRASB(AdapterSpace):
 
     def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
         """Return the leading singular vectors of each matrix, computed on the CPU in float64."""
-        out, transposed = dict[str, Tensor](), self.lora.transposed(Spec.of(base))
+        out, transposed = dict[str, Tensor](), self.lora.transposed(base)
         for name, b in self.lora.init(base, {}, key).items():
             if name.endswith(B) and (at := name.removesuffix(B)) in base:
                 left, right = _directions(at, as_matrix(base[at], at in transposed), b.shape[1])

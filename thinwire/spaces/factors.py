@@ -16,16 +16,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.spec import Block, Spec, as_rules, matches, select
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.names import as_rules, matches, select
+from thinwire.core.text import Probability, check_settings
+from thinwire.core.tree import Block, Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import square_sums
 from thinwire.spaces.base import Space
@@ -39,13 +39,13 @@ class GammaRule:
     """Selectors of weights, and the gamma of the weights that they match."""
 
     on: tuple[str, ...]
-    gamma: float
+    gamma: Probability
 
     def __post_init__(self) -> None:
-        check_settings(self, gamma="[0, 1]")
+        check_settings(self)
 
 
-GammaRules: TypeAlias = tuple[GammaRule | tuple[str | tuple[str, ...], float], ...]
+GammaRules = tuple[GammaRule | tuple[str | tuple[str, ...], float], ...]
 
 
 class FactorizedSpace(Space):

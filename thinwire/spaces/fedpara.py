@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import rare, register
-from thinwire.core.spec import Block, Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import NonNegativeInt, Probability
+from thinwire.core.tree import Block, Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
     EMBEDDINGS,
@@ -107,8 +105,7 @@ def isometric_halves(std: float, rank: int, core: bool) -> tuple[float, float]:
     return 1 / max(wanted, 1 / HALF), HALF
 
 
-@register("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
-@dataclass(frozen=True)
+@register_part("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
 class FedPara(FactorizedSpace):
     """Train two low-rank weights for each weight; their elementwise product can have full rank.
 
@@ -152,19 +149,18 @@ class FedPara(FactorizedSpace):
     Not `LoRA`, which adds a low-rank update to a frozen weight. The mean of factors is not a factorization of the mean.
     """
 
-    gamma: float = 0.1
-    rank: int = 0
+    gamma: Probability = 0.1
+    rank: NonNegativeInt = 0
     activation: Activation = "none"
     personal: bool = False
     start: Start = "auto"
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
-    scale: Scale = rare("unit")
-    dense: Dense = rare("none")
+    scale: Scale = rare("unit", in_repr=True)
+    dense: Dense = rare("none", in_repr=True)
     gammas: GammaRules = rare(())
 
     def __post_init__(self) -> None:
-        check_settings(self, gamma="[0, 1]", rank="[0, inf)")
         self._normalize_rules("gammas")
         if self.scale == "isometric" and (self.personal or self.start not in ("composed", "composed_he")):
             raise ConfigError(
@@ -173,11 +169,6 @@ class FedPara(FactorizedSpace):
             )
         if self.personal and self.activation != "none":
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
-
-    def __repr__(self) -> str:
-        """Return the constructor call, without empty `gammas`: the schema of messages is a hash of it."""
-        shown = (f.name for f in fields(self) if f.name != "gammas" or self.gammas)
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name; a weight that no rank makes smaller stays dense.

@@ -3,8 +3,6 @@
 Papers: LoRA (Hu et al., ICLR 2022), FFA-LoRA (Sun et al., ICLR 2024), FedSA-LoRA (Guo et al., ICLR 2025),
 FedLoRU (Park and Klabjan, 2024), rsLoRA (Kalajdzievski, 2023).
 
-DoRA: LoRA that also trains a length for each output (Liu et al., ICML 2024).
-
 Adapters kept apart from the weights, for training: no client needs a full matrix for itself.
 
     merged:     W = W0 + B A, then x W^T          one W for each client of a cohort that trains in parallel
@@ -17,29 +15,28 @@ them in its forward pass. Only training uses such trees; merging and testing com
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import rare, register
-from thinwire.core.spec import Spec, select
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.names import select
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapters import by_keyword, first_coordinates, saved as chosen_to_save, targets
-from thinwire.spaces.base import AdapterSpace
+from thinwire.spaces.base import Space
 
 Scaling = Literal["standard", "rslora"]
 InitA = Literal["kaiming", "isometric"]
 Dense = Literal["none", "auto"]
 
 
-@register("space", "lora", paper="Hu et al., ICLR 2022")
-@dataclass(frozen=True)
-class LoRA(AdapterSpace):
+@register_part("space", "lora", paper="Hu et al., ICLR 2022")
+class LoRA(Space):
     """Train a low-rank adapter for each matrix of a frozen model.
 
         W = W0 + s B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
@@ -98,23 +95,21 @@ class LoRA(AdapterSpace):
     """
 
     exports_adapter = True
-    has_lengths = False  # a length for each output is trained, too: `DoRA`
-    rank: int = 8
-    alpha: float = 16.0
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
     freeze_a: bool = False
-    redraw_every: int = 0
+    redraw_every: NonNegativeInt = 0
     fan_in_fan_out: tuple[str, ...] = ()
-    scaling: Scaling = rare("standard")
-    init_lora_weights: InitA = rare("kaiming")
-    dense: Dense = rare("none")
-    from_start: bool = rare(False)
-    lora_dropout: float = rare(0.0)
-    adapter: str = rare("")
+    scaling: Scaling = rare("standard", in_repr=True)
+    init_lora_weights: InitA = rare("kaiming", in_repr=True)
+    dense: Dense = rare("none", in_repr=True)
+    from_start: bool = rare(False, in_repr=True)
+    lora_dropout: BelowOne = rare(0.0, in_repr=True)
+    adapter: str = rare("", in_repr=True)
 
     def __post_init__(self) -> None:
-        check_settings(self, rank="[1, inf)", alpha="(0, inf)", redraw_every="[0, inf)", lora_dropout="[0, 1)")
         if self.adapter and (self.from_start or self.redraw_every):
             other = "from_start" if self.from_start else "redraw_every"
             raise ConfigError(f"adapter gives the first values of A and B, and {other} changes them; leave {other} out")
@@ -179,7 +174,7 @@ class LoRA(AdapterSpace):
             return {}
         sides, _ = self._select(spec)
         if self.adapter:
-            given = first_coordinates(*self._adapter, sides, ())
+            given = first_coordinates(self.adapter, self.rank, self.scale, sides, ())
             return {name: block.to(device or "cpu") for name, block in given.items() if name.endswith("/a")}
         dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
@@ -194,15 +189,12 @@ class LoRA(AdapterSpace):
                 if not self.freeze_a:
                     out[f"{name}/a"] = self._draw_a(name, sides[name], dtype, key, weight.device)
                 out[f"{name}/b"] = weight.new_zeros(sides[name][0], self._rank(sides[name]), dtype=dtype)
-                if self.has_lengths:
-                    out[name + M] = weight.new_zeros(sides[name][0], dtype=dtype)
             elif name in saved:
                 out[name] = weight.to(dtype)
         if self.adapter:
-            given = first_coordinates(*self._adapter, sides, [name for name in out if "/" not in name])
-            if self.has_lengths:  # coordinates are changes of the first lengths
-                first = self.lengths(base, out)
-                given |= {name: given[name].to(block) - block for name, block in first.items()}
+            given = first_coordinates(
+                self.adapter, self.rank, self.scale, sides, [name for name in out if "/" not in name]
+            )
             return {name: given[name].to(block) if name in given else block for name, block in out.items()}
         return {name: torch.zeros_like(block) for name, block in out.items()} if self.from_start else out
 
@@ -229,7 +221,7 @@ class LoRA(AdapterSpace):
         if both were zero, neither would get a gradient.
         """
         first, size = self.init(weights, {}, key), self.scale
-        transposed = self.transposed(Spec.of(base))
+        transposed = self.transposed(base)
         out: Tree = {}
         for name, block in first.items():
             out[name] = block
@@ -247,25 +239,19 @@ class LoRA(AdapterSpace):
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base with all adapters added."""
-        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(base)
         parts = self.parts(base, basis, coords)
         out: Tree = {}
         for name, weight in base.items():
             if f"{name}/b" in coords:
-                change = parts[f"{name}/b"] @ parts[f"{name}/a"]
-                change = change.mT if name in transposed else change.reshape(weight.shape)
-                out[name] = (weight + self.scale * change).to(weight.dtype)
+                out[name] = self.plus(weight, parts[f"{name}/b"] @ parts[f"{name}/a"], name in transposed)
             else:
                 out[name] = parts.get(name, weight).to(weight.dtype)
         return out
 
-    def lengths(self, base: Tree, coords: Tree) -> Tree:
-        """Return the trained lengths of outputs: none."""
-        return {}
-
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and s B of each."""
-        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(base)
         parts = self.parts(base, basis, coords)
         out = {name: parts.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
@@ -288,7 +274,7 @@ class LoRA(AdapterSpace):
             raise ConfigError(
                 "target_modules leaves no matrix to adapt: modules_to_save selects all of them; take the space 'full'"
             )
-        transposed = self.transposed(spec)
+        transposed = self.transposed(spec.shapes())
         sides = {}
         for name in chosen:
             first, rest = shapes[name][0], math.prod(shapes[name][1:])
@@ -306,20 +292,20 @@ class LoRA(AdapterSpace):
         outputs, inputs = side
         return self._rank(side) * (outputs + inputs) >= outputs * inputs or (name == last and outputs < inputs)
 
-    @property
-    def _adapter(self) -> tuple[str, int, float, bool]:
-        """The folder of an adapter, and the settings that must be those of it."""
-        return self.adapter, self.rank, self.scale, self.has_lengths
-
     def _rank(self, side: tuple[int, int]) -> int:
         return min(self.rank, *side)
 
-    def transposed(self, spec: Spec) -> frozenset[str]:
+    def transposed(self, weights: Tree) -> frozenset[str]:
         """Return the matrices that are stored as inputs x outputs."""
         if not self.fan_in_fan_out:
             return frozenset()
-        matrices = tuple(block.name for block in spec if len(block.shape) == 2)
+        matrices = [name for name, weight in weights.items() if weight.dim() == 2]
         return frozenset(select(matrices, self.fan_in_fan_out, what="fan_in_fan_out"))
+
+    def plus(self, weight: Tensor, change: Tensor, transposed: bool) -> Tensor:
+        """Return W + scale * change, stored as W is; change is outputs x inputs, as B A."""
+        change = change.mT if transposed else change.reshape(weight.shape)
+        return (weight + self.scale * change).to(weight.dtype)
 
     def _draw_a(self, name: str, side: tuple[int, int], dtype: torch.dtype, key: Key, device: Device) -> Tensor:
         """Draw A uniform in plus or minus a bound: 2 u - 1 is exact, so only one product is rounded."""
@@ -353,97 +339,23 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@register("space", "dora", paper="Liu et al., ICML 2024")
-@dataclass(frozen=True)
-class DoRA(LoRA):
-    """Train the directions of a frozen matrix by a low-rank adapter, and the lengths of its rows by themselves.
-
-        V = W0 + s B A,    W_i = (||W0_i|| + m_i) V_i / ||V_i||    for each output i,    m initially 0
-
-    As in peft with `use_dora`, ||V|| is a constant in gradients. The length of an output is stored as its change m, so
-    all parties start with the same bits and weight decay acts towards the first length; an export holds the length.
-
-    Args: those of `LoRA`, without `lora_dropout`, which in peft drops inputs of W0, too.
-
-    >>> import torch
-    >>> base, space = {"fc.weight": torch.tensor([[3.0, 4.0]])}, DoRA(rank=1, alpha=1.0)
-    >>> coords = {"fc.weight/a": torch.ones(1, 2), "fc.weight/b": torch.zeros(1, 1), "fc.weight/m": torch.tensor([5.0])}
-    >>> space.expand(base, {}, coords)["fc.weight"].tolist()
-    [[6.0, 8.0]]
-
-    Not `LoRA`, which moves length and direction together. The mean of clients' V_i / ||V_i|| is not that of mean A and
-    B, as for `LoRA`.
-    """
-
-    has_lengths = True
-    starts_from_weights = False  # lengths and directions of given weights are not fitted
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora_dropout:
-            raise ConfigError(f"DoRA has no lora_dropout here, given {self.lora_dropout}; write lora_dropout = 0.0")
-
-    def lengths(self, base: Tree, coords: Tree) -> Tree:
-        """Return the length of each output of each adapted matrix, as peft stores it."""
-        transposed = self.transposed(Spec.of(base))
-        found = [name for name in base if name + M in coords]
-        return {name + M: _norms(_matrix(base[name], name in transposed)) + coords[name + M] for name in found}
-
-    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the base with all adapters added, each output scaled to its length."""
-        transposed = self.transposed(Spec.of(base))
-        out = super().expand(base, basis, coords)
-        for key, length in self.lengths(base, coords).items():
-            name = key.removesuffix(M)
-            wide = at_least_float32(out[name].dtype)
-            gain = length / _norms(_matrix(out[name], name in transposed).detach())
-            shape = (1, -1) if name in transposed else (-1, *(1,) * (out[name].dim() - 1))
-            out[name] = (out[name].to(wide) * gain.view(shape)).to(out[name].dtype)
-        return out
-
-    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the weights without adapters, then A and s B of each, and the factor of each output."""
-        out = super().expand_unmerged(base, basis, coords)
-        transposed = self.transposed(Spec.of(base))
-        for key, length in self.lengths(base, coords).items():
-            name = key.removesuffix(M)
-            a, b = (block.detach() for other, block in out.items() if other.rpartition("/")[0] == name)
-            out[name + GAIN] = length / _added_norms(_matrix(base[name], name in transposed), a, b)
-        return out
-
-
-def _matrix(weight: Tensor, transposed: bool) -> Tensor:
-    return as_matrix(weight, transposed).to(at_least_float32(weight.dtype))
-
-
-def _norms(matrix: Tensor) -> Tensor:
-    return matrix.square().sum(1).sqrt().clamp(min=1e-12)
-
-
-def _added_norms(matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the norms of the rows of W + B A without that matrix: |w|^2 + 2 b (A w) + b (A A^T) b."""
-    squares = matrix.square().sum(1) + 2 * (b * (matrix @ a.mT)).sum(1) + ((b @ (a @ a.mT)) * b).sum(1)
-    return squares.clamp(min=1e-24).sqrt()
-
-
 A, B = "/a", "/b"
-M, GAIN = "/m", "/g"  # of DoRA: the change of an output's length, and the factor of the output that follows
 TRANSPOSED_A, TRANSPOSED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
 
 
-def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool, Tensor | None]]]:
+def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool]]]:
     """Separate weights from adapters.
 
     Returns:
-        The weights alone, and by name of a weight its adapter: A, B, whether the matrix is stored transposed
-        (inputs x outputs), and the factor of each output, or None.
+        The weights alone, and by name of a weight its adapter: A, B, and whether the matrix is stored transposed
+        (inputs x outputs).
     """
     adapters, taken = {}, set()
     for transposed, (a, b) in ((False, (A, B)), (True, (TRANSPOSED_A, TRANSPOSED_B))):
         for key, block in weights.items():
             if key.endswith(b) and (name := key.removesuffix(b)) in weights and name + a in weights:
-                adapters[name] = (weights[name + a], block, transposed, weights.get(name + GAIN))
-                taken |= {name + a, key, name + GAIN}
+                adapters[name] = (weights[name + a], block, transposed)
+                taken |= {name + a, key}
     if not adapters:
         return weights, adapters
     return {name: block for name, block in weights.items() if name not in taken}, adapters

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.registry import rare, register, short_repr
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree
+from thinwire.core.registry import rare, register_part
+from thinwire.core.text import NonNegativeFloat, NonNegativeInt, Probability, Share
+from thinwire.core.tree import Spec, Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
     FactorizedSpace,
@@ -71,8 +69,7 @@ def lowrank_rank(shape: Sequence[int], gamma: float) -> int:
     return rank
 
 
-@register("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
-@dataclass(frozen=True)
+@register_part("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
 class LowRank(FactorizedSpace):
     """Train each weight as a product of thin factors, so that its rank is at most r.
 
@@ -99,16 +96,14 @@ class LowRank(FactorizedSpace):
     Not `LoRA`, which adds a low-rank update to a frozen weight: here W itself has rank r.
     """
 
-    rank: int = 0
-    like_gamma: float = 0.1
+    rank: NonNegativeInt = 0
+    like_gamma: Probability = 0.1
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
     start: Start = "auto"
     like_gammas: GammaRules = rare(())
-    __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_settings(self, rank="[0, inf)", like_gamma="[0, 1]")
         self._normalize_rules("like_gammas")
 
     def ranks(self, spec: Spec) -> dict[str, int]:
@@ -129,8 +124,7 @@ class LowRank(FactorizedSpace):
         return product_of(name, base[name], coords)
 
 
-@register("space", "pufferfish", paper="Wang et al., MLSys 2021")
-@dataclass(frozen=True)
+@register_part("space", "pufferfish", paper="Wang et al., MLSys 2021")
 class Pufferfish(FactorizedSpace):
     """Train late convolutions as a thin convolution followed by a 1x1 one; early and linear layers stay dense.
 
@@ -155,13 +149,10 @@ class Pufferfish(FactorizedSpace):
     Not `LowRank`, whose convolutions are thin at inputs and outputs (Tucker-2).
     """
 
-    ratio: float = 0.25
-    first_dense: int = 5
+    ratio: Share = 0.25
+    first_dense: NonNegativeInt = 5
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(self, ratio="(0, 1]", first_dense="[0, inf)")
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name."""
@@ -197,8 +188,7 @@ class Pufferfish(FactorizedSpace):
         return (coords[f"{name}/u"] @ coords[f"{name}/v"].flatten(1)).reshape(base[name].shape)
 
 
-@register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
-@dataclass(frozen=True)
+@register_part("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
 class FactorizedFL(FactorizedSpace):
     """Train each weight as the outer product of two vectors, plus a residual of full size that should become sparse.
 
@@ -226,10 +216,7 @@ class FactorizedFL(FactorizedSpace):
 
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
-    prune: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self, prune="[0, inf)")
+    prune: NonNegativeFloat = 0.0
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return rank 1 for every factorized weight."""

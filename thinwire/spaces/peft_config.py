@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapters import QUERY_VALUE, REGEX, read_config
-from thinwire.spaces.lora import DoRA, LoRA
+from thinwire.spaces.lora import LoRA
 
 # settings of peft that change what is trained, and the value that thinwire trains as peft does
 _PLAIN: dict[str, Any] = {
@@ -18,11 +18,12 @@ _PLAIN: dict[str, Any] = {
     "target_parameters": None,
     "exclude_modules": None,
     "lora_bias": False,
+    "use_dora": False,
 }
 
 
 def lora_from_peft(config: Any) -> LoRA:
-    """The LoRA space of a configuration of peft; with `use_dora`, a DoRA space.
+    """The LoRA space of a configuration of peft.
 
     A folder also gives the first values of the adapters, so that training goes on from them.
 
@@ -42,7 +43,7 @@ def lora_from_peft(config: Any) -> LoRA:
             raise ConfigError(f"{name} = {table[name]!r} of peft is not supported; expected {plain!r}")
     if (table.get("rank_pattern") or table.get("alpha_pattern")) and not _lower_only(table, folder):
         raise ConfigError("rank_pattern and alpha_pattern of peft are not supported; write one r and one lora_alpha")
-    return (DoRA if table.get("use_dora") else LoRA)(
+    return LoRA(
         rank=int(table.get("r", 8)),
         alpha=float(table.get("lora_alpha", 8)),
         target_modules=_targets(table.get("target_modules")),

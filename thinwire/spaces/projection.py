@@ -36,10 +36,9 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, unflatten
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeInt
+from thinwire.core.tree import Spec, Tree, unflatten
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import key_words, multiply_generated, square_sums, unit_scales
 from thinwire.spaces.base import Space
@@ -71,11 +70,8 @@ class _Projection(Space):
     entries: Entries = "sign"
     normalize: Normalize = "row"
     layout: Layout = "permuted"
-    redraw_every: int = 1
+    redraw_every: NonNegativeInt = 1
     scale: Scale = "isometric"
-
-    def __post_init__(self) -> None:
-        check_settings(self, redraw_every="[0, inf)")
 
     def sizes(self, d: int) -> Sizes:
         """Return k, p and e for a model of d weights, or raise a ConfigError."""
@@ -143,8 +139,7 @@ class _Projection(Space):
         return e**-0.5 if self.normalize == "row" else 1.0
 
 
-@register("space", "mapo", paper="MAPO: Reshape-then-factorize")
-@dataclass(frozen=True, kw_only=True)
+@register_part("space", "mapo", paper="MAPO: Reshape-then-factorize", kw_only=True)
 class MAPO(_Projection):
     """Move each of k segments of the model along one shared random direction, by k trained parameters.
 
@@ -184,8 +179,7 @@ class MAPO(_Projection):
         return "" if self.k else f"MAPO has k = {self.sizes(spec.size).k:,}, floor(2 d^(2/3)) for d = {spec.size:,}."
 
 
-@register("space", "mapa", paper="MAPA: Model-agnostic projection adaptation")
-@dataclass(frozen=True, kw_only=True)
+@register_part("space", "mapa", paper="MAPA: Model-agnostic projection adaptation", kw_only=True)
 class MAPA(_Projection):
     """Move the whole model along p shared random directions, by p trained parameters.
 
@@ -214,8 +208,7 @@ class MAPA(_Projection):
         return _sizes(d, 1, self.p)
 
 
-@register("space", "mapax", paper="MAPA: Model-agnostic projection adaptation")
-@dataclass(frozen=True, kw_only=True)
+@register_part("space", "mapax", paper="MAPA: Model-agnostic projection adaptation", kw_only=True)
 class MAPAX(_Projection):
     """Move each of k segments of the model along p shared random directions, by k p trained parameters.
 
@@ -246,7 +239,6 @@ class MAPAX(_Projection):
     budget: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.k and self.segment:
             raise ConfigError(f"give either k or segment, not both (k = {self.k}, segment = {self.segment})")
         if self.p and self.budget:

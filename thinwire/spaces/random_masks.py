@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec
-from thinwire.core.text import check_settings
-from thinwire.core.tree import Tree, tmap
+from thinwire.core.registry import register_part
+from thinwire.core.text import NonNegativeInt, PositiveFloat
+from thinwire.core.tree import Spec, Tree, tmap
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import AdapterSpace
+from thinwire.spaces.base import Space
 
 Weights = Literal["signed", "base"]
 Test = Literal["mean", "sample", "round"]
@@ -32,9 +30,8 @@ EPSILON = 0.01  # probabilities closer to 0 or 1 are trained as if they were thi
 _P = "/p"
 
 
-@register("space", "fedpm", paper="Isik et al., ICLR 2023")
-@dataclass(frozen=True)
-class FedPM(AdapterSpace):
+@register_part("space", "fedpm", paper="Isik et al., ICLR 2023")
+class FedPM(Space):
     """Train the probabilities with which the weights of a frozen random network are kept.
 
         W = W0 * m,    m ~ Bernoulli(p)    in every local step, with the gradient of p (straight-through)
@@ -62,12 +59,9 @@ class FedPM(AdapterSpace):
 
     reparametrized = True  # clients train scores
     weights: Weights = "signed"
-    gain: float = 1.0
-    start: float = 0.5
+    gain: PositiveFloat = 1.0
+    start: Annotated[float, f"[{EPSILON}, {1 - EPSILON}]"] = 0.5
     test: Test = "mean"
-
-    def __post_init__(self) -> None:
-        check_settings(self, gain="(0, inf)", start=f"[{EPSILON}, {1 - EPSILON}]")
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if no weight has two axes."""
@@ -134,9 +128,8 @@ _C = "/c"
 SMALLEST = 2.0**-20  # of the largest noise: no update is divided by less
 
 
-@register("space", "fedmrn", paper="Li et al., ACM Multimedia 2024")
-@dataclass(frozen=True)
-class FedMRN(AdapterSpace):
+@register_part("space", "fedmrn", paper="Li et al., ACM Multimedia 2024")
+class FedMRN(Space):
     """Train updates that become masks of random noise, drawn from the shared seed in every round.
 
         W = W0 + n * c,    n uniform in (-noise, noise);   c in [0, 1], or with `signed` in [-1, 1]
@@ -161,13 +154,10 @@ class FedMRN(AdapterSpace):
     """
 
     reparametrized = True  # clients train updates
-    noise: float = 0.01
+    noise: PositiveFloat = 0.01
     signed: bool = True
     progressive: bool = True
-    redraw_every: int = 1
-
-    def __post_init__(self) -> None:
-        check_settings(self, noise="(0, inf)", redraw_every="[0, inf)")
+    redraw_every: NonNegativeInt = 1
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Draw the noise."""

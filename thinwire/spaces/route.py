@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 from thinwire.core.key import Device, Key
-from thinwire.core.registry import register
-from thinwire.core.spec import Spec, as_rules, select
-from thinwire.core.tree import Tree, restrict
+from thinwire.core.names import as_rules, select
+from thinwire.core.registry import register_part
+from thinwire.core.tree import Spec, Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import AdapterSpace, Full, Space
+from thinwire.spaces.base import Full, Space
 
 _WHOLE = "model/"  # prefix of coordinates that belong to no single weight
 
@@ -24,14 +24,11 @@ class Rule:
     space: Space
 
 
-_Function: TypeAlias = Callable[[Space, Tree, Tree, Tree], Tree]
-_Basis: TypeAlias = Callable[[Space, tuple[str, ...], Key], Tree]
-Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
+Pair = tuple[str | tuple[str, ...], Space]
 
 
-@register("space", "route")
-@dataclass(frozen=True)
-class Route(AdapterSpace):
+@register_part("space", "route")
+class Route(Space):
     """Train different blocks of a model in different spaces; the first rule that matches a block applies.
 
         weights[block] = space(block).expand(...)[block],    space(block): of the first rule that matches
@@ -80,26 +77,8 @@ class Route(AdapterSpace):
                     f"{f'after {rule.space.redraw_every}' if rule.space.redraw_every else 'never'}; "
                     "all spaces of a Route except Full and Frozen need the same redraw_every"
                 )
-
-    @property
-    def redraw_every(self) -> int:  # type: ignore[override]
-        """Rounds after which all spaces merge and draw a new basis; 0 means never."""
-        return max(space.redraw_every for space in self._spaces())
-
-    @property
-    def reparametrized(self) -> bool:  # type: ignore[override]
-        """Whether clients train other values than the coordinates in one of the spaces."""
-        return any(space.reparametrized for space in self._spaces())
-
-    @property
-    def reads_base(self) -> bool:  # type: ignore[override]
-        """Whether the basis of one of the spaces depends on the initial weights."""
-        return any(space.reads_base for space in self._spaces())
-
-    @property
-    def counts_from_start(self) -> bool:  # type: ignore[override]
-        """Whether one of the spaces stores factors as changes."""
-        return any(space.counts_from_start for space in self._spaces())
+        for flag in ("redraw_every", "reparametrized", "reads_base", "counts_from_start"):
+            object.__setattr__(self, flag, max(getattr(rule.space, flag) for rule in rules))
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a block has no rule, a rule no block, or a space cannot be used for its blocks."""
@@ -114,20 +93,14 @@ class Route(AdapterSpace):
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return the bases of all spaces, named `index of the rule/name`."""
-        return self._bases(spec.names, key, lambda space, names, own: space.basis(spec.restrict(names), own, device))
+        return self.basis_from(spec.shapes(), key, device)
 
     def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
         """Return the bases of all spaces for these initial weights."""
-        return self._bases(
-            tuple(base), key, lambda space, names, own: space.basis_from(restrict(base, names), own, device)
-        )
-
-    def _bases(self, names: tuple[str, ...], key: Key, make: _Basis) -> Tree:
         out: Tree = {}
-        for i, (space, mine) in enumerate(self._assign(names)):
-            if mine:
-                part = make(space, mine, _key(key, i))
-                out.update({f"{i}/{name}": block for name, block in part.items()})
+        for i, space, own, _, _ in self._each(base, {}, {}):
+            part = space.basis_from(own, _key(key, i), device)
+            out.update({f"{i}/{name}": block for name, block in part.items()})
         return out
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
@@ -140,35 +113,37 @@ class Route(AdapterSpace):
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of all spaces, in the order of the model."""
-        return self._combine(base, basis, coords, lambda space, *trees: space.expand(*trees))
+        return self._weights("expand", base, basis, coords)
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of all spaces, followed by the adapters of spaces that have them."""
-        return self._combine(base, basis, coords, lambda space, *trees: space.unmerged().expand(*trees))
-
-    def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the values that clients train in all spaces."""
-        return self._convert(base, basis, coords, lambda space, *trees: space.to_trained(*trees))
-
-    def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
-        """Return the coordinates of values trained in all spaces."""
-        return self._convert(base, basis, trained, lambda space, *trees: space.from_trained(*trees))
+        return self._weights("expand_unmerged", base, basis, coords)
 
     def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the evaluation weights of all spaces, in the order of the model."""
-        return self._combine(base, basis, coords, lambda space, *trees: space.evaluation_weights(*trees))
+        return self._weights("evaluation_weights", base, basis, coords)
 
-    def _combine(self, base: Tree, basis: Tree, coords: Tree, weights_of: _Function) -> Tree:
+    def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the values that clients train in all spaces."""
+        return self._coords("to_trained", base, basis, coords)
+
+    def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
+        """Return the coordinates of values trained in all spaces."""
+        return self._coords("from_trained", base, basis, trained)
+
+    def _weights(self, method: str, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights that a method of each space makes, and the adapters."""
         made: Tree = {}
         for _, space, *trees in self._each(base, basis, coords):
-            made.update(weights_of(space, *trees))
+            made.update(getattr(space, method)(*trees))
         adapters = {name: block for name, block in made.items() if name not in base}
         return {name: made[name] for name in base} | adapters
 
-    def _convert(self, base: Tree, basis: Tree, coords: Tree, change: _Function) -> Tree:
+    def _coords(self, method: str, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the coordinates that a method of each space makes."""
         made: Tree = {}
         for i, space, *trees in self._each(base, basis, coords):
-            made.update({_to_route(name, i): block for name, block in change(space, *trees).items()})
+            made.update({_to_route(name, i): block for name, block in getattr(space, method)(*trees).items()})
         return {name: made[name] for name in coords}
 
     def _each(self, base: Tree, basis: Tree, coords: Tree) -> Iterator[tuple[int, Space, Tree, Tree, Tree]]:
@@ -179,14 +154,11 @@ class Route(AdapterSpace):
                 part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
                 yield i, space, restrict(base, names), _basis_of(basis, i), part
 
-    def _spaces(self) -> list[Space]:
-        return [rule.space for rule in cast("tuple[Rule, ...]", self.rules)]  # all are, since __post_init__
-
     def _assign(self, names: tuple[str, ...]) -> list[tuple[Space, tuple[str, ...]]]:
         """Return the space and the blocks of each rule. Only the rule `*` may match no remaining block."""
         free = dict.fromkeys(names)
         assigned = []
-        for rule in cast("tuple[Rule, ...]", self.rules):
+        for rule in cast("tuple[Rule, ...]", self.rules):  # all are, since __post_init__
             mine = tuple(name for name in select(names, rule.on, what="rule") if name in free)
             if not mine and rule.on != ("*",):
                 raise ConfigError(

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from thinwire.aggregators.base import Aggregator
-from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, restrict, weighted_mean, zeros_like
+from thinwire.core.tree import Spec, Tree, all_finite, restrict, weighted_mean, zeros_like
 from thinwire.privacy.base import Privacy
 from thinwire.schedules.base import Plan, Schedule
 from thinwire.sketches.base import Sketch

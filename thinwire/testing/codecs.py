@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs.base import Codec, Peer
-from thinwire.core.spec import DTYPES, Spec
-from thinwire.core.tree import Tree, add, restrict, same, tmap, zeros_like
+from thinwire.core.tree import DTYPES, Spec, Tree, add, restrict, same, tmap, zeros_like
 from thinwire.errors import ConfigError, WireError
 from thinwire.testing.common import COORDS, KEY, SOME, Calls, check_like, close, random_tree
 

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from thinwire.core.spec import Spec
-from thinwire.core.state import ALL_BLOCKS, restrict_state
-from thinwire.core.tree import Tree, add, flatten, restrict, same, scale, sub
+from thinwire.core.tree import ALL_BLOCKS, Spec, Tree, add, flatten, restrict, restrict_state, same, scale, sub
 from thinwire.optimizers.base import Correction, Optimizer, clip_by_global_norm
 from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.spaces.base import Space

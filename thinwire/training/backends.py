@@ -18,21 +18,18 @@ losses is the gradient of each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
-from thinwire.core import parallel
-from thinwire.core.spec import Spec
-from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, add, flatten, repeat, stack, unstack, zeros_like
-from thinwire.core.vector import Vector
+from thinwire.core.parallel import PARALLEL_BYTES, cores, each, on_one_core
+from thinwire.core.tree import Spec, State, Tree, Vector, add, flatten, repeat, stack, stack_states, unstack, zeros_like
 from thinwire.spaces.lora import A, B
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import ExampleMask, TrainableModel, TrainingInputs, TrainingOutcome
@@ -47,7 +44,6 @@ from thinwire.training.step import (
 )
 
 
-@dataclass(frozen=True)
 class LoopTrainer:
     """Trains one client after another. Supports every model."""
 
@@ -93,10 +89,9 @@ def _of_one(step: Step) -> Step:
     """The step of one client, for a batch with a client axis of length one."""
 
     def call(*args: Any) -> tuple[Tree, State, Tree, Tensor]:
-        coords, opt, buffers, start, own, x, y, mask = args
-        x = unstack(x, 0) if isinstance(x, dict) else x[0]
-        mask = None if mask is None else mask[0]
-        coords, opt, buffers, loss = step(coords, opt, buffers, start, own, x, y[0], mask)
+        *trees, x, y, mask = args
+        x = tree_map(lambda block: block[0], x)
+        coords, opt, buffers, loss = step(*trees, x, y[0], None if mask is None else mask[0])
         return coords, opt, buffers, loss[None]
 
     return call
@@ -154,7 +149,6 @@ def folded(one: LocalStep) -> Step:
     return step
 
 
-@dataclass(frozen=True)
 class VmapTrainer:
     """Trains all clients at once. Fastest for small models on a CPU, and for large models on a GPU."""
 
@@ -166,55 +160,28 @@ class VmapTrainer:
 
 
 class ThreadPoolTrainer:
-    """Trains clients in a pool of threads that is kept from round to round.
-
-    The pool has as many threads as torch may use (`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is
-    started.
-    """
+    """Trains clients at the same time, in the threads of `parallel.each`; with one core, no thread is started."""
 
     def __init__(self) -> None:
-        self.workers = torch.get_num_threads()
-        self._pool: ThreadPoolExecutor | None = None
-        self._copied: tuple[TrainableModel, SimpleQueue[TrainableModel]] | None = None
+        self._model: TrainableModel | None = None  # the last one
+        self._idle = SimpleQueue[TrainableModel]()  # its copies, one for each thread
 
     def train(self, inputs: TrainingInputs) -> TrainingOutcome:
         """Train several clients at a time. Raises UnsupportedModel for a model that draws random numbers."""
-        idle, clients = self._copies(inputs.model), len(inputs.work.samples)
 
         def train_one(i: int) -> TrainingOutcome:
-            model = idle.get()
+            model = self._idle.get()
             try:
                 return train_client(replace(inputs, model=model), i)
             finally:
-                idle.put(model)
+                self._idle.put(model)
 
         with no_randomness(inputs.work.index.device):  # all threads share one generator
-            if self.workers == 1:
-                return stack_outcomes([train_one(i) for i in range(clients)])
-            return stack_outcomes(self._train_all(train_one, clients))
-
-    def _train_all(self, train_one: Callable[[int], TrainingOutcome], clients: int) -> list[TrainingOutcome]:
-        """The outcomes of all clients, in order."""
-        if self._pool is None:
-            self._pool = parallel.start(self.workers)
-            # torch imports some modules lazily, which two threads must not do at the same time
-            self._pool.submit(train_one, 0).result()
-        jobs = [self._pool.submit(train_one, i) for i in range(clients)]
-        try:
-            wait(jobs, return_when=FIRST_EXCEPTION)
-        finally:
-            for job in jobs:
-                job.cancel()
-            wait(jobs)
-        for job in jobs:  # raise the error of the first client that has one
-            if not job.cancelled() and (error := job.exception()):
-                raise error
-        return [job.result() for job in jobs]
-
-    def _copies(self, model: TrainableModel) -> SimpleQueue[TrainableModel]:
-        """One copy of the model for each thread; the copies of the last model are kept."""
-        if self._copied is None or self._copied[0] is not model:
-            self._copied = model, SimpleQueue()
-            for _ in range(self.workers):
-                self._copied[1].put(copy.deepcopy(model))
-        return self._copied[1]
+            if self._model is not inputs.model:
+                self._model, self._idle = inputs.model, SimpleQueue()
+                for _ in range(cores()):
+                    self._idle.put(copy.deepcopy(inputs.model))
+                if cores() > 1:  # torch imports some modules lazily, which two threads must not do at the same time
+                    with on_one_core():
+                        train_one(0)
+            return stack_outcomes(each(train_one, range(len(inputs.work.samples)), PARALLEL_BYTES))

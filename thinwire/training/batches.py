@@ -20,7 +20,7 @@ import numpy as np
 from thinwire.core.key import Key, permutations
 from thinwire.core.reference import is_reference
 from thinwire.core.registry import rare, short_repr
-from thinwire.core.text import check_settings
+from thinwire.core.text import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_settings
 from thinwire.errors import ConfigError
 
 
@@ -42,25 +42,17 @@ class Local:
             a reference such as `my_trainer.py:fit`; "" for none. `records.batches()` has epochs, batch and steps.
     """
 
-    epochs: int = 1
-    batch: int = 32
-    steps: int = 0
-    logit_adjustment: float = rare(0.0)
-    pseudo_count: float = rare(0.5)
-    accumulate: int = rare(1)
+    epochs: PositiveInt = 1
+    batch: NonNegativeInt = 32
+    steps: NonNegativeInt = 0
+    logit_adjustment: NonNegativeFloat = rare(0.0)
+    pseudo_count: PositiveFloat = rare(0.5)
+    accumulate: PositiveInt = rare(1)
     trainer: str | Callable[..., Any] = rare("")
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            epochs="[1, inf)",
-            batch="[0, inf)",
-            steps="[0, inf)",
-            logit_adjustment="[0, inf)",
-            pseudo_count="(0, inf)",
-            accumulate="[1, inf)",
-        )
+        check_settings(self)
         if not (callable(self.trainer) or self.trainer == "" or is_reference(str(self.trainer))):
             raise ConfigError(
                 f"trainer must be a function fit(model, records) or a reference to one, not {self.trainer!r}; write "

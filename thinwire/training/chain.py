@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from thinwire.core.vector import Tree, Vector
+from thinwire.core.tree import Tree, Vector
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
 from thinwire.kernels.conv_cpu import pair

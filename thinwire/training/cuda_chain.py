@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.spec import Spec
-from thinwire.core.state import State
-from thinwire.core.tree import Tree
-from thinwire.core.vector import Vector
+from thinwire.core.tree import Spec, State, Tree, Vector
 from thinwire.data.examples import Images
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import explicit_gpu

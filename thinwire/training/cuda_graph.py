@@ -21,8 +21,7 @@ from torch import Tensor
 
 from thinwire.core.parallel import sent
 from thinwire.core.recording import rehearsed
-from thinwire.core.state import smap
-from thinwire.core.tree import Tree, repeat, tmap, unstack
+from thinwire.core.tree import Tree, repeat, smap, tmap, unstack
 from thinwire.training.backends import can_fold, step_of_all
 from thinwire.training.cuda_chain import by_strides, chain_step, copy_trees
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
@@ -235,7 +234,7 @@ class _Recording:
 
 
 def _reads_channels_last(inputs: TrainingInputs) -> bool:
-    """Whether the steps read the coordinates as kernels of convolutions with their channels last (`conv_fused.py`).
+    """Whether the steps read the coordinates as kernels of convolutions with their channels last (`conv.py`).
 
     With coordinates, gradients and optimizer states in that order in memory, no step has to reorder them.
     """

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thinwire.core.parallel import PARALLEL_BYTES, cores, each
-from thinwire.core.tree import Tree, to_device
+from thinwire.core.tree import Tree
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce, label_counts
 from thinwire.errors import ConfigError
@@ -49,30 +50,9 @@ class Evaluation(NamedTuple):
     examples: int  # number of evaluated examples
 
 
-@torch.no_grad()
-def evaluate(
-    model: Functional,
-    weights: Tree,
-    buffers: Tree,
-    examples: Examples,
-    index: np.ndarray | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    *,
-    batch: int = 0,
-) -> Evaluation:
-    """Evaluate a model on a dataset.
-
-    Args:
-        model: the model and its loss.
-        weights: the weights.
-        buffers: the buffers.
-        examples: the dataset, on the device of the weights.
-        index: the indices of the examples to evaluate; all by default.
-        metrics: metrics by name; a plain function needs memory for all outputs, a `SumMetric` does not. A `ModelMetric`
-            calls the model itself.
-        batch: examples in a batch; 0 for 1,000 (more small ones on a GPU), or as many as fit into memory.
-    """
-    return begin_evaluation(model, weights, buffers, examples, index, metrics, batch=batch)()
+def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
+    """Evaluate a model on a dataset; the arguments are those of `begin_evaluation`."""
+    return begin_evaluation(*args, **kwargs)()
 
 
 @torch.no_grad()
@@ -87,9 +67,18 @@ def begin_evaluation(
     batch: int = 0,
     batches: Sequence[Tensor] | None = None,
 ) -> Callable[[], Evaluation]:
-    """As `evaluate`, but what it returns waits for the result: a GPU computes it meanwhile.
+    """Begin to evaluate a model on a dataset; what it returns waits for the result, which a GPU computes meanwhile.
 
-    `batches` is the result of `all_batches` for this model and these examples; by default they are made here.
+    Args:
+        model: the model and its loss.
+        weights: the weights.
+        buffers: the buffers.
+        examples: the dataset, on the device of the weights.
+        index: the indices of the examples to evaluate; all by default.
+        metrics: metrics by name; a plain function needs memory for all outputs, a `SumMetric` does not. A `ModelMetric`
+            calls the model itself.
+        batch: examples in a batch; 0 for 1,000 (more small ones on a GPU), or as many as fit into memory.
+        batches: the result of `all_batches` for this model and these examples; by default they are made here.
     """
     indices = torch.arange(len(examples)) if index is None else torch.from_numpy(index)
     model.module.eval()
@@ -109,7 +98,11 @@ def begin_evaluation(
             raise ConfigError(
                 f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored"
             )
-        found = {**accumulator.compute(), **_of_model(metrics or {}, access, examples, indices)}
+        found = accumulator.compute()
+        for name, metric in (metrics or {}).items():
+            if isinstance(metric, ModelMetric):  # `NAME`, and `NAME/GROUP` of its groups
+                values = metric.measure(access, examples, indices)
+                found |= {f"{name}/{group}" if group else name: value for group, value in values.items()}
         return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
 
     return finish
@@ -134,16 +127,6 @@ def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tup
     return (outputs.argmax(-1) == targets).sum().double(), label_counts(targets).sum().double()
 
 
-def _of_model(metrics: Mapping[str, Metric], access: _Access, examples: Examples, index: Tensor) -> dict[str, float]:
-    """The metrics that call the model, with those of their groups: `NAME` and `NAME/GROUP`."""
-    found: dict[str, float] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, ModelMetric):
-            values = metric.measure(access, examples, index)
-            found |= {f"{name}/{group}" if group else name: value for group, value in values.items()}
-    return found
-
-
 class _Access(NamedTuple):
     """A model with its weights, for metrics that call it."""
 
@@ -159,7 +142,7 @@ class _Access(NamedTuple):
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """The outputs for a batch, on the device of the weights."""
-        own = to_device(inputs, self.device) if isinstance(inputs, dict) else inputs.to(self.device)
+        own = tree_map(lambda block: block.to(self.device), inputs)
         return self.model.outputs(self.weights, dict(self.buffers), own)
 
     def run(self, function: Callable[[Any], T]) -> T:
@@ -217,8 +200,7 @@ class _Access(NamedTuple):
             return 1
         some = examples.widest(index)
         inputs, targets = examples.gather(some)
-        shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
-        key = (tuple(shapes), self.device)
+        key = (*(block.shape for block in tree_leaves((inputs, targets))), self.device)
         if key not in self.model.example_bytes:
             seen = []
             for times in (1, 2):  # a tensor of the same size for two examples as for one is made of weights

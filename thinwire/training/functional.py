@@ -1,6 +1,6 @@
 """Any nn.Module as a pure function of its weights.
 
-The module is copied once and never changed: weights and buffers are passed in through `functional_call`. One copy is
+The module is copied once and never changed: weights and buffers are passed in, as in `functional_call`. One copy is
 enough for thousands of clients, with or without vmap. Parameters with requires_grad=False are constants. A tied weight
 is one weight.
 
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_map
 
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree
@@ -66,7 +68,7 @@ class Functional:
     @classmethod
     def of(cls, module: nn.Module, criterion: Loss = cross_entropy, device: Device = None) -> Functional:
         """Copy the module; the original is never changed."""
-        if not isinstance(module, nn.Module):
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(f"model must be an nn.Module, not {type(module).__name__}")
         try:
             own = copy.deepcopy(module).to(device or "cpu")
@@ -109,14 +111,16 @@ class Functional:
 
     def outputs(self, weights: Tree, buffers: Tree, inputs: Inputs) -> Tensor:
         """The module's output for these weights; writes its new running statistics into `buffers`."""
-        adapters: dict[str, Any] = {}
-        if not weights.keys() <= self._names:
-            weights, adapters = split(weights)
-        tensors = {**{name: b.clone() for name, b in self._counters.items()}, **buffers, **weights}
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
-        with corrected(weights, adapters, self.adapter_dropout) if adapters else nullcontext():
-            out = functional_call(self.module, tensors, args, kwargs)
-        return out if isinstance(out, Tensor) else _logits(out)
+        with self._holding(weights, buffers):
+            return self._call(inputs)
+
+    def _call(self, inputs: Inputs) -> Tensor:
+        """The output of the module as it is."""
+        out = self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
+        out = getattr(out, "logits", out)  # Hugging Face models return a record
+        if not isinstance(out, Tensor):
+            raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
+        return out
 
     @torch.no_grad()
     def run(self, weights: Tree, buffers: Tree, function: Callable[[Any], T]) -> T:
@@ -127,13 +131,19 @@ class Functional:
         6.0
         """
         self.module.eval()
-        return self._holding(buffers, weights, lambda: function(self.module))
+        with self._holding(weights, buffers):
+            return function(self.module)
 
-    def _holding(self, buffers: Tree, weights: Tree, function: Callable[[], T]) -> T:
-        """The result of a function that is called while the module has these weights and buffers."""
-        counters = {name: b.clone() for name, b in self._counters.items()}
-        tensors = {f"inner.{name}": t for name, t in {**counters, **buffers, **weights}.items()}
-        return functional_call(_WithWeights(self.module), tensors, (function,))
+    @contextmanager
+    def _holding(self, weights: Tree, buffers: Tree) -> Iterator[None]:
+        """A context in which the module has these weights and buffers, as in `torch.func.functional_call`."""
+        adapters: dict[str, Any] = {}
+        if not weights.keys() <= self._names:
+            weights, adapters = split(weights)
+        tensors = {**{name: b.clone() for name, b in self._counters.items()}, **buffers, **weights}
+        adapted = corrected(weights, adapters, self.adapter_dropout) if adapters else nullcontext()
+        with adapted, _reparametrize_module(self.module, tensors, tie_weights=True):
+            yield
 
     @torch.no_grad()
     def predictions(self, inputs: Inputs) -> Tensor:
@@ -149,10 +159,8 @@ class Functional:
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the examples whose mask is 1 (all without a mask), and the next buffers."""
-        if not self.module.training:  # submodules are in the same mode: the copy is private
-            self.module.train()
         buffers = {name: b.clone() for name, b in buffers.items()}
-        with self._arithmetic(targets.device) if self.half or self.products else nullcontext():
+        with self._training(targets.device):
             outputs = self.outputs(weights, buffers, inputs)
             return self._mean(outputs, targets, mask), buffers
 
@@ -161,13 +169,9 @@ class Functional:
 
         All examples are one batch of the module, whose rows must not influence each other.
         """
-        if not self.module.training:  # submodules are in the same mode: the copy is private
-            self.module.train()
-        clients = len(targets)
-        flat = {k: v.flatten(0, 1) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.flatten(0, 1)
-        with self._arithmetic(targets.device):
-            outputs = self.outputs(weights, {}, flat)
-            outputs = outputs.view(clients, -1, *outputs.shape[1:])
+        with self._training(targets.device):
+            outputs = self.outputs(weights, {}, tree_map(lambda block: block.flatten(0, 1), inputs))
+            outputs = outputs.view(len(targets), -1, *outputs.shape[1:])
             return vmap(self._mean, in_dims=(0, 0, None if mask is None else 0))(outputs, targets, mask)
 
     def gradient(
@@ -181,25 +185,17 @@ class Functional:
         >>> {name: tuple(block.shape) for name, block in grads.items()}
         {'weight': (3, 2), 'bias': (3,)}
         """
-        if not self.module.training:  # submodules are in the same mode: the copy is private
-            self.module.train()
         leaves = {name: w.detach().requires_grad_(w.requires_grad) for name, w in weights.items()}
         buffers = {name: b.clone() for name, b in buffers.items()}
-        plain, adapters = split(leaves)
-
-        def forward_backward() -> tuple[Tensor, Tree]:
-            with torch.enable_grad(), self._arithmetic(targets.device):
-                out = self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
-                value = self._mean(_logits(out), targets, mask)
+        with self._holding(leaves, buffers):
+            with torch.enable_grad(), self._training(targets.device):
+                value = self._mean(self._call(inputs), targets, mask)
             after = {name: b.detach().clone() for name, b in buffers.items()}  # layers that run again update them again
             if value.requires_grad:
                 _backward(value)
-            return value.detach(), after
-
-        with corrected(plain, adapters, self.adapter_dropout) if adapters else nullcontext():
-            out = self._holding(buffers, plain, forward_backward)
         required = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}, out
+        grads = {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}
+        return grads, (value.detach(), after)
 
     def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """The mean loss over the examples whose mask is 1, weighted by their numbers of labels."""
@@ -226,13 +222,12 @@ class Functional:
         return value.flatten(1).sum(1) / label_counts(targets).clamp(min=1)
 
     @contextmanager
-    def _arithmetic(self, device: torch.device) -> Iterator[None]:
-        """The precision and the convolutions of training."""
-        with ExitStack() as stack:
-            if self.half:
-                stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
-            if self.products:
-                stack.enter_context(by_products())
+    def _training(self, device: torch.device) -> Iterator[None]:
+        """Training mode, with its precision and convolutions."""
+        if not self.module.training:  # submodules are in the same mode: the copy is private
+            self.module.train()
+        half = torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.half else nullcontext()
+        with half, by_products() if self.products else nullcontext():
             yield
 
     def loss_sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,22 +244,3 @@ def _backward(loss: Tensor) -> None:
     engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
     one = torch.ones_like(loss)
     engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-class _WithWeights(nn.Module):
-    """Runs a function while `functional_call` on this module replaces the weights of the inner one."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, function: Callable[[], Any]) -> Any:
-        """Call the function and return its result."""
-        return function()
-
-
-def _logits(out: Any) -> Tensor:
-    out = getattr(out, "logits", out)  # Hugging Face models return a record
-    if not isinstance(out, Tensor):
-        raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
-    return out

@@ -14,8 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.core.key import Key
-from thinwire.core.state import State
-from thinwire.core.tree import Tree
+from thinwire.core.tree import State, Tree
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Correction, Optimizer
 from thinwire.optimizers.penalties import Penalty

@@ -50,11 +50,13 @@ class OwnTrainer:
         fit: the function.
         label: its name for readers.
         model: the model and its loss.
+        filled: its parameters that are filled.
     """
 
     fit: Callable[..., Any]
     label: str
     model: Functional
+    filled: tuple[str, ...]
 
     @classmethod
     def of(cls, trainer: str | Callable[..., Any], model: Functional) -> OwnTrainer:
@@ -67,17 +69,16 @@ class OwnTrainer:
         label = short_name(trainer) if isinstance(trainer, str) else getattr(fit, "__name__", type(fit).__name__)
         if not callable(fit) or isinstance(fit, nn.Module):
             raise ConfigError(f"{label} is of type {type(fit).__name__}; a trainer is a function fit(model, records)")
-        given = [name for name in _parameters(fit) if name in FILLED]
         try:
-            inspect.signature(fit).bind(None, None, **dict.fromkeys(given))
-        except TypeError as error:
+            signature = inspect.signature(fit)
+            filled = tuple(name for name in list(signature.parameters)[2:] if name in FILLED)
+            signature.bind(None, None, **dict.fromkeys(filled))
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{label} cannot be called: {error}; a trainer is a function fit(model, records), with parameters "
                 f"{', '.join(FILLED)} if it needs them"
             ) from error
-        except ValueError:  # a function without a signature
-            pass
-        return cls(fit, label, model)
+        return cls(fit, label, model, filled)
 
     def train(self, inputs: TrainingInputs) -> TrainingOutcome:
         """Train the clients in order."""
@@ -89,11 +90,10 @@ class OwnTrainer:
         space = one.space.merged()
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
         lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
-        filled = {"lr": lr, "seed": one.work.keys[0].value}
-        named = {name: filled[name] for name in _parameters(self.fit) if name in filled}
+        values = {"lr": lr, "seed": one.work.keys[0].value}
         with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.keys[0].value):
             try:
-                answer = self.fit(given.module, Records(one.work), **named)
+                answer = self.fit(given.module, Records(one.work), **{name: values[name] for name in self.filled})
             except ThinwireError:
                 raise
             except Exception as error:
@@ -131,13 +131,6 @@ def check_own_trainer(correction: Correction, penalty: Penalty) -> None:
             f"{penalty!r} is added to the loss of each local step, which local.trainer takes itself; write penalty = "
             "'none', and add it to the loss there"
         )
-
-
-def _parameters(fit: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(fit).parameters)[2:]
-    except ValueError:
-        return []
 
 
 @contextmanager

@@ -26,14 +26,12 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_map
 
-from thinwire.core.state import State
-from thinwire.core.tree import Tree, add, tmap, unstack
+from thinwire.core.tree import State, Tree, add, tmap, unstack
 from thinwire.data.losses import label_counts
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
-    TrainableModel,
     TrainingInputs,
     TrainingOutcome,
     UnsupportedModel,
@@ -72,12 +70,11 @@ class LocalStep:
         self, coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
     ) -> tuple[Tree, State, Tree, Tensor]:
         """Next coordinates, optimizer state and buffers, and the loss of the batch."""
-        model, batch, by_weights = self.inputs.model, (buffers, x, y, mask), dict[str, Tensor]()
+        batch, by_weights = (buffers, x, y, mask), dict[str, Tensor]()
         if self.optimizer.forward_only:
             grads, (loss, after) = self.optimizer.estimate(self._loss_after(coords, batch), coords, opt)
         else:
-            every = self.inputs.penalty.active
-            grads, by_weights, (loss, after) = self.gradients(model, self.expand, coords, batch, every)
+            grads, by_weights, (loss, after) = self.gradients(self, coords, batch)
         coords, opt = self.change(grads, by_weights, coords, opt, start, own)
         return coords, opt, after, loss
 
@@ -139,16 +136,17 @@ def make_descent(inputs: TrainingInputs) -> Callable[..., tuple[Tree, Tree, Tens
     step = make_step(inputs)
 
     def descent(coords: Tree, buffers: Tree, x: Any, y: Tensor) -> tuple[Tree, Tree, Tensor]:
-        grads, _, (loss, after) = step.gradients(inputs.model, step.expand, coords, (buffers, x, y, None), False)
+        grads, _, (loss, after) = step.gradients(step, coords, (buffers, x, y, None))
         return grads, after, loss
 
     return vmap(descent, randomness="different")
 
 
-def _functional_gradients(model: TrainableModel, expand: Expand, coords: Tree, batch: tuple, every: bool) -> Gradients:
-    """Gradients by torch.func, for use under vmap. With `every`, also with respect to the weights, in two steps."""
+def _functional_gradients(step: LocalStep, coords: Tree, batch: tuple) -> Gradients:
+    """Gradients by torch.func, for use under vmap. With a penalty, also with respect to the weights, in two steps."""
+    model, expand = step.inputs.model, step.expand
     try:
-        if every:  # a penalty needs the gradient with respect to the weights
+        if step.inputs.penalty.active:  # it needs the gradient with respect to the weights
             weights, back = vjp(expand, coords)  # type: ignore[misc]
             by_weights, out = grad_and_value(lambda weights: model.loss(weights, *batch), has_aux=True)(weights)
             return back(by_weights)[0], by_weights, out
@@ -163,8 +161,9 @@ def _functional_gradients(model: TrainableModel, expand: Expand, coords: Tree, b
         raise
 
 
-def _autograd_gradients(model: TrainableModel, expand: Expand, coords: Tree, batch: tuple, every: bool) -> Gradients:
-    """Gradients by autograd. With `every`, weights that do not depend on coordinates get a gradient too."""
+def _autograd_gradients(step: LocalStep, coords: Tree, batch: tuple) -> Gradients:
+    """Gradients by autograd. With a penalty, weights that do not depend on coordinates get a gradient too."""
+    model, expand, every = step.inputs.model, step.expand, step.inputs.penalty.active
     if model.explicit and expand(coords) is coords:  # no graph at all
         by_weights, out = model.gradient(coords, *batch)
         return by_weights, by_weights, out
@@ -251,25 +250,26 @@ def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[...
     """A function like `gradients` that divides each batch into so many parts and adds up their gradients.
 
     Args:
-        gradients: `gradients(model, expand, coords, (buffers, inputs, targets, mask), every)`.
+        gradients: `gradients(step, coords, (buffers, inputs, targets, mask))`.
         parts: number of parts, above 1; a batch with fewer examples has parts of one example.
 
-    >>> def mean(model, expand, coords, batch, every):
+    >>> def mean(step, coords, batch):
     ...     return {"w": batch[2].float().mean()}, {}, (batch[2].float().mean(), {})
     >>> y = torch.tensor([1, 2, 6])
-    >>> accumulated(mean, 2)(None, None, {}, ({}, y, y, None), False)[0]["w"].item()
+    >>> accumulated(mean, 2)(None, {}, ({}, y, y, None))[0]["w"].item()
     3.0
     """
 
-    def call(model: Any, expand: Any, coords: Tree, batch: tuple, every: bool) -> Gradients:
+    def call(step: LocalStep, coords: Tree, batch: tuple) -> Gradients:
         buffers, inputs, targets, mask = batch
         counts = label_counts(targets) if mask is None else label_counts(targets) * mask
         total, length = counts.sum().clamp(min=1), -(-len(targets) // parts)
         sums: list[Tree] = []
         for first in range(0, len(targets), length):
             rows = slice(first, first + length)
-            part = (buffers, _rows(inputs, rows), targets[rows], None if mask is None else mask[rows])
-            by_coords, by_weights, (loss, buffers) = gradients(model, expand, coords, part, every)
+            x = tree_map(lambda block, rows=rows: block[rows], inputs)
+            part = (buffers, x, targets[rows], None if mask is None else mask[rows])
+            by_coords, by_weights, (loss, buffers) = gradients(step, coords, part)
             share = counts[rows].sum() / total
             # a part without labels has share 0, and a gradient that some losses make NaN
             found = [
@@ -301,8 +301,3 @@ def check_accumulates(module: nn.Module, logit_adjustment: float) -> None:
             "local.accumulate is above 1, but local.logit_adjustment counts the classes of the whole batch; write "
             "accumulate = 1, or logit_adjustment = 0"
         )
-
-
-def _rows(inputs: Any, rows: slice) -> Any:
-    """Some examples of a batch."""
-    return {name: block[rows] for name, block in inputs.items()} if isinstance(inputs, dict) else inputs[rows]

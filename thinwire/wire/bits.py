@@ -11,14 +11,12 @@ Integer i of k bits takes bits i k to (i + 1) k - 1; bit j is bit j % 8 of byte 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import TypeAlias
 
 import numpy as np
 
 from thinwire.errors import WireError
 
-Bytes: TypeAlias = "bytes | memoryview"  # a view reads a part of a message without a copy
-_FEW = 2048
+Bytes = bytes | memoryview  # a view reads a part of a message without a copy
 
 
 def width(count: int, bits: int) -> int:
@@ -36,9 +34,6 @@ def pack(values: np.ndarray, bits: int) -> bytes:
         return np.packbits(values.astype(np.uint8), bitorder="little").tobytes()
     if bits in (2, 4):
         return _pack_within_bytes(values, bits)
-    if len(values) <= _FEW:  # bit by bit: faster than the loop below for few values, slower for many
-        each = np.unpackbits(values.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little")
-        return np.packbits(each, bitorder="little").tobytes()
     word = _word(bits)
     rows = np.zeros((-(-len(values) // 8), 8), word)  # eight values take `bits` bytes
     rows.reshape(-1)[: len(values)] = values
@@ -117,8 +112,6 @@ def varint(value: int) -> bytes:
 
 def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
     """Decode an integer that `varint` encoded; returns it and the position after it."""
-    if position < len(data) and data[position] < 0x80:  # most are one byte
-        return data[position], position + 1
     value = 0
     for i in range(5):
         if position + i >= len(data):

@@ -24,7 +24,7 @@ from itertools import groupby
 import numpy as np
 
 from thinwire.errors import WireError
-from thinwire.wire.bits import Bytes
+from thinwire.wire.bits import Bytes, read_varint, varint
 
 _PIECE = (1 << 16) - 1  # the longest stored block of deflate
 _BLOCK = (1 << 15) - 1  # symbols of a coded block of zlib
@@ -87,7 +87,7 @@ def entropy(data: Bytes | np.ndarray) -> float:
     4.0
     """
     whole = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    count = _counts(whole)
+    count = np.bincount(whole, minlength=256)
     bits = len(whole) * np.log2(max(1, len(whole))) - count @ np.log2(np.maximum(count, 1))
     return float(bits) / 8
 
@@ -105,16 +105,6 @@ def at_least(data: np.ndarray) -> float:
     return size if 4 * size >= len(data) else 0.0
 
 
-def _counts(data: np.ndarray) -> np.ndarray:
-    """How often each byte occurs; of long data two bytes are counted at a time."""
-    if len(data) < _PIECE or data.strides != (1,):
-        return np.bincount(data, minlength=256)
-    pairs = np.bincount(data[: len(data) // 2 * 2].view(np.uint16), minlength=1 << 16).reshape(256, 256)
-    count: np.ndarray = pairs.sum(axis=0) + pairs.sum(axis=1)
-    count[data[-1]] += len(data) % 2
-    return count
-
-
 def expand(data: Bytes, length: int) -> Bytes:
     """Decompress to exactly `length` bytes; never allocates more. The inverse is `squeeze`."""
     if len(data) == length:
@@ -128,6 +118,28 @@ def expand(data: Bytes, length: int) -> Bytes:
         raise WireError(f"a compressed section is damaged ({error})") from None
     if len(out) != length or not inflate.eof or inflate.unused_data or inflate.unconsumed_tail:
         raise WireError(f"a compressed section does not hold the {length} bytes expected")
+    return out
+
+
+def squeeze_groups(data: np.ndarray, group: np.ndarray, count: int) -> bytes:
+    """Squeeze the bytes (uint8) of each group: the sizes of all groups but the last, then all. See `expand_groups`."""
+    codes = [squeeze(data[group == number].tobytes()) for number in range(count)]
+    return b"".join((*(varint(len(code)) for code in codes[:-1]), *codes))
+
+
+def expand_groups(data: Bytes, group: np.ndarray, count: int) -> np.ndarray:
+    """Decode bytes, given the group of each. The inverse of `squeeze_groups`."""
+    sizes, at = [], 0
+    for _ in range(count - 1):
+        size, at = read_varint(data, at)
+        sizes.append(size)
+    if (last := len(data) - at - sum(sizes)) < 0:
+        raise WireError(f"codes of {sum(sizes)} bytes announced, {len(data) - at} are left")
+    out = np.empty(len(group), np.uint8)
+    for number, size in enumerate((*sizes, last)):
+        inside = group == number
+        out[inside] = np.frombuffer(expand(data[at : at + size], int(np.count_nonzero(inside))), np.uint8)
+        at += size
     return out
 
 

@@ -62,12 +62,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
-from thinwire.core.parallel import PARALLEL_BYTES, empty_long
+from thinwire.core.parallel import empty_long
 from thinwire.errors import WireError
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.bits import Bytes, pack as pack_bits, read_varint, unpack as unpack_bits, varint, width
 
 try:
     from isal.isal_zlib import crc32  # ten times as fast as zlib
@@ -210,8 +211,6 @@ def join(parts: Sequence[Bytes], room: np.ndarray | None = None) -> Bytes:
         start = own - base - before
     if room is not None and 0 <= start <= len(room) - size:
         out = room[start : start + size]
-    elif size < PARALLEL_BYTES:
-        return memoryview(bytearray().join((bytes(-before % 8), *parts)))[-before % 8 :]
     else:
         start, out = -1, empty_long(size + -before % 8).numpy()[-before % 8 :]
     at = 0
@@ -262,10 +261,6 @@ def _check_head(data: Bytes, schema: Schema, longest: int | None) -> int:
     if longest is not None and len(data) > longest:
         raise WireError(f"the message has {len(data)} bytes, expected at most {longest}")
     if data[0] >> 4 != FORMAT:
-        if data[:2] == b"TW":  # formats 1 and 2
-            raise WireError(
-                f"message format {data[2]} is not read, expected {FORMAT}: use the same thinwire on both sides"
-            )
         expected = f"expected {FORMAT}1 to {FORMAT}{max(KINDS)}"
         raise WireError(f"not a message of format {FORMAT}: its first byte is {data[0]:02x}, {expected}")
     kind = data[0] & 15
@@ -320,8 +315,8 @@ def _read_body(data: memoryview, position: int, schema: Schema) -> tuple[Body, i
         raise WireError(f"field {bits.bit_length() - 1} is not known, expected one of {FIELDS[0]} to {FIELDS[-1]}")
     plan: frozenset[str] | None = None
     if bits & 1:
-        width = -(-len(schema.blocks) // 8)
-        plan, position = _read_bitmap(data[position : position + width], schema.blocks), position + width
+        end = position + width(len(schema.blocks), 1)
+        plan, position = _read_bitmap(data[position:end], schema.blocks), end
     fields: dict[int, memoryview] = {}
     for number in FIELDS:
         if not bits >> number & 1:
@@ -340,19 +335,11 @@ def _read_body(data: memoryview, position: int, schema: Schema) -> tuple[Body, i
 
 
 def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
-    out = bytearray(-(-len(blocks) // 8))
-    for i, name in enumerate(blocks):
-        if name in plan:
-            out[i // 8] |= 1 << i % 8
-    return bytes(out)
+    return pack_bits(np.array([name in plan for name in blocks], np.bool_), 1)
 
 
 def _read_bitmap(data: memoryview, blocks: tuple[str, ...]) -> frozenset[str]:
-    if len(data) != -(-len(blocks) // 8):
-        raise WireError("message ends inside the plan")
-    names = frozenset(name for i, name in enumerate(blocks) if data[i // 8] >> i % 8 & 1)
-    if _bitmap(names, blocks) != data:
-        raise WireError("the plan names a block that does not exist")
+    names = frozenset(compress(blocks, unpack_bits(data, len(blocks), 1)))
     if len(names) == len(blocks):
         raise WireError("a plan of all blocks must be written without a bitmap")
     return names

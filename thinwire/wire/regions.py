@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.errors import WireError
 from thinwire.wire import bits as _bits, entropy
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire.bits import Bytes
 
 CLASSES = 4
 _REGION = 128  # bytes
@@ -31,7 +30,8 @@ _TABLES = 320  # bytes of the Huffman codes, about
 
 def classes(sizes: np.ndarray) -> np.ndarray:
     """The class of each region: a quarter of the regions each, by the means of these numbers, one for each byte."""
-    means = np.add.reduceat(sizes, np.arange(0, len(sizes), _REGION), dtype=np.int64) / _lengths(len(sizes))
+    means = np.add.reduceat(sizes, np.arange(0, len(sizes), _REGION), dtype=np.int64)
+    means = means / np.minimum(_REGION, len(sizes) - np.arange(0, len(sizes), _REGION))  # the last may be shorter
     out = np.empty(len(means), np.uint8)
     out[np.argsort(means, kind="stable")] = np.arange(len(means)) * CLASSES // len(means)
     return out
@@ -42,46 +42,25 @@ def estimate(data: np.ndarray, size: np.ndarray) -> float:
     sample = data[: len(data) // _REGION * _REGION].reshape(-1, _REGION)[::_EVERY].reshape(-1)
     if not len(sample):
         return float(len(data))
-    of_regions = classes(size.take(sample))
-    return sum(entropy.entropy(part) for part in _split(sample, of_regions)) * len(data) / len(sample) + _TABLES
+    of_bytes = _of_bytes(classes(size.take(sample)), len(sample))
+    found = sum(entropy.entropy(sample[of_bytes == number]) for number in range(CLASSES))
+    return found * len(data) / len(sample) + _TABLES
 
 
 def squeeze(data: np.ndarray, of_regions: np.ndarray) -> bytes:
     """Encode bytes (uint8) with these classes of their regions. The inverse of `expand`."""
-    parts = [entropy.squeeze(part.tobytes()) for part in _split(data, of_regions)]
-    return b"".join((_bits.pack(of_regions, 2), *(varint(len(part)) for part in parts[:-1]), *parts))
+    groups = entropy.squeeze_groups(data, _of_bytes(of_regions, len(data)), CLASSES)
+    return _bits.pack(of_regions, 2) + groups
 
 
 def expand(data: Bytes, length: int) -> np.ndarray:
     """Decode `length` bytes from exactly these, as uint8. The inverse of `squeeze`."""
-    lengths = _lengths(length)
-    at = _bits.width(len(lengths), 2)
-    of_regions = _bits.unpack(data[:at], len(lengths), 2)
-    sizes = []
-    for _ in range(CLASSES - 1):
-        size, at = read_varint(data, at)
-        sizes.append(size)
-    if sum(sizes) > len(data) - at:
-        raise WireError(f"codes of {sum(sizes)} bytes announced, {len(data) - at} are left")
-    of_bytes, out = np.repeat(of_regions, lengths), np.empty(length, np.uint8)
-    for number, size in enumerate((*sizes, len(data) - at - sum(sizes))):
-        inside = of_bytes == number
-        part = entropy.expand(data[at : at + size], int(np.count_nonzero(inside)))
-        out[inside] = np.frombuffer(part, np.uint8)
-        at += size
-    return out
+    regions = -(-length // _REGION)
+    at = _bits.width(regions, 2)
+    of_regions = _bits.unpack(data[:at], regions, 2)
+    return entropy.expand_groups(data[at:], _of_bytes(of_regions, length), CLASSES)
 
 
-def _lengths(length: int) -> np.ndarray:
-    """The number of bytes of each region."""
-    return np.minimum(_REGION, length - np.arange(0, length, _REGION))
-
-
-def _split(data: np.ndarray, of_regions: np.ndarray) -> list[np.ndarray]:
-    """The bytes of each class."""
-    whole = len(data) // _REGION
-    rows, rest = data[: whole * _REGION].reshape(-1, _REGION), data[whole * _REGION :]
-    parts = [rows[of_regions[:whole] == number].reshape(-1) for number in range(CLASSES)]
-    if len(rest):
-        parts[of_regions[-1]] = np.concatenate((parts[of_regions[-1]], rest))
-    return parts
+def _of_bytes(of_regions: np.ndarray, length: int) -> np.ndarray:
+    """The class of each byte."""
+    return np.repeat(of_regions, _REGION)[:length]

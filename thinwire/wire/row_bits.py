@@ -16,6 +16,7 @@ the number of ones of the byte before: if that has many, there are often many ag
 >>> draw = np.random.default_rng(0)
 >>> bits = (draw.random((16, 4000)) < draw.random(4000) ** 3).astype(np.uint8).reshape(-1)  # more ones in some columns
 >>> data = encode(bits, [(16, 4000)], np.inf)
+>>> from thinwire.wire.entropy import squeeze
 >>> len(data) < 0.85 * len(squeeze(np.packbits(bits).tobytes()))
 True
 >>> bool((decode(data, 64000, [(16, 4000)]) == bits).all())
@@ -31,8 +32,8 @@ import numpy as np
 
 from thinwire.errors import WireError
 from thinwire.wire import bits as _bits, regions
-from thinwire.wire.bits import Bytes, read_varint, varint
-from thinwire.wire.entropy import entropy, expand, squeeze
+from thinwire.wire.bits import Bytes, prefixed, read_prefixed
+from thinwire.wire.entropy import entropy, expand_groups, squeeze_groups
 
 Shapes = Sequence[tuple[int, int]]
 GROUPS = 8
@@ -82,8 +83,7 @@ def encode(bitmap: np.ndarray, shapes: Shapes, limit: float) -> bytes | None:
         ordered[matrix.start : matrix.end] = rows.reshape(-1)
     packed = np.packbits(ordered, bitorder="little")
     even = regions.squeeze(packed[::2], regions.classes(_ONES.take(packed[::2])))
-    codes = [squeeze(group.tobytes()) for group in _groups(packed)]
-    data = b"".join((*orders, varint(len(even)), even, *(varint(len(code)) for code in codes[:-1]), *codes))
+    data = b"".join((*orders, prefixed(even), squeeze_groups(packed[1::2], _groups(packed), GROUPS)))
     return data if len(data) < limit else None
 
 
@@ -91,7 +91,8 @@ def _estimate(bitmap: np.ndarray, shapes: Shapes) -> float:
     """About the number of bytes, from a sample of the rows without the order of their columns."""
     sample = np.concatenate([matrix.view(bitmap)[::_EVERY].reshape(-1) for matrix in _matrices(shapes, len(bitmap))])
     packed = np.packbits(sample, bitorder="little")
-    found = entropy(packed[::2]) + sum(entropy(group) for group in _groups(packed))
+    odd, group = packed[1::2], _groups(packed)
+    found = entropy(packed[::2]) + sum(entropy(odd[group == number]) for number in range(GROUPS))
     return found * len(bitmap) / max(1, len(sample)) + _TABLES
 
 
@@ -118,23 +119,10 @@ def decode(data: Bytes, n: int, shapes: Shapes) -> np.ndarray:
 
 def _read_bytes(data: Bytes, count: int) -> np.ndarray:
     """The packed bits: even bytes, then odd ones."""
-    length, at = read_varint(data)
-    if length > len(data) - at:
-        raise WireError(f"even bytes of {length} bytes announced, {len(data) - at} are left")
+    even, odd = read_prefixed(data, "even bytes")
     out = np.empty(count, np.uint8)
-    out[::2] = regions.expand(data[at : at + length], -(-count // 2))
-    at, sizes = at + length, []
-    for _ in range(GROUPS - 1):
-        size, at = read_varint(data, at)
-        sizes.append(size)
-    if sum(sizes) > len(data) - at:
-        raise WireError(f"odd bytes of {sum(sizes)} bytes announced, {len(data) - at} are left")
-    group, odd = _GROUP.take(out[::2][: count // 2]), np.empty(count // 2, np.uint8)
-    for number, size in enumerate((*sizes, len(data) - at - sum(sizes))):
-        inside = group == number
-        odd[inside] = np.frombuffer(expand(data[at : at + size], int(np.count_nonzero(inside))), np.uint8)
-        at += size
-    out[1::2] = odd
+    out[::2] = regions.expand(even, -(-count // 2))
+    out[1::2] = expand_groups(odd, _groups(out), GROUPS)
     return out
 
 
@@ -148,8 +136,6 @@ def _matrices(shapes: Shapes, n: int) -> list[_Matrix]:
     return out
 
 
-def _groups(packed: np.ndarray) -> list[np.ndarray]:
-    """The odd bytes, by the number of ones of the byte before."""
-    odd, group = packed[1::2], _GROUP.take(packed[::2][: len(packed) // 2])
-    ends = np.cumsum(np.bincount(group, minlength=GROUPS))
-    return np.split(odd[np.argsort(group, kind="stable")], ends[:-1])
+def _groups(packed: np.ndarray) -> np.ndarray:
+    """The group of each odd byte: the number of ones of the byte before."""
+    return _GROUP.take(packed[::2][: len(packed) // 2])

@@ -7,7 +7,7 @@ The folder of a site (`data-dir` of its node) has one folder for each class, wit
 Try the folder of a site with `thinwire site check`.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire.data.site import OwnData, SiteImages
 
@@ -20,28 +20,21 @@ data = SiteImages(
 )
 
 
-class Network(nn.Module):
-    """The model; `channels` and `classes` are filled in from the data."""
-
-    def __init__(self, channels: int, classes: int, width: int = 16) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.GroupNorm(4, width),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.GroupNorm(4, 2 * width),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-        )
-        self.head = nn.Linear(2 * width, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """One output for each class."""
-        out: Tensor = self.head(self.features(images).flatten(1))
-        return out
+def network(channels: int, classes: int, width: int = 16) -> nn.Module:
+    """The model, with one output for each class; `channels` and `classes` are filled in from the data."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.GroupNorm(4, width),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.GroupNorm(4, 2 * width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2 * width, classes),
+    )
 
 
-own = OwnData(data, Network, metrics=("f1", "balanced-accuracy"))
+own = OwnData(data, network, metrics=("f1", "balanced-accuracy"))
 task = own.task

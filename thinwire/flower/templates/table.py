@@ -8,7 +8,7 @@ The folder of a site (`data-dir` of its node) has one file, `records.csv`, with 
 Try the folder of a site with `thinwire site check`.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire.data.site import OwnData, SiteTable
 
@@ -22,18 +22,10 @@ data = SiteTable(
 )
 
 
-class Network(nn.Module):
-    """The model; `inputs` and `classes` are filled in from the data."""
-
-    def __init__(self, inputs: int, classes: int, hidden: int = 32) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """One output for each class."""
-        out: Tensor = self.layers(rows)
-        return out
+def network(inputs: int, classes: int, hidden: int = 32) -> nn.Module:
+    """The model, with one output for each class; `inputs` and `classes` are filled in from the data."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-own = OwnData(data, Network, metrics=("f1", "balanced-accuracy"))
+own = OwnData(data, network, metrics=("f1", "balanced-accuracy"))
 task = own.task

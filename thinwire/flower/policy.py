@@ -1,19 +1,14 @@
-"""Transports: what carries messages between a server and its clients, how long a server waits, and for how many.
-
-A transport guarantees nothing: responses may be missing, duplicated, late, or arbitrary bytes. The server (`server.py`)
-decides what counts. `client.py` has one in memory, `grid_transport.py` that of Flower.
-"""
+"""How long a server waits for clients, and for how many."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.protocol.round import Request, Response
 from thinwire.runs.files import INVALID, unpack
 
 Log = Callable[[str], None]
@@ -110,31 +105,3 @@ class RoundPolicy:
 
 KEYS = tuple(field.name.replace("_", "-") for field in fields(RoundPolicy))  # of a run configuration
 TOO_LONG = "its reply was not loaded, since it has more than"  # the error of a reply that was refused for its length
-
-
-class Transport(Protocol):
-    """Brings requests to clients and their responses back."""
-
-    def clients(self) -> Set[int]:
-        """The clients that are available now."""
-        ...
-
-    def name(self, client: int) -> str:
-        """What logs and records call a client."""
-        ...
-
-    def known(self) -> Set[int]:
-        """The clients of sites on the roster; empty without one."""
-        ...
-
-    def send(self, requests: Mapping[int, Request], seconds: float) -> None:
-        """Send requests, by client, to which responses are worth something for so many seconds."""
-        ...
-
-    def receive(self, clients: Set[int], deadline: Deadline) -> Iterator[tuple[int, Response]]:
-        """The responses that arrive, by client, in the order of arrival; also late ones to earlier requests.
-
-        It ends when the newest requests to all of these clients are answered, or the time is over. Further requests may
-        be sent, and the deadline may be brought forward, meanwhile.
-        """
-        ...
