@@ -160,9 +160,8 @@ def register(
 
     def enter(make: T) -> T:
         if not _is_builtin(make):
-            importlib.import_module(
-                KINDS[kind].module
-            )  # so that a clash is found here, and not when the built-in part is registered
+            # so that a clash is found here, and not when the built-in part is registered
+            importlib.import_module(KINDS[kind].module)
         table = _TABLE.setdefault(kind, {})
         if name in table and _address(table[name].make) != _address(make):  # equal: a module that is reloaded
             raise ValueError(

@@ -149,7 +149,7 @@ class Processes:
         """Ids of our processes that still run, and of all that they started: these have our FLWR_HOME."""
         alive = {process.pid for process in self.running if process.poll() is None}
         mark = f"FLWR_HOME={self.home}".encode()
-        for file in Path("/proc").glob("[0-9]*/environ"):  # elsewhere, Flower's processes end with those above
+        for file in Path("/proc").glob("[0-9]*/environ"):  # Linux only; other systems have no /proc
             with suppress(OSError):  # it has just ended, or is of another user; a zombie has none
                 if any(variable.startswith(mark) for variable in file.read_bytes().split(b"\0")):
                     alive.add(int(file.parent.name))
