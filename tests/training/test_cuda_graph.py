@@ -1,5 +1,6 @@
 """CUDA graphs train like vmap, also with short batches, clients that finish early and changing bases."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,21 @@ def test_graphs_train_like_vmap(method):
     for x, y in zip(by_graph[-1].server.public[1:], by_vmap[-1].server.public[1:], strict=True):
         for name in x:
             assert float((x[name] - y[name]).abs().max()) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: nothing is recorded on a CPU")
+def test_a_recording_that_is_garbage_is_not_freed_during_another():
+    run = job(Method(), rounds=1, cohort=4)
+    for _ in range(3):
+        engine = play(run, Engine(DEVICE, "graph"))
+        gc.set_threshold(1)
+        cycle = [engine]
+        cycle.append(cycle)
+        del engine, cycle
+        try:
+            assert play(run, Engine(DEVICE, "graph"))[1][-1].backend == "graph"
+        finally:
+            gc.set_threshold(700, 10, 10)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9)], ids=repr)

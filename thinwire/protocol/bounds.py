@@ -103,9 +103,11 @@ def bound_uploads(
             continue
         if origin:
             values = {i: sub(tree, origin) for i, tree in values.items()}
-        sizes = {i: value if is_weight else norm(value) for i, value in values.items()}
-        if part == "code":
-            sizes = norms = sizes if origin else {i: one.norm for i, one in out.items()}
+        if part == "code" and not origin:
+            sizes = {i: one.norm for i, one in out.items()}
+        else:
+            sizes = {i: value if is_weight else norm(value) for i, value in values.items()}
+        norms = sizes if part == "code" else norms
         middle = medians[part] = reference(list(sizes.values()), known.get(part, 0.0))
         most = (WEIGHT_LIMIT if is_weight else limit) * middle
         for i, size in sizes.items():

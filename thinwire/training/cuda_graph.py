@@ -12,6 +12,7 @@ recording. On a CPU nothing is recorded: the same step is called instead.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -186,9 +187,15 @@ class _Recording:
                         self.done.zero_()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            # recordings share the memory of temporaries: none is read after its step
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                run()
+            collects = gc.isenabled()
+            gc.disable()  # a recording that is freed during another one spoils it
+            try:
+                # recordings share the memory of temporaries: none is read after its step
+                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                    run()
+            finally:
+                if collects:
+                    gc.enable()
         return graph.replay
 
     def _step(self, masked: bool) -> None:
