@@ -1,10 +1,13 @@
-"""Five learning tasks that no setting of thinwire was chosen on: models and data as a first user would bring them.
+"""Eight learning tasks that no setting of thinwire was chosen on: models and data as a first user would bring them.
 
     tabular   multilayer perceptron            generated table, 24 features, 10 classes            20 clients
     series    Conv1d + GRU                     generated waveforms of 64 values, 6 classes         16 clients
     vit       small vision transformer         handwritten digits of scikit-learn, 8 patches       20 clients
     text      character LSTM                   sentences of a small grammar, the next character    15 clients
     resnet    residual network, batch norm     the digits with noise                               12 clients
+    towers    two perceptrons, cosine          generated users and items, whether they fit         20 clients
+    speakers  character GRU, no norm           the sentences, one vocabulary of topics a speaker   15 clients
+    causal    small causal transformer         the same sentences                                  15 clients
 
 Each task is a function of the seed: data, clients and initial weights. Nothing is downloaded and no data folder is
 needed. Labels are skewed between clients (Dirichlet), or, for the text, topics.
@@ -20,7 +23,7 @@ its plateau at the end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +34,7 @@ from thinwire.core.key import Key
 from thinwire.data.partition import Dirichlet
 from thinwire.federation.engine import Mode
 
-Pair = tuple[Tensor, Tensor]  # inputs and targets
+Pair = tuple[Any, Tensor]  # inputs, a tensor or several by name, and targets
 
 
 class StrangerTask(NamedTuple):
@@ -72,7 +75,7 @@ class ConvGRU(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """A transformer block: attention and a perceptron, each after a layer norm."""
+    """A transformer block: attention and a perceptron, each after a layer norm; `mask` hides later positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -80,10 +83,10 @@ class EncoderBlock(nn.Module):
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The tokens after the block, (n, tokens, width)."""
         y = self.norm1(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.attention(y, y, y, need_weights=False, attn_mask=mask)[0]
         return x + self.mlp(self.norm2(x))
 
 
@@ -115,6 +118,52 @@ class CharLSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the next character, (n, length, characters)."""
         return self.head(self.norm(self.lstm(self.embed(x))[0]))
+
+
+class CharGRU(nn.Module):
+    """The next character at each position, by a GRU over embeddings, without a norm."""
+
+    def __init__(self, characters: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.embed, self.gru = nn.Embedding(characters, 16), nn.GRU(16, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the next character, (n, length, characters)."""
+        return self.head(self.gru(self.embed(x))[0])
+
+
+class CharTransformer(nn.Module):
+    """The next character at each position, by two causal transformer blocks."""
+
+    def __init__(self, characters: int, length: int, width: int = 48, heads: int = 4) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(characters, width), nn.Parameter(0.02 * torch.randn(length, width))
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters)
+        self.register_buffer("mask", torch.full((length, length), -torch.inf).triu(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the next character, (n, length, characters)."""
+        tokens = self.embed(x) + self.position
+        for block in self.blocks:
+            tokens = block(tokens, self.mask)
+        return self.head(self.norm(tokens))
+
+
+class TwoTowers(nn.Module):
+    """Whether a user and an item fit: two perceptrons, whose outputs are multiplied."""
+
+    def __init__(self, features: int, width: int = 32) -> None:
+        super().__init__()
+        self.user, self.item = (
+            nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, width)) for _ in range(2)
+        )
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        """Class scores, (n, 2)."""
+        return self.head(self.user(user) * self.item(item))
 
 
 class ResidualBlock(nn.Module):
@@ -198,12 +247,45 @@ def digits_resnet(seed: int) -> StrangerTask:
     return _labeled(_seeded(seed, SmallResNet), x, labels, 500, seed, clients=12, alpha=1.0, rounds=100, cohort=6)
 
 
+def table_towers(seed: int) -> StrangerTask:
+    """Two towers on generated users and items: whether they fit, 5 % wrong labels; users of a client are alike."""
+    rng = np.random.default_rng(seed)
+    mix_users, mix_items = rng.normal(size=(2, 12, 4))
+    clients = []
+    for _ in range(21):  # the last is the test set, of all users
+        n, mean = (800, 0.0) if len(clients) == 20 else (int(rng.integers(60, 200)), rng.normal(0.0, 0.5, 12))
+        user, item = rng.normal(mean, 1.0, (n, 12)), rng.normal(size=(n, 12))
+        fits = ((user @ mix_users) * (item @ mix_items)).sum(1) > 0
+        labels = np.where(rng.random(n) < 0.05, ~fits, fits).astype(np.int64)
+        inputs = {"user": torch.tensor(user, dtype=torch.float32), "item": torch.tensor(item, dtype=torch.float32)}
+        clients.append((inputs, torch.from_numpy(labels)))
+    return StrangerTask(_seeded(seed, lambda: TwoTowers(12)), clients[:20], clients[20], 100, 6)
+
+
+def speakers_gru(seed: int) -> StrangerTask:
+    """A character GRU on the sentences of the small grammar."""
+    return _speakers(seed, lambda: CharGRU(len(CHARACTERS)))
+
+
+def speakers_transformer(seed: int) -> StrangerTask:
+    """A causal transformer on the sentences of the small grammar."""
+    return _speakers(seed, lambda: CharTransformer(len(CHARACTERS), _LENGTH))
+
+
+def _speakers(seed: int, make: Callable[[], nn.Module]) -> StrangerTask:
+    """Sentences of speakers, each about two topics."""
+    return text_lstm(seed)._replace(model=_seeded(seed, make), rounds=100)
+
+
 TASKS: dict[str, Callable[[int], StrangerTask]] = {
     "tabular": tabular_mlp,
     "series": series_gru,
     "vit": digits_vit,
     "text": text_lstm,
     "resnet": digits_resnet,
+    "towers": table_towers,
+    "speakers": speakers_gru,
+    "causal": speakers_transformer,
 }
 
 # subjects, verbs, objects and places of each topic

@@ -81,8 +81,9 @@ def workload(task: Task, clients, keys, local: Local) -> Workload:
     batches = plan_batches([len(mine) for mine in own], keys, local)
     index = np.stack([mine[part] for mine, part in zip(own, batches.index, strict=True)])
     return Workload(
-        torch.from_numpy(index), batches.rows, tuple(len(mine) for mine in own), tuple(keys), task.train.gather
-    )
+        torch.from_numpy(index), batches.rows, tuple(len(mine) for mine in own), tuple(clients), Key(0), 0,
+        task.train.gather,
+    )  # fmt: skip
 
 
 def schema_of(contract: Contract, data: bytes, client: int = 0) -> wire.Schema:

@@ -129,7 +129,9 @@ class Sampler:
             torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
             batches.rows,
             tuple(map(len, own)),
-            tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),  # of random layers
+            clients,
+            self.key,
+            number,
             self.train.gather,
             self.local.accumulate,
             own,

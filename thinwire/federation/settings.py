@@ -158,6 +158,8 @@ class Settings:
         fingerprint: of the data and the model of the user, when the run starts; "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
         speed: how long simulated clients take.
+        auto_lr: whether the learning rate is found by trials before the first round (`runs/probe.py`).
+        lr_trials: what they tried: rates, and the training loss after each.
     """
 
     name: str
@@ -175,6 +177,8 @@ class Settings:
     fingerprint: str = ""
     attack: Attack | None = None
     speed: Speed = field(default_factory=Speed)
+    auto_lr: bool = False
+    lr_trials: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -50,7 +50,7 @@ from thinwire.runs.build import task_options
 from thinwire.runs.files import type_hints
 from thinwire.runs.parts import arguments, coerce, describe, named, part_kind, plain
 from thinwire.runs.plugins import loaded, read_imports
-from thinwire.runs.presets import join, named_methods, names, preset
+from thinwire.runs.presets import filled, join, named_methods, names, preset
 from thinwire.runs.task_files import anchored, portable
 from thinwire.runs.toml import DEEPEST, Table, dumps, read_toml
 
@@ -200,7 +200,7 @@ def section(table: Mapping[str, Any], key: str) -> Table:
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
-_NOT_IN_DIGEST = ("accounting", "import", "fingerprint")
+_NOT_IN_DIGEST = ("accounting", "import", "fingerprint", "lr_trials")
 _ALWAYS = ("download", "upload", "drift_check")
 # fields of a method that are written where they differ from its defaults, so that older digests stay the same
 _RARE = (
@@ -234,6 +234,8 @@ def to_table(settings: Settings) -> Table:
             **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
             "import": list(settings.imports),
             "fingerprint": settings.fingerprint,
+            "auto_lr": settings.auto_lr or None,
+            "lr_trials": [list(one) for one in settings.lr_trials],
             "task": {**_given(own), **dict(task.options)},
             **{key: plain(getattr(settings, key)) for key in ("cohort", "local", "engine", "eval", "checkpoint")},
             "speed": None if settings.speed == Speed() else plain(settings.speed),
@@ -313,13 +315,12 @@ def resolve(
     modules = list(dict.fromkeys([*loaded(), *file.pop("import", [])]))
     objects = {path: value for path, value in (overrides or {}).items() if is_dataclass(value)}
     values = {path: value for path, value in (overrides or {}).items() if path not in objects}
+    own_layers = (file, nested(objects), anchored(nested(values), Path.cwd(), kind))
     layers = [
         *of_task,
         {} if own_kind(kind) else {"task": chosen.get("task", {})},
         join(named_methods(methods), on_kind) if methods else {},
-        file,
-        nested(objects),
-        anchored(nested(values), Path.cwd(), kind),
+        *own_layers,
     ]
     slots: dict[str, Any] = chosen.get("method", {})
     stated = [layer.get("method", {}) for layer in layers]
@@ -330,6 +331,8 @@ def resolve(
     tables = {slot: [one[slot] for one in stated if isinstance(one, dict) and slot in one] for slot in slots}
     used = {slot: one for slot, one in slots.items() if "kind" in one and not any(map(_is_part, tables[slot]))}
     start = {"name": name, "import": modules, "method": used}
+    if any("auto_lr" not in layer and _has_rate(layer.get("method", {})) for layer in (*of_task, *own_layers)):
+        layers.append({"auto_lr": False})
     settings = update(Settings("run", TaskSettings(kind)), start, *layers)
     for slot, options in slots.items():
         part = getattr(settings.method, slot)
@@ -341,6 +344,13 @@ def resolve(
     return settings
 
 
+def _has_rate(method: Any) -> bool:
+    """Whether a layer states a learning rate, or an optimizer with one."""
+    slots = filled(method) if isinstance(method, Method) else method
+    stated = [slots[slot] for slot in ("client_opt", "server_opt") if slot in slots]
+    return any("lr" in one if isinstance(one, dict) else not isinstance(one, str) for one in stated)
+
+
 def _is_part(value: Any) -> bool:
     """Whether the value of a slot is a whole part, and not options of one."""
     return not isinstance(value, dict) or "kind" in value
@@ -349,7 +359,7 @@ def _is_part(value: Any) -> bool:
 def _source(what: str | Method) -> tuple[str, str, Table, str]:
     """Name, methods, table and recipe that a file states; a name alone states the methods."""
     if isinstance(what, Method):
-        return "method", "", {"method": what}, DEFAULT_RECIPE
+        return "method", "", {"method": filled(what)}, DEFAULT_RECIPE
     if not isinstance(what, str):
         raise ConfigError(
             f"method must be a Method, the name of one or a file (.toml), not {type(what).__name__}; "
@@ -374,16 +384,18 @@ def _source(what: str | Method) -> tuple[str, str, Table, str]:
 
 DATASET_OF = {".csv": "table", ".parquet": "table", ".npz": "arrays", ".jsonl": "causal-lm"}  # by suffix of a file
 FOLDER_DATASET = "image-folder"
+# where neither model nor data is known; cohorts of 10 or all clients
+OWN_TASK: Table = {"rounds": 50, "cohort": {"size": 0}, "local": {"epochs": 2, "batch": 16}, "auto_lr": True}
 
 
 def task_layers(on: str) -> list[Table]:
     """The settings of a task, as tables of an experiment file without a method's part; a later one wins.
 
-    >>> task_layers("my_task.py:task")[0]["cohort"]
-    {'size': 0}
+    >>> task_layers("my_task.py:task")[0]["rounds"]
+    50
     """
     if own_kind(on):
-        return [{"task": {"kind": in_folder(on, Path.cwd())}, "cohort": {"size": 0}}]  # 10 or all clients
+        return [{"task": {"kind": in_folder(on, Path.cwd())}, **OWN_TASK}]
     suffix = Path(on).suffix.lower()
     if is_file(on):
         raise ConfigError(f"{on} is a Python file; add the name of a Task or function in it, such as {on}:task")

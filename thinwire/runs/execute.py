@@ -28,6 +28,7 @@ from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest, to_table
 from thinwire.runs.files import locked
 from thinwire.runs.loop import Loop
+from thinwire.runs.probe import with_rate
 from thinwire.runs.records import ROLLED_BACK, byte_totals, rounds_in
 from thinwire.runs.retry import check_retry
 from thinwire.runs.run_directory import RunFolder, Summary, other_task
@@ -94,6 +95,8 @@ class RunPlan(NamedTuple):
         job: Job | None = None
         if settings.task.is_own and prepare is None:  # a finished run is used again for the same data only
             settings, job = settled(settings, data_dir, stored=path is not None)
+        if settings.auto_lr and prepare is None:
+            settings, job = with_rate(settings, job or build_job(settings, data_dir))
         table = to_table(settings)
         if settings.task.kind.startswith(OWN):  # of a script, which alone has the object
             table["task"]["kind"], table["script"] = settings.task.label, sys.argv[0] or "your script"

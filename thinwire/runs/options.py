@@ -6,6 +6,7 @@ The verbs of the command line are made from them, too (`cli/options.py`), so thi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, get_args, get_type_hints
 
@@ -57,6 +58,12 @@ class Options(TypedDict, total=False):
     backend: Annotated[str, At("engine.backend", "auto, graph, threads, vmap or loop.", PYTHON_ONLY)]
     chunk: Annotated[int, At("engine.chunk", "Clients trained together; 0 for the whole cohort.", PYTHON_ONLY)]
     precision: Annotated[str, At("engine.precision", "float32; on a GPU also tf32 or bf16.", PYTHON_ONLY)]
+    lr: Annotated[
+        float | str,
+        At("method.client_opt.lr", "Learning rate of clients; auto: found by short trials before the first round."),
+    ]
+    optimizer: Annotated[Any, At("method.client_opt", "Optimizer of clients: sgd, adam, adamw.", PYTHON_ONLY)]
+    schedule: Annotated[Any, At("method.lr_schedule", "Schedule of the learning rate over rounds.", PYTHON_ONLY)]
     local: Annotated[Local, At("local", "Local training of a client in a round.", PYTHON_ONLY)]
     trainer: Annotated[
         str | Callable[..., Any],
@@ -131,5 +138,36 @@ def overrides_of(options: Mapping[str, Any], changes: Mapping[str, Any] | None =
         raise ConfigError(f"unknown option {min(unknown)}; write one of {', '.join(OPTIONS)}")
     words = given.get("set", {})
     stated = words if isinstance(words, Mapping) else parse_overrides(words)
-    own = {path: value for name, value in given.items() if (path := OPTIONS[name][1].path)}
+    own = {path: _named(name, value) for name, value in given.items() if (path := OPTIONS[name][1].path)}
+    if given.get("lr") == "auto":
+        del own["method.client_opt.lr"]
+        own["auto_lr"] = True
     return {**own, **stated, **(changes or {})}
+
+
+_OF_TORCH = {"CosineAnnealingLR": "cosine", "ExponentialLR": "exponential", "ConstantLR": "constant"}
+
+
+def _named(option: str, value: Any) -> Any:
+    """The name of a class of `torch.optim`, or a table of a `partial` of one; other values as they are.
+
+    >>> from functools import partial
+    >>> import torch
+    >>> _named("optimizer", torch.optim.AdamW), _named("optimizer", partial(torch.optim.SGD, momentum=0.9))
+    ('adamw', {'kind': 'sgd', 'momentum': 0.9})
+    """
+    if option == "lr" and isinstance(value, str) and value != "auto":
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"lr must be a number or 'auto', not {value!r}; write for example 0.1") from None
+    if option not in ("optimizer", "schedule") or isinstance(value, str | Mapping):
+        return value
+    make, options = (value.func, value.keywords) if isinstance(value, partial) else (value, {})
+    if isinstance(make, type) and make.__module__.startswith("torch.optim"):
+        name = _OF_TORCH.get(make.__name__, make.__name__.lower())
+        return {"kind": name, **options} if options else name
+    if callable(value) or type(value).__module__.startswith("torch.optim"):
+        example = "'adam' or torch.optim.Adam" if option == "optimizer" else "'cosine' or a part of thinwire.optimizers"
+        raise ConfigError(f"{option} must be a name, a part or a class of torch.optim, not {value!r}; write {example}")
+    return value

@@ -179,17 +179,3 @@ def changes(experiment: Settings, knobs: Sequence[Knob], point: Point) -> Table:
                 out[alpha] = known[alpha] * value / before
             out[path] = value
     return out
-
-
-def rate_key(experiment: Settings) -> str:
-    """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
-
-    Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
-    clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
-
-    >>> from thinwire.runs.config import resolve
-    >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
-    ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
-    """
-    normalized = to_table(experiment)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
-    return f"method.{'server' if normalized or not experiment.method.sketch.is_identity else 'client'}_opt.lr"

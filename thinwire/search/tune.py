@@ -38,9 +38,10 @@ from thinwire.reports.rows import value_text
 from thinwire.runs.check import check
 from thinwire.runs.config import to_table
 from thinwire.runs.options import Options, overrides_of
+from thinwire.runs.probe import rate_key
 from thinwire.runs.records import SearchRecord
 from thinwire.runs.toml import Table, flat
-from thinwire.search.candidates import Knob, Make, Point, changes, knobs_of, makers, points, rate_key, start_of
+from thinwire.search.candidates import Knob, Make, Point, changes, knobs_of, makers, points, start_of
 from thinwire.search.trials import Measure, Trial, ValidationRuns, over as with_rounds, ranked
 
 SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0

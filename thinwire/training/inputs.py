@@ -6,7 +6,7 @@ axis of every block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -55,7 +55,9 @@ class Workload:
         index: (clients, steps, batch) int64, on the training device: indices that `gather` understands.
         rows: (clients, steps) number of examples of each batch that count; 0 after a client's last step.
         samples: number of examples of each client.
-        keys: one for each client, for random layers such as dropout.
+        clients: the number of each client.
+        key: the root of all randomness.
+        number: rounds done before this one.
         gather: returns inputs and targets for indices.
         accumulate: parts of a batch whose gradients are computed one after another and added up.
         examples: the indices of all examples of each client, for a trainer of one's own; empty where there is none.
@@ -64,7 +66,9 @@ class Workload:
     index: Tensor
     rows: np.ndarray
     samples: tuple[int, ...]
-    keys: Sequence[Key]
+    clients: tuple[int, ...]
+    key: Key
+    number: int
     gather: Callable[[Tensor], tuple[Any, Tensor]]
     accumulate: int = 1
     examples: tuple[np.ndarray, ...] = ()
@@ -73,6 +77,11 @@ class Workload:
     def steps(self) -> tuple[int, ...]:
         """Number of steps of each client."""
         return tuple((self.rows > 0).sum(1).tolist())
+
+    @property
+    def seed(self) -> int:
+        """The seed of random layers, such as dropout, of the first client."""
+        return self.key.fold("batches", self.number, self.clients[0]).fold("layers").value
 
     def client(self, i: int) -> Workload:
         """The batches of client i alone, without the padding after its last step."""
@@ -86,7 +95,7 @@ class Workload:
             index=self.index[part, :steps],
             rows=self.rows[part, :steps],
             samples=self.samples[part],
-            keys=self.keys[part],
+            clients=self.clients[part],
             examples=self.examples[part],
         )
 

@@ -90,8 +90,8 @@ class OwnTrainer:
         space = one.space.merged()
         given = trainable_module(self.model.module, space, one.base, one.basis, one.buffers, one.start)
         lr = float(one.optimizer.lr) * (1.0 if one.lr_factor is None else float(one.lr_factor))
-        values = {"lr": lr, "seed": one.work.keys[0].value}
-        with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.keys[0].value):
+        values = {"lr": lr, "seed": one.work.seed}
+        with torch.enable_grad(), seeded(one.work), _seeded_libraries(one.work.seed):
             try:
                 answer = self.fit(given.module, Records(one.work), **{name: values[name] for name in self.filled})
             except ThinwireError:
@@ -168,7 +168,7 @@ class Records(Dataset[Any]):
     >>> from thinwire.training.batches import Local, plan_batches
     >>> pool = Arrays(torch.arange(8.0).view(4, 2), torch.tensor([0, 1, 0, 1]))
     >>> plan = plan_batches([3], [Key(0)], Local(batch=2))
-    >>> work = Workload(torch.from_numpy(plan.index), plan.rows, (3,), (Key(0),), pool.gather, examples=(np.arange(3),))
+    >>> work = Workload(torch.from_numpy(plan.index), plan.rows, (3,), (0,), Key(0), 0, pool.gather, examples=(np.arange(3),))
     >>> records = Records(work)
     >>> len(records), [target.item() for _, target in records], [len(x) for x, _ in records.batches()]
     (3, [0, 1, 0], [2, 1])

@@ -220,7 +220,7 @@ def seeded(work: Workload) -> Iterator[None]:
     """Seed torch's generator, from which random layers draw; the caller's generator state is restored."""
     device = work.index.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(work.keys[0].value)
+        torch.manual_seed(work.seed)
         yield
 
 

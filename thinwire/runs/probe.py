@@ -1,0 +1,129 @@
+"""A learning rate from short trials before the first round: `lr="auto"`.
+
+A trial trains a few clients for a few rounds, by the method itself with a constant rate, and measures their training
+loss. Rates are tried in steps of 4 from the stated one until one no longer lowers the loss, and then in between:
+
+    lr = min(limit / 2, 2 best)     limit: the largest rate that lowers the loss; best: that of the lowest loss
+
+The lowest loss alone would not do: what is best for a few steps is often too small for many. Test examples are not
+read. On eight tasks that had no part in this rule FedAvg ends within 2 points of its best rate
+(`benchmarks/strangers.py`). The trials together take about as long as three rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from thinwire.core.key import Key
+from thinwire.data.partition import Assignment, offsets_of
+from thinwire.errors import Diverged
+from thinwire.federation.federation import Federation
+from thinwire.federation.job import Job, RunState
+from thinwire.federation.settings import Settings
+from thinwire.federation.simulation import make_simulation
+from thinwire.protocol.method import Method
+from thinwire.runs.config import to_table, update
+from thinwire.training.evaluation import evaluate
+
+TRIALS = 8  # at most
+MEASURED = 1000  # examples on which the loss is measured, at most
+CLIENTS = 8  # of a trial, at most
+
+
+def rate_key(settings: Settings) -> str:
+    """The learning rate that decides how far a round moves: the clients', or the server's where that alone does.
+
+    Adam, Yogi and Adagrad normalize the mean update of the clients, and a sketch (EvoFed) sends ranks: there the
+    clients' rate hardly changes the length of the server's step. The posterior of FedPM has no rate to search.
+
+    >>> from thinwire.runs.config import resolve
+    >>> rate_key(resolve("fedavg")), rate_key(resolve("fedavgm")), rate_key(resolve("fedadam"))
+    ('method.client_opt.lr', 'method.client_opt.lr', 'method.server_opt.lr')
+    """
+    normalized = to_table(settings)["method"]["server_opt"]["kind"] not in ("sgd", "beta-posterior")
+    return f"method.{'server' if normalized or not settings.method.sketch.is_identity else 'client'}_opt.lr"
+
+
+def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
+    """Settings and job with the rate that trials find; as they are without `auto_lr`.
+
+    Args:
+        settings: the settings.
+        job: their job, whose training examples are used.
+    """
+    if not settings.auto_lr:
+        return settings, job
+    settings = replace(settings, auto_lr=False)
+    if job.local.trainer:  # it may have a rate of its own
+        return settings, job
+    slot = rate_key(settings).split(".")[1]
+    stated = getattr(settings.method, slot).lr
+    tried: dict[float, float] = {}  # loss by power of 2
+    before = math.inf
+
+    def lowers(power: float) -> bool:
+        nonlocal before
+        if power not in tried:
+            job_of_trial, rounds = _small(job, slot, stated * 2**power)
+            federation = make_simulation(settings.engine, job_of_trial)
+            state = federation.start()
+            before = min(before, _loss(federation, state))
+            tried[power] = _trained(federation, state, rounds)
+        return tried[power] < before
+
+    step = 2.0 if lowers(0.0) else -2.0
+    power = step
+    while len(tried) < TRIALS - 2 and lowers(power) == (step > 0):
+        power += step
+    limit = max((one for one, loss in tried.items() if loss < before), default=None)
+    if limit is None:
+        return settings, job
+    for finer in (1.0, 0.5):
+        limit += finer if lowers(limit + finer) else 0.0
+    best = min(tried, key=lambda one: tried[one])
+    lr = float(f"{stated * 2 ** min(limit - 1, best + 1):.3g}")
+    trials = tuple((float(f"{stated * 2**one:.3g}"), round(tried[one], 4)) for one in sorted(tried))
+    settings = update(settings, {"method": {slot: {"lr": lr}}, "lr_trials": trials})
+    return settings, replace(job, method=settings.method)
+
+
+def _small(job: Job, slot: str, lr: float) -> tuple[Job, int]:
+    """The job of a trial with a few clients, without what needs many, and its number of rounds."""
+    clients = min(max(1, job.cohort // 4), CLIENTS)
+    rounds = max(1, min(3, job.cohort // (2 * clients)))
+    usual, task = Method(), job.task
+    optimizer = getattr(job.method, slot)
+    without = ("lr_schedule", "aggregator", "privacy", "budget", "asynchronous", "next_stage", "evaluate")
+    method = job.method.replace(
+        **{name: getattr(usual, name) for name in without},
+        **{slot: optimizer.scaled(lr / optimizer.lr)},
+        secure_aggregation=False,
+    )
+    own = [task.clients.client(i) for i in Key(job.seed).fold("probe").choice(len(task.clients), clients)]
+    some = Assignment(np.concatenate(own), offsets_of(np.array([len(one) for one in own])))
+    task = replace(task, clients=some, test=None, client_tests=None, client_names=())
+    small = replace(job, task=task, method=method, rounds=rounds, cohort=clients, attack=None, objective="")
+    return small, rounds
+
+
+def _trained(federation: Federation, state: RunState, rounds: int) -> float:
+    """The training loss after some rounds; inf if it is not finite."""
+    try:
+        for _ in range(rounds):
+            state, _ = federation.round(state)
+    except Diverged:
+        return math.inf
+    loss = _loss(federation, state)
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _loss(federation: Federation, state: RunState) -> float:
+    """The training loss of the clients."""
+    public, order = state.server.public, federation.job.task.clients.order
+    index = order[:: -(-len(order) // MEASURED)]
+    weights, buffers = federation.weights(public), dict(public.buffers)
+    with federation.compute():
+        return evaluate(federation.model, weights, buffers, federation.train, index).loss
