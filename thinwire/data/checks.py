@@ -95,8 +95,8 @@ def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, na
         known = signature.parameters
         needed = ", ".join(key for key, one in known.items() if one.default is one.empty)
         raise ConfigError(
-            f"forward({', '.join(known)}) of the model cannot be called with {given} of {name}: {error}; write a client "
-            f"as (({needed}), targets), or its inputs as a dictionary with these names"
+            f"forward({', '.join(known)}) of the model cannot be called with {given} of {name}: {error}; write a "
+            f"client as (({needed}), targets), or its inputs as a dictionary with these names"
         ) from error
     out = _attempt(lambda: forward(inputs), f"model and data do not fit: {given} of {name}")
     if not isinstance(out, Tensor) or not out.is_floating_point():
@@ -123,7 +123,9 @@ def _check_targets(part: Part, loss: Loss, out: Tensor, targets: Tensor) -> None
     if (loss is cross_entropy or torchs) and is_integer(targets) and out.dim() > 1:
         options = loss.keywords if isinstance(loss, functools.partial) else {}
         ignored = options.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
-        scores = out.movedim(1, -1) if torchs else with_labels(out, targets)[0]
+        scores, _ = with_labels(out, targets)
+        if torchs:
+            scores = out.movedim(1, -1)
         part.check_labels(scores.shape[-1], ignored)
         if out.dim() > 2 and out.shape[:-1] == out[:, 0].shape == targets.shape:
             _warn(

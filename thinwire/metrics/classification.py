@@ -115,10 +115,11 @@ def with_labels(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if found is None or targets.is_floating_point():
         shape = list(outputs.shape)
         wanted = f"{shape[:-1]} or {shape[:1] + shape[2:]}" if len(shape) > 2 else shape[:1]
+        how = "targets.argmax(1) if one-hot" if targets.shape == outputs.shape else "targets.long()"
         raise ConfigError(
             f"targets of shape {list(targets.shape)} ({targets.dtype}) are no class labels for outputs of shape "
-            f"{shape}: give integers of shape {wanted} (targets.argmax(1) if one-hot), or write loss='bce' for labels "
-            "of 0 and 1, loss='mse' for numbers"
+            f"{shape}: give integers of shape {wanted}, {how}, or write loss='bce' for labels of 0 and 1, loss='mse' "
+            "for numbers"
         )
     return found[0], found[1].long()
 
