@@ -152,6 +152,7 @@ def test_batch_norm_over_positions_trains_on_one_example():
 def test_a_softmax_before_cross_entropy_is_said_once_and_other_ends_are_not(recwarn):
     check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), test=as_examples((X, Y))))
     check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())))
+    check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss=nn.NLLLoss()))
     check_task(task(targets=X[:, :3].softmax(1), model=nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss=mse))
     assert not recwarn.list
     for loss in (cross_entropy, nn.CrossEntropyLoss()):

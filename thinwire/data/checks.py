@@ -123,18 +123,20 @@ def _check_targets(part: Part, loss: Loss, out: Tensor, targets: Tensor) -> None
     if (loss is cross_entropy or torchs) and is_integer(targets) and out.dim() > 1:
         options = loss.keywords if isinstance(loss, functools.partial) else {}
         ignored = options.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
-        scores, _ = with_labels(out, targets)
+        scores, labels = with_labels(out, targets)
         if torchs:
             scores = out.movedim(1, -1)
         part.check_labels(scores.shape[-1], ignored)
-        if out.dim() > 2 and out.shape[:-1] == out[:, 0].shape == targets.shape:
+        if part.is_test:
+            return
+        if out.dim() > 2 and out.shape[:-1] == out[:, 0].shape == labels.shape:
             _warn(
-                f"outputs of shape {list(out.shape)} may have the classes of labels {list(targets.shape)} on axis 1 or "
+                f"outputs of shape {list(out.shape)} may have the classes of labels {list(labels.shape)} on axis 1 or "
                 "on the last one; accuracy, metrics and loss='cross-entropy' read the last: let forward return "
                 "outputs.movedim(1, -1) if they are on axis 1"
             )
-        sums = scores.sum(-1)
-        if not part.is_test and bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        sums, takes_logs = scores.sum(-1), isinstance(loss, nn.NLLLoss)
+        if not takes_logs and bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
             _warn(
                 "the model ends with softmax, and cross-entropy expects the scores before it: remove the softmax, with "
                 "which training is slow"
