@@ -12,7 +12,7 @@ from torch import nn
 
 from thinwire.data.checks import CHUNK_VALUES, Part, check_task as check
 from thinwire.data.examples import Arrays, Images
-from thinwire.data.losses import bce, mse
+from thinwire.data.losses import bce, cross_entropy, mse
 from thinwire.data.partition import Assignment
 from thinwire.data.task import Task, as_examples
 from thinwire.errors import ConfigError, DataError
@@ -147,3 +147,17 @@ def test_batch_norm_over_positions_trains_on_one_example():
     check_task(task(images, model=nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3)), clients=single))
     with pytest.raises(ConfigError, match=r"client 0 has one example, and batch norm \('0'\) needs two"):
         check_task(task(model=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), clients=single))
+
+
+def test_a_softmax_before_cross_entropy_is_said_once_and_other_ends_are_not(recwarn):
+    check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), test=as_examples((X, Y))))
+    check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())))
+    check_task(task(model=nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss=nn.NLLLoss()))
+    check_task(task(targets=X[:, :3].softmax(1), model=nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss=mse))
+    assert not recwarn.list
+    for loss in (cross_entropy, nn.CrossEntropyLoss()):
+        recwarn.clear()
+        ended = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+        check_task(task(model=ended, test=as_examples((X, Y)), loss=loss))
+        (line,) = (str(one.message) for one in recwarn.list)
+        assert line.startswith("the model ends with softmax, and cross-entropy expects the scores before it: remove")

@@ -110,7 +110,37 @@ MISTAKES = {
     "float labels": Mistake(
         lambda: simulate([float_labels(*pair) for pair in CLIENTS]),
         ("run", "fedavg", "--on", "with-float-labels"),
-        "cross entropy takes class labels, not targets of type torch.float32: give integers",
+        "targets of shape [5] (torch.float32) are no class labels for outputs of shape [5, 3]: give integers "
+        "of shape [5], targets.long(), or write loss='bce' for labels of 0 and 1, loss='mse' for numbers",
+    ),
+    "one-hot labels": Mistake(
+        lambda: simulate([(x, nn.functional.one_hot(y, 3)) for x, y in CLIENTS]),
+        (),
+        "give integers of shape [5], targets.argmax(1) if one-hot, or write loss='bce' for labels of 0 and 1",
+    ),
+    "one-hot labels for torch's loss": Mistake(
+        lambda: simulate([(x, nn.functional.one_hot(y, 3)) for x, y in CLIENTS], loss=nn.CrossEntropyLoss()),
+        (),
+        "targets.argmax(1) if one-hot",
+    ),
+    "a model with one output for two classes": Mistake(
+        lambda: simulate([(x, y % 2) for x, y in CLIENTS], nn.Linear(4, 1)),
+        (),
+        "give the last layer an output for each class, or write loss='bce' for labels of 0 and 1",
+    ),
+    "too few inputs for the forward pass": Mistake(
+        lambda: simulate(model=nn.Bilinear(4, 4, 3)),
+        (),
+        "forward(input1, input2) of the model cannot be called with inputs of shape [7, 4] (torch.float32) of "
+        "client 0: missing a required argument: 'input2'; write a client as ((input1, input2), targets), or its",
+    ),
+    "inputs of other names than those of the forward pass": Mistake(
+        lambda: simulate([({"input1": x, "second": x}, y) for x, y in CLIENTS], nn.Bilinear(4, 4, 3)),
+        (),
+        "missing a required argument: 'input2'; write a client as ((input1, input2), targets)",
+    ),
+    "outputs without logits": Mistake(
+        lambda: simulate(model=nn.MultiheadAttention(4, 1)), (), "forward(query, key, value,"
     ),
     "float64 inputs": Mistake(
         lambda: simulate([(x.double(), y) for x, y in CLIENTS]),
@@ -135,7 +165,9 @@ MISTAKES = {
         lambda: simulate(test=(torch.zeros(9, 5), torch.zeros(9, dtype=torch.int64))), (), "of the test set"
     ),
     "a data loader of items that are no pairs": Mistake(
-        lambda: simulate([DataLoader(ThreeItems(*pair)) for pair in CLIENTS]), (), "client 0"
+        lambda: simulate([DataLoader(ThreeItems(*pair)) for pair in CLIENTS]),
+        (),
+        "of several inputs ((a, b), targets): too many",
     ),
     "a client whose labels are all ignored": Mistake(
         lambda: simulate(clients(with_value(slice(None), -100, of=1))),

@@ -384,12 +384,12 @@ def test_an_error_in_the_model_is_in_the_error_message():
 
 
 def test_a_model_that_returns_no_tensor_is_an_error():
-    class Pair(nn.Linear):
+    class Scores(nn.Linear):
         def forward(self, x):
-            return super().forward(x), 1
+            return {"scores": super().forward(x)}
 
     with pytest.raises(ConfigError, match="must return a tensor"):
-        play(job(task=digits_task(Pair(64, 10))))
+        play(job(task=digits_task(Scores(64, 10))))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

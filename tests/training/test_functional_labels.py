@@ -11,6 +11,7 @@ from thinwire.data.losses import cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.federation.sampler import Sampler
+from thinwire.metrics.classification import correct_labels
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
@@ -106,7 +107,7 @@ def test_labels_in_a_column_are_labels(backend):
 
 def test_labels_of_another_shape_are_an_error_in_one_line():
     net, x, y = nn.Linear(3, CLASSES), torch.randn(6, LENGTH, 3), torch.zeros(6, 1, dtype=torch.int64)
-    with pytest.raises(ConfigError, match=r"labels of shape \[5, 1\] do not fit outputs of shape \[5, 5, 4\]"):
+    with pytest.raises(ConfigError, match=r"targets of shape \[5, 1\] .* outputs of shape \[5, 5, 4\]"):
         tw.simulate(net, [(x, y)], rounds=1)
 
 
@@ -115,3 +116,13 @@ def test_there_is_no_accuracy_where_a_sequence_has_one_label():
     model = Functional.of(nn.Linear(3, CLASSES), lambda outputs, targets: outputs.square().mean((1, 2)))
     examples = as_examples((torch.randn(6, LENGTH, 3), torch.zeros(6, 1, dtype=torch.int64)))
     assert evaluate(model, model.weights(), {}, examples)[1] is None
+
+
+def test_classes_are_last_where_both_readings_fit_and_a_warning_says_so():
+    """Four classes at four positions; without the rule, loss and accuracy could read different axes."""
+    outputs, labels = torch.randn(6, 4, 4), torch.randint(0, 4, (6, 4))
+    expected = F.cross_entropy(outputs.mT, labels, reduction="none").mean(1)
+    torch.testing.assert_close(cross_entropy(outputs, labels), expected)
+    assert float(correct_labels(outputs, labels)[0]) == int((outputs.argmax(2) == labels).sum())
+    with pytest.warns(RuntimeWarning, match=r"read the last: let forward return outputs.movedim\(1, -1\)"):
+        tw.simulate(nn.Linear(3, 4), [(torch.randn(6, 4, 3), labels)], rounds=1)

@@ -10,16 +10,17 @@
 >>> model = nn.Linear(2, 5)
 >>> check_task(Task(model, pool, clients), model)
 Traceback (most recent call last):
-thinwire.errors.DataError: client 1, row 1: label 7, but the model has 5 outputs (labels 0 to 4); rows count from 0
+thinwire.errors.DataError: client 1, row 1: label 7, but the model has 5 outputs (labels 0 to 4); give the ...
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from thinwire.data.examples import Examples, Inputs
+from thinwire.data.examples import Examples, Inputs, arguments, named
 from thinwire.data.losses import Loss, bce, cross_entropy, is_cross_entropy_of_torch, label_counts, mse
 from thinwire.data.partition import Assignment
 from thinwire.errors import ConfigError, DataError, ThinwireError
-from thinwire.metrics.classification import IGNORED
+from thinwire.metrics.classification import IGNORED, with_labels
 
 if TYPE_CHECKING:
     from thinwire.data.task import Task
@@ -64,7 +65,7 @@ def check_task(task: Task, outputs: Forward, *, rows: int = 5, batch: int = 0) -
         part.check_finite()
         inputs, targets = part.batch(rows)
         out = _try_model(task.model, outputs, inputs, len(targets), part.name())
-        _check_targets(part, task.loss, out)
+        _check_targets(part, task.loss, out, targets)
         _try_loss(task.loss, out, targets, part.name(), uneven)
         if not part.is_test:
             _warn_of_scale(task, out)
@@ -86,8 +87,17 @@ def _attempt(call: Callable[[], Any], words: str, hint: str = "") -> Any:
 @torch.no_grad()
 def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, name: str) -> Tensor:
     """The outputs for a batch; an error of the model becomes one line."""
-    named = inputs if isinstance(inputs, dict) else {"inputs": inputs}
-    given = ", ".join(f"{key} of shape {list(one.shape)} ({one.dtype})" for key, one in named.items())
+    given = ", ".join(f"{key} of shape {list(one.shape)} ({one.dtype})" for key, one in named(inputs, "inputs").items())
+    signature, (args, keywords) = inspect.signature(model.forward), arguments(model.forward, inputs)
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        known = signature.parameters
+        needed = ", ".join(key for key, one in known.items() if one.default is one.empty)
+        raise ConfigError(
+            f"forward({', '.join(known)}) of the model cannot be called with {given} of {name}: {error}; write a "
+            f"client as (({needed}), targets), or its inputs as a dictionary with these names"
+        ) from error
     out = _attempt(lambda: forward(inputs), f"model and data do not fit: {given} of {name}")
     if not isinstance(out, Tensor) or not out.is_floating_point():
         kind = out.dtype if isinstance(out, Tensor) else type(out).__name__
@@ -105,15 +115,32 @@ def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, na
     return out.detach()
 
 
-def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
+def _check_targets(part: Part, loss: Loss, out: Tensor, targets: Tensor) -> None:
     """Check labels by what the loss takes; of a loss that is not known nothing is assumed."""
-    targets, torchs = part.examples.targets, is_cross_entropy_of_torch(loss)
+    torchs = is_cross_entropy_of_torch(loss)
     if loss is bce:
         part.check_binary()
     if (loss is cross_entropy or torchs) and is_integer(targets) and out.dim() > 1:
         options = loss.keywords if isinstance(loss, functools.partial) else {}
         ignored = options.get("ignore_index", getattr(loss, "ignore_index", IGNORED))
-        part.check_labels(out.shape[1 if torchs else -1], ignored)
+        scores, labels = with_labels(out, targets)
+        if torchs:
+            scores = out.movedim(1, -1)
+        part.check_labels(scores.shape[-1], ignored)
+        if part.is_test:
+            return
+        if out.dim() > 2 and out.shape[:-1] == out[:, 0].shape == labels.shape:
+            _warn(
+                f"outputs of shape {list(out.shape)} may have the classes of labels {list(labels.shape)} on axis 1 or "
+                "on the last one; accuracy, metrics and loss='cross-entropy' read the last: let forward return "
+                "outputs.movedim(1, -1) if they are on axis 1"
+            )
+        sums, takes_logs = scores.sum(-1), isinstance(loss, nn.NLLLoss)
+        if not takes_logs and bool((scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+            _warn(
+                "the model ends with softmax, and cross-entropy expects the scores before it: remove the softmax, with "
+                "which training is slow"
+            )
 
 
 def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool) -> None:
@@ -152,11 +179,9 @@ def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool)
     if not np.isfinite(single):
         raise ConfigError(f"the loss of one example alone is {single}, and not all batches are full; {hint}")
     if not np.isclose(single, mean, rtol=1e-3, atol=1e-5):
-        warnings.warn(
+        _warn(
             f"the loss of a batch ({mean:.4g}) is not the mean over its examples ({single:.4g}), by which batches that "
-            f"are not full are trained; {hint}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"are not full are trained; {hint}"
         )
 
 
@@ -170,8 +195,11 @@ def _warn_of_scale(task: Task, out: Tensor) -> None:
         which, hint = f"targets have a root mean square of {found:,.0f}", ", and scale predictions back"
     else:
         return
-    text = f"{which}: training may be slow or diverge; subtract the mean and divide by the standard deviation{hint}"
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    _warn(f"{which}: training may be slow or diverge; subtract the mean and divide by the standard deviation{hint}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _rms(values: Tensor) -> float:
@@ -190,8 +218,9 @@ def _try_batch_norm(task: Task) -> None:
     inputs, _ = task.train.gather(torch.from_numpy(task.clients.client(client)))
     words = f"client {client} has one example, and batch norm ({norms[0]!r}) needs two"
     hint = "; leave such clients out, or use LayerNorm or GroupNorm"
+    args, keywords = arguments(own.forward, inputs)
     with torch.random.fork_rng(devices=[]):
-        _attempt(lambda: own(**inputs) if isinstance(inputs, dict) else own(inputs), words, hint)
+        _attempt(lambda: own(*args, **keywords), words, hint)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -242,8 +271,8 @@ class Part:
     def check_finite(self) -> None:
         """Raise a DataError for an input or a target that is not finite; images stored as bytes are not read."""
         inputs = getattr(self.examples, "inputs", None)
-        named = {f"input {name!r}": one for name, one in inputs.items()} if isinstance(inputs, Mapping) else {}
-        for name, values in {**(named or {"input": inputs}), "target": self.examples.targets}.items():
+        parts = named(inputs, "input") if isinstance(inputs, Tensor | tuple | dict) else {}
+        for name, values in {**parts, "target": self.examples.targets}.items():
             if isinstance(values, Tensor) and values.is_floating_point():
                 words = f"the {name} is {{value}}{{at}}; remove or replace values that are not finite"
                 self.refuse(values, lambda one: ~torch.isfinite(one), words)
@@ -252,7 +281,10 @@ class Part:
         """Raise a DataError for a class label out of range, and for a client without any label."""
         labels = self.examples.targets
         words = f"label {{value}}, but the model has {classes} outputs (labels 0 to {classes - 1})"
-        self.refuse(labels, lambda y: (y != ignored) & (y < 0), f"{words}; a label to ignore is {ignored}")
+        ignore = f"a label to ignore is {ignored}"
+        self.refuse(labels, lambda y: (y != ignored) & (y < 0), f"{words}; {ignore}")
+        fix = "write loss='bce' for labels of 0 and 1" if classes == 1 else f"count classes from 0, and {ignore}"
+        words += f"; give the last layer an output for each class, or {fix}"
         self.refuse(labels, lambda y: (y != ignored) & (y >= classes), words)
         known = (labels != ignored).reshape(len(labels), -1).any(1).cpu().numpy()[self.clients.order]
         counts = np.add.reduceat(known.astype(np.int64), self.clients.offsets[:-1])

@@ -12,7 +12,8 @@ device of the tensors. All clients share one copy of the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
@@ -20,11 +21,43 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree
 
-Inputs: TypeAlias = "Tensor | Tree"  # one tensor, or named tensors for keyword arguments of the model
+Inputs: TypeAlias = "Tensor | tuple[Tensor, ...] | Tree"  # what a model is called with: see `arguments`
+
+
+def arguments(forward: Callable[..., Any], inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """The positional and keyword arguments of a forward pass for a batch.
+
+        tensor        forward(inputs)
+        tuple         forward(*inputs)
+        dictionary    forward(**inputs); forward(inputs) if its only parameter has another name
+
+    >>> arguments(lambda batch: batch["a"], {"a": 1}), arguments(lambda a, b: a, {"a": 1})
+    ((({'a': 1},), {}), ((), {'a': 1}))
+    """
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, dict):
+        known = list(inspect.signature(forward).parameters.values())
+        if len(known) != 1 or known[0].kind == known[0].VAR_KEYWORD or known[0].name in inputs:
+            return (), inputs
+    return (inputs,), {}
+
+
+def named(inputs: Inputs, word: str) -> dict[str, Tensor]:
+    """The tensors of inputs, each under a word and its name or number where there are several.
+
+    >>> list(named((torch.zeros(1), torch.zeros(1)), "input"))
+    ['input 0', 'input 1']
+    """
+    if isinstance(inputs, Tensor):
+        return {word: inputs}
+    pairs = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+    return {f"{word} {name!r}": one for name, one in pairs}
 
 
 class Examples(Protocol):
@@ -62,14 +95,9 @@ class Examples(Protocol):
 
     def to(self, device: Device) -> Self:
         """The same examples on another device; of a dataclass, all tensors and examples among its fields are moved."""
-        moved = {one.name: _moved(getattr(self, one.name), device) for one in fields(self)}  # type: ignore[arg-type]
+        held = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        moved = tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, held)
         return replace(self, **moved)  # type: ignore[type-var]
-
-
-def _moved(value: Any, device: Device) -> Any:
-    if isinstance(value, dict):
-        return {name: block.to(device) for name, block in value.items()}
-    return value.to(device) if hasattr(value, "to") else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +112,7 @@ class Arrays(Examples):
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Rows by index."""
-        if isinstance(self.inputs, dict):
-            return {name: block[index] for name, block in self.inputs.items()}, self.targets[index]
-        return self.inputs[index], self.targets[index]
+        return tree_map(lambda block: block[index], self.inputs), self.targets[index]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.metrics.classification import IGNORED, in_shape, labels_for
+from thinwire.metrics.classification import IGNORED, in_shape, with_labels
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each example, for class labels: outputs (n, classes), or (n, length, classes) for sequences.
+    """Cross entropy of each example, for class labels; outputs may have several axes, as in `with_labels`.
 
         sum of -log softmax(output)[label] over the labels that are not -100 / number of these;   0 if there is none
 
@@ -30,12 +30,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> [round(float(cross_entropy(outputs, torch.tensor([labels]))), 4) for labels in ([0, -100], [-100, -100])]
     [0.6931, 0.0]
     """
-    if targets.is_floating_point():
-        raise ConfigError(
-            f"cross entropy takes class labels, not targets of type {targets.dtype}: give integers, targets.long(), or "
-            "write loss='mse' for regression"
-        )
-    targets = labels_for(outputs, targets).long()
+    outputs, targets = with_labels(outputs, targets)
     each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
     if targets.dim() == 1:
         return each
@@ -63,7 +58,7 @@ def adjust_logits(outputs: Tensor, targets: Tensor, weights: Tensor, strength: f
     hardly lowers the outputs of classes that the batch does not have (logit adjustment, balanced softmax).
 
     Args:
-        outputs: (n, classes), or (n, length, classes) for sequences.
+        outputs: as in `with_labels`; the result has the classes on the last axis.
         targets: class labels.
         weights: (n,) the weight of each example in the counts; 0 for one that does not count in the loss.
         strength: factor of the shift.
@@ -73,7 +68,7 @@ def adjust_logits(outputs: Tensor, targets: Tensor, weights: Tensor, strength: f
     >>> [round(value, 4) for value in shifted[0].exp().tolist()]
     [0.7143, 0.1429, 0.1429]
     """
-    labels = labels_for(outputs, targets)
+    outputs, labels = with_labels(outputs, targets)
     each = weights.reshape(-1, *(1,) * (labels.dim() - 1)).expand(labels.shape).reshape(-1, 1)
     classes = torch.arange(outputs.shape[-1], device=labels.device)
     counts = ((labels.reshape(-1, 1) == classes) * each).sum(0) + pseudo_count  # -100 is no class

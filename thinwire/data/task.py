@@ -22,11 +22,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thinwire.core.key import Key, permutations
 from thinwire.core.registry import lookup
 from thinwire.core.text import visible
-from thinwire.data.examples import Arrays, Examples, Inputs, Source, image_values, standardized
+from thinwire.data.examples import Arrays, Examples, Inputs, Source, image_values, named, standardized
 from thinwire.data.losses import Loss, bce, cross_entropy, loss_by_name
 from thinwire.data.partition import Assignment, Partition, offsets_of
 from thinwire.errors import ConfigError
@@ -236,8 +237,8 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     """Concatenate the examples of clients, each a pair `(inputs, targets)`, a torch Dataset or a DataLoader.
 
     Args:
-        clients: pairs of tensors or numpy arrays with one row per example (inputs may also be a dictionary of these),
-            datasets whose items are such pairs of one example, or DataLoaders, which are read once.
+        clients: pairs of tensors or numpy arrays with one row per example (inputs may also be a tuple or a dictionary
+            of these), datasets whose items are such pairs of one example, or DataLoaders, which are read once.
     """
     if not len(clients):
         raise ConfigError("there are no clients; give at least one pair (inputs, targets)")
@@ -259,8 +260,9 @@ def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
     """Inputs and targets with one row for each example.
 
     Args:
-        data: a pair `(inputs, targets)` of tensors or numpy arrays, where inputs may also be a dictionary of these; a
-            torch Dataset whose items are such pairs of one example; or a DataLoader, which is read once.
+        data: a pair `(inputs, targets)` of tensors or numpy arrays, where inputs may also be a tuple or a dictionary
+            of these (`arguments` says how the model is called); a torch Dataset whose items are such pairs of one
+            example; or a DataLoader, which is read once.
         what: whose examples these are, for error messages.
 
     >>> inputs, targets = as_tensors((np.zeros((3, 2)), np.array([0, 1, 0])), "client 0")
@@ -276,12 +278,8 @@ def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
         )
     else:
         inputs, targets = _read(data, what)
-    if isinstance(inputs, Mapping):
-        inputs = {str(name): _tensor(one, f"{what}: inputs {name!r}") for name, one in inputs.items()}
-    else:
-        inputs = _tensor(inputs, f"{what}: inputs")
-    targets = _tensor(targets, f"{what}: targets")
-    rows = {len(block) for block in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
+    inputs, targets = _inputs(inputs, what), _tensor(targets, f"{what}: targets")
+    rows = {len(block) for block in tree_leaves(inputs)}
     if rows != {len(targets)}:
         raise ConfigError(
             f"{what} has {sorted(rows)} inputs but {len(targets)} targets; give one target for each input"
@@ -306,31 +304,36 @@ def _read(data: Any, what: str) -> tuple[Any, Tensor]:
         if not isinstance(data, DataLoader):  # with a generator of its own, because a DataLoader draws from it
             data = DataLoader(data, _COLLATED_ITEMS, generator=torch.Generator())
         for inputs, targets in data:
-            pairs.append((inputs, targets))
+            pairs.append((_inputs(inputs, what), targets))
             count += len(targets)
             if count > MAX_EXAMPLES:
                 raise ValueError(f"more than {MAX_EXAMPLES:,} examples; it must have an end")
         return _joined(pairs) if pairs else (torch.empty(0), torch.empty(0))
     except Exception as error:
         raise ConfigError(
-            f"{what}: the items must be pairs (inputs, targets) of one shape: {visible(str(error), 300)}"
+            f"{what}: the items must be pairs (inputs, targets) of one shape, of several inputs ((a, b), targets): "
+            f"{visible(str(error), 300)}"
         ) from error
 
 
-def _joined(pairs: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+def _inputs(values: Any, what: str) -> Inputs:
+    """Inputs of any kind as a tensor, a tuple of tensors or a dictionary of tensors."""
+    if isinstance(values, Mapping):
+        return {str(name): _tensor(one, f"{what}: inputs {name!r}") for name, one in values.items()}
+    if isinstance(values, tuple | list):
+        return tuple(_tensor(one, f"{what}: inputs {i}") for i, one in enumerate(values))
+    return _tensor(values, f"{what}: inputs")
+
+
+def _joined(pairs: Sequence[tuple[Inputs, Tensor]]) -> tuple[Inputs, Tensor]:
     """Inputs and targets of several pairs as one."""
-    inputs, targets = zip(*pairs, strict=True)
-    if isinstance(inputs[0], Mapping):
-        return {name: torch.cat([one[name] for one in inputs]) for name in inputs[0]}, torch.cat(targets)
-    return torch.cat(inputs), torch.cat(targets)
+    return tree_map(lambda *parts: torch.cat(parts), *pairs)
 
 
 def _shapes(inputs: Inputs, targets: Tensor) -> str:
     """The shape of one example, in words."""
-    named = (
-        {f"inputs {name!r}": one for name, one in inputs.items()} if isinstance(inputs, dict) else {"inputs": inputs}
-    )
-    return ", ".join(f"{name} of shape {list(one.shape[1:])}" for name, one in {**named, "targets": targets}.items())
+    parts = {**named(inputs, "inputs"), "targets": targets}
+    return ", ".join(f"{name} of shape {list(one.shape[1:])}" for name, one in parts.items())
 
 
 def _tensor(values: Any, what: str) -> Tensor:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from thinwire.core.key import Key
 from thinwire.core.parallel import compute_with, on_one_core
@@ -204,7 +205,7 @@ class Federation:
     def _initial_outputs(self, inputs: Inputs) -> Tensor:
         """The outputs of the initial model, as the method starts it, for a batch on the CPU."""
         self.model.module.eval()
-        own = to_device(inputs, self.device) if isinstance(inputs, dict) else inputs.to(self.device)
+        own = tree_map(lambda block: block.to(self.device), inputs)
         return self.model.outputs(self.weights(self.first), dict(self.first.buffers), own).cpu()
 
     # -- rounds --------------------------------------------------------------------------------------------------------

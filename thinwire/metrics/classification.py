@@ -1,6 +1,10 @@
-"""Metrics of classification: outputs (n, ..., classes), integer class labels (n, ...), labels of -100 ignored.
+"""Metrics of classification: outputs and integer class labels (n, ...), labels of -100 ignored.
 
-Targets that fit outputs: class labels, labels that are ignored, values of one shape.
+`with_labels` alone decides which axis of outputs has the classes: for losses, metrics and checks alike.
+
+    outputs (n, classes)                 labels (n,)
+    outputs (n, length, classes)         labels (n, length)               classes last, wherever shapes allow it
+    outputs (n, classes, height, width)  labels (n, height, width)        else on axis 1, as in torch's cross entropy
 
 Metrics of multi-label classification: outputs (n, labels) are logits, targets (n, labels) are 0 or 1.
 
@@ -57,15 +61,16 @@ def balanced_accuracy() -> SumMetric:
 
 def correct_labels(outputs: Tensor, targets: Tensor) -> Tensor:
     """The numbers of correct labels and of labels, (2,)."""
-    predicted, labels = predicted_classes(outputs, targets)
-    return _sums(predicted == labels)
+    scores, labels = with_labels(outputs, targets)
+    return torch.stack(((scores.argmax(-1) == labels).sum(), (labels != IGNORED).sum()))
 
 
 def _class_sums(outputs: Tensor, targets: Tensor) -> Tensor:
     """The numbers of hits, predictions and labels of each class, (3, classes)."""
     predicted, labels = predicted_classes(outputs, targets)
     groups = (labels[predicted == labels], predicted, labels)
-    return torch.stack([torch.bincount(group, minlength=outputs.shape[-1]) for group in groups])
+    classes = with_labels(outputs, targets)[0].shape[-1]
+    return torch.stack([torch.bincount(group, minlength=classes) for group in groups])
 
 
 def _macro_f1(sums: Tensor) -> float:
@@ -83,20 +88,40 @@ def _mean_recall(sums: Tensor) -> float:
 IGNORED = -100  # the label of a position that is not predicted, as in torch
 
 
-def labels_for(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The class labels for outputs (..., classes): (n, 1) becomes (n,); another shape is an error.
+def fitted(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Outputs with the classes on the last axis, and their labels; None where the shapes are of no classification.
 
-    >>> labels_for(torch.zeros(2, 10), torch.tensor([[3], [4]]))
+    Labels may have an axis of one where torch has the classes: (n, 1), or (n, 1, height, width) of masks.
+
+    >>> [one.shape for one in fitted(torch.zeros(2, 9, 5, 4), torch.zeros(2, 1, 5, 4))]
+    [torch.Size([2, 5, 4, 9]), torch.Size([2, 5, 4])]
+    """
+    if outputs.dim() == targets.dim() and targets.shape[1:2] == (1,):
+        targets = targets[:, 0]
+    if outputs.dim() > 1:
+        for scores in (outputs, outputs.movedim(1, -1)):
+            if scores.shape[:-1] == targets.shape:
+                return scores, targets
+    return None
+
+
+def with_labels(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """As `fitted`, with labels as int64; targets that are no class labels for these outputs are an error.
+
+    >>> with_labels(torch.zeros(2, 10), torch.tensor([[3], [4]]))[1]
     tensor([3, 4])
     """
-    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
-        return targets[:, 0]
-    if outputs.dim() < 2 or outputs.shape[:-1] != targets.shape:
-        wanted, given = list(outputs.shape[:-1]), list(targets.shape)
+    found = fitted(outputs, targets)
+    if found is None or targets.is_floating_point():
+        shape = list(outputs.shape)
+        wanted = f"{shape[:-1]} or {shape[:1] + shape[2:]}" if len(shape) > 2 else shape[:1]
+        how = "targets.argmax(1) if one-hot" if targets.shape == outputs.shape else "targets.long()"
         raise ConfigError(
-            f"labels of shape {given} do not fit outputs of shape {list(outputs.shape)}; give class labels of {wanted}"
+            f"targets of shape {list(targets.shape)} ({targets.dtype}) are no class labels for outputs of shape "
+            f"{shape}: give integers of shape {wanted}, {how}, or write loss='bce' for labels of 0 and 1, loss='mse' "
+            "for numbers"
         )
-    return targets
+    return found[0], found[1].long()
 
 
 def predicted_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,11 +130,9 @@ def predicted_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     >>> predicted_classes(torch.eye(3), torch.tensor([0, 2, -100]))
     (tensor([0, 1]), tensor([0, 2]))
     """
-    if targets.is_floating_point():
-        raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers")
-    labels = labels_for(outputs, targets).long()
+    scores, labels = with_labels(outputs, targets)
     known = labels != IGNORED
-    return outputs.argmax(-1)[known], labels[known]
+    return scores.argmax(-1)[known], labels[known]
 
 
 def in_shape(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.core.registry import register
 from thinwire.metrics.base import SumMetric
-from thinwire.metrics.classification import IGNORED, labels_for
+from thinwire.metrics.classification import IGNORED, with_labels
 
 
 @register("metric", "perplexity")
@@ -25,6 +25,7 @@ def perplexity() -> SumMetric:
 
 def _token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     """The sum of the cross entropies and the number of tokens, (2,)."""
-    labels = labels_for(outputs, targets).reshape(-1).long()
-    losses = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels, reduction="none", ignore_index=IGNORED)
+    scores, labels = with_labels(outputs, targets)
+    flat = scores.reshape(-1, scores.shape[-1]), labels.reshape(-1)
+    losses = F.cross_entropy(*flat, reduction="none", ignore_index=IGNORED)
     return torch.stack((losses.double().sum(), (labels != IGNORED).sum()))

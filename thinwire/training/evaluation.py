@@ -27,10 +27,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thinwire.core.parallel import PARALLEL_BYTES, cores, each
 from thinwire.core.tree import Tree
 from thinwire.data.examples import Examples, Inputs
-from thinwire.data.losses import Loss, bce, label_counts
+from thinwire.data.losses import Loss, bce
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, MetricAccumulator, ModelMetric
-from thinwire.metrics.classification import IGNORED, correct_binary_labels
+from thinwire.metrics.classification import IGNORED, correct_binary_labels, correct_labels, fitted
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import UnsupportedModel
 from thinwire.training.step import no_randomness
@@ -120,11 +120,10 @@ def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tup
     """The numbers of correct labels and of labels; both 0 where targets are not labels."""
     if criterion is bce:
         return correct_binary_labels(outputs, targets).double().unbind()  # type: ignore[return-value]
-    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
-        targets = targets[:, 0]
-    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape or outputs.shape[-1] == 1:
+    found = None if targets.is_floating_point() else fitted(outputs, targets)
+    if found is None or found[0].shape[-1] == 1:
         return torch.zeros(2, dtype=torch.float64, device=outputs.device).unbind()  # type: ignore[return-value]
-    return (outputs.argmax(-1) == targets).sum().double(), label_counts(targets).sum().double()
+    return correct_labels(outputs, targets).double().unbind()  # type: ignore[return-value]
 
 
 class _Access(NamedTuple):

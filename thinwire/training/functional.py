@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree
-from thinwire.data.examples import Inputs
+from thinwire.data.examples import Inputs, arguments
 from thinwire.data.losses import Loss, adjust_logits, cross_entropy, label_counts
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products, by_products
@@ -116,10 +116,18 @@ class Functional:
 
     def _call(self, inputs: Inputs) -> Tensor:
         """The output of the module as it is."""
-        out = self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs)
+        args, named = arguments(self.module.forward, inputs)
+        out = self.module(*args, **named)
+        if isinstance(out, dict):
+            out = out.get("logits", out)
         out = getattr(out, "logits", out)  # Hugging Face models return a record
+        if isinstance(out, tuple | list) and out:
+            out = out[0]
         if not isinstance(out, Tensor):
-            raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
+            raise ConfigError(
+                "the model must return a tensor, a dictionary or record with `logits`, or a tuple whose first element "
+                f"is the output, not {type(out).__name__}"
+            )
         return out
 
     @torch.no_grad()
