@@ -121,14 +121,16 @@ def test_complete_file_is_used_as_it_is(tmp_path, recipe):
 # -- tw.simulate -----------------------------------------------------------------------------------------------------
 
 
-def test_own_tasks_by_name_have_the_recipe_and_a_method_has_not(tmp_path):
+def test_own_tasks_have_the_recipe_by_name_and_by_value(tmp_path):
     (tmp_path / "own.py").write_text("def task(): ...\n")
     own = f"{tmp_path}/own.py:task"
     assert resolve("fedavg", own).method.client_opt == SGD(Method.client_opt.lr, clip_norm=CLIP)
     assert schedule(resolve("mapo+int8", own).method) == ("WarmupLR", CLIP)
     assert schedule(resolve("mapo", own, recipe="paper").method) == ("ConstantLR", math.inf)
     assert schedule(resolve(write(tmp_path, 'recipe = "paper"\nmethod = "mapo"\n'), own).method)[0] == "ConstantLR"
-    assert resolve(Method(), own).method == resolve(Method(), "digits").method == Method()
+    assert resolve(Method(), own).method == resolve("fedavg", own).method
+    assert resolve(Method(), own, recipe="paper").method == Method()
+    assert schedule(resolve(Method(lr_schedule=ConstantLR()), own).method) == ("ConstantLR", CLIP)
 
 
 def test_simulate_trains_with_the_recipe():
@@ -139,8 +141,8 @@ def test_simulate_trains_with_the_recipe():
         return tw.simulate(torch.nn.Linear(4, 4), clients, method, rounds=3, backend="loop", **options).weights
 
     paper, plain, default = weights("fedavg", recipe="paper"), weights(Method()), weights("fedavg")
-    assert all(torch.equal(paper[name], plain[name]) for name in plain)
-    assert not torch.equal(default["weight"], plain["weight"])
+    assert all(torch.equal(default[name], plain[name]) for name in plain)
+    assert not torch.equal(default["weight"], paper["weight"])
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

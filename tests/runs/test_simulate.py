@@ -90,10 +90,10 @@ def test_a_file_may_state_a_method_of_its_own_and_a_target_accuracy(tmp_path):
     assert (run.name, len(run.history)) == ("mine", 1)
 
 
-def test_the_defaults_are_fedavg_with_ten_rounds_of_all_clients():
+def test_the_defaults_are_fedavg_with_fifty_rounds_of_all_clients():
     clients, _ = data()
     run = tw.simulate(model(), clients)
-    assert [record.clients for record in run.history] == [4] * 10
+    assert [record.clients for record in run.history] == [4] * 50
 
 
 def test_invalid_methods_and_files_are_refused(tmp_path):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from thinwire.metrics.objective import Objective
@@ -57,6 +58,23 @@ def recorded_objective(summary: Mapping[str, Any] | None) -> Objective | None:
     if isinstance(entry, dict) and isinstance(name := entry.get("name"), str) and name:
         return Objective(name, entry.get("higher_is_better") is not False)
     return None
+
+
+def is_improving(objective: Objective, records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the mean of the last fifth of the evaluations is a point, or 1 %, better than that of the fifth before.
+
+    >>> is_improving(Objective(), [{"accuracy": i / 20} for i in range(20)])
+    True
+    >>> is_improving(Objective(), [{"accuracy": 0.9}] * 20)
+    False
+    """
+    values = [value for one in records if (value := objective.value(one)) is not None]
+    n = len(values) // 5
+    if not n:
+        return False
+    now, before = fmean(values[-n:]), fmean(values[-2 * n : -n])
+    enough = 0.01 if objective.name == "accuracy" else 0.01 * abs(before)
+    return objective.better(now, before) and abs(now - before) > enough
 
 
 class Lead(NamedTuple):

@@ -29,6 +29,7 @@ from thinwire.protocol.server import append_entry
 from thinwire.protocol.setup import initial_server_state
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.runs.build import build_job
+from thinwire.runs.probe import rate_key, with_rate
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.wire.bits import Bytes
@@ -55,7 +56,7 @@ def check(experiment: Settings, data_dir: Path | None = None, job: Job | None = 
     """
     backend = experiment.engine.backend
     engine = Engine("cpu", "loop" if backend in ("auto", "graph") else backend)
-    job = job or build_job(experiment, data_dir)
+    experiment, job = with_rate(experiment, job or build_job(experiment, data_dir))
     simulation = make_simulation(engine, job)
     contract, public = simulation.contract, simulation.first
     Round.open(contract, simulation.start().server)  # raises if the method cannot run
@@ -87,6 +88,7 @@ def check(experiment: Settings, data_dir: Path | None = None, job: Job | None = 
         "bytes_down_per_client": stages[0].down_per_client,
         "bytes_per_round": cohort * (stages[0].up_per_client + stages[0].down_per_client),
         "lengths_depend_on_values": varies,
+        **_rate(experiment),
         "rounds": job.rounds,
         **{f"bytes_{way}_of_all_rounds": size for way, size in sums.items()},
         "bytes_of_all_rounds": sum(sums.values()),
@@ -94,6 +96,15 @@ def check(experiment: Settings, data_dir: Path | None = None, job: Job | None = 
         "memory_of_a_client": None if before is None or peak is None else peak - before,
         "note": " ".join(dict.fromkeys(filter(None, notes))),
     }
+
+
+def _rate(settings: Settings) -> dict[str, Any]:
+    """The learning rate that was found, and the training loss after each that was tried."""
+    if not settings.lr_trials:
+        return {}
+    key = rate_key(settings)
+    slot = getattr(settings.method, key.split(".")[1])
+    return {key: slot.lr, "lr_trials": {f"{lr:g}": loss for lr, loss in settings.lr_trials}}
 
 
 def _upload(simulation: Federation, public: PublicState, client: int) -> Bytes:

@@ -297,8 +297,7 @@ def resolve(
     """The settings of a method or a file on a task, with overrides.
 
     Args:
-        what: the name of a method, several joined by `+`, the path of a file ending in `.toml`, or a Method, which is
-            used as it is.
+        what: the name of a method, several joined by `+`, the path of a file ending in `.toml`, or a Method.
         on: the name of a task, a reference (`my_task.py:task`), or a file; it replaces the task of an experiment file.
         overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
         recipe: the name of a recipe; by default that of the file, or `default`.

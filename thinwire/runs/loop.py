@@ -19,7 +19,7 @@ from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
-from thinwire.runs.best import Lead, selected_by
+from thinwire.runs.best import Lead, is_improving, selected_by
 from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
 from thinwire.runs.files import append_json, json_lines, write_json
@@ -271,6 +271,7 @@ class Loop:
             "trainable": Spec.of(federation.first.coords).size,
             **totals(lines, settings.accounting, abandoned),
             "objective": self.job.ranked_by.summary(lines),
+            **({"still_improving": True} if is_improving(self.job.ranked_by, lines) else {}),
             **({"retries": [retry._asdict() for retry in self.retries]} if self.retries else {}),
             **privacy_of(federation, len(lines)),
             "seconds_by_link": seconds_by_link(lines),

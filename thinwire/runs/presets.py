@@ -87,11 +87,14 @@ def _known(kind: Kind) -> Mapping[str, Entry | Path]:
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
+_STATED = ("client_opt", "lr_schedule")
+
+
 def filled(method: Method) -> Table:
     """The slots that a method fills: those that differ from `Method()`.
 
-    `client_opt` also counts where it is given and equals the default: a task sets a learning rate too, and that of the
-    method has priority.
+    `client_opt` and `lr_schedule` also count where they are given and equal the default: a task or a recipe sets them,
+    too, and those of the method have priority.
 
     >>> from thinwire.protocol.method import Method
     >>> from thinwire.optimizers import SGD
@@ -103,7 +106,7 @@ def filled(method: Method) -> Table:
     return {
         slot: value
         for slot, value in slots.items()
-        if (value is not default.client_opt if slot == "client_opt" else value != getattr(default, slot))
+        if (value is not getattr(default, slot) if slot in _STATED else value != getattr(default, slot))
     }
 
 

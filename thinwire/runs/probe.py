@@ -23,6 +23,7 @@ from thinwire.errors import Diverged
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job, RunState
 from thinwire.federation.settings import Settings
+from thinwire.federation.simulated import SimulatedClients
 from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.method import Method
 from thinwire.runs.config import to_table, update
@@ -59,6 +60,7 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
     settings = replace(settings, auto_lr=False)
     if job.local.trainer:  # it may have a rate of its own
         return settings, job
+    make_simulation(settings.engine, job)  # refuses what the run would refuse, with the numbers of its clients
     slot = rate_key(settings).split(".")[1]
     stated = getattr(settings.method, slot).lr
     tried: dict[float, float] = {}  # loss by power of 2
@@ -68,7 +70,7 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
         nonlocal before
         if power not in tried:
             job_of_trial, rounds = _small(job, slot, stated * 2**power)
-            federation = make_simulation(settings.engine, job_of_trial)
+            federation = Federation(settings.engine, job_of_trial, SimulatedClients)
             state = federation.start()
             before = min(before, _loss(federation, state))
             tried[power] = _trained(federation, state, rounds)

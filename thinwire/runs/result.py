@@ -219,6 +219,8 @@ class Run:
         why = (
             f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
         )
+        if self.summary.get("still_improving"):
+            why += "; still improving: train more rounds, or tune"
         head = f"Run {self.name or 'run'} on {self.summary.get('task', 'a task')}"
         lines = [f"{head}: {len(self.history)} of {planned} rounds, {why}"]
         if best := self.best:

@@ -43,8 +43,8 @@ def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **opt
     """Run a method on a task; every message is built, and its bytes are counted.
 
     Args:
-        method: the name of a method (`thinwire list methods`), several joined by `+`, a file (`my.toml`), or a Method,
-            which is used as it is: without a recipe.
+        method: the name of a method (`thinwire list methods`), several joined by `+`, a file (`my.toml`), or a Method;
+            what it states counts more than the recipe.
         on: the name of a task (`thinwire list tasks`), a reference (`my_task.py:task`), a file, or a `Task`, or a
             function of `seed` that returns one.
         **options: see `Options`; settings that are not given are those of the task's preset, the method, the file and

@@ -168,7 +168,8 @@ class Records(Dataset[Any]):
     >>> from thinwire.training.batches import Local, plan_batches
     >>> pool = Arrays(torch.arange(8.0).view(4, 2), torch.tensor([0, 1, 0, 1]))
     >>> plan = plan_batches([3], [Key(0)], Local(batch=2))
-    >>> work = Workload(torch.from_numpy(plan.index), plan.rows, (3,), (0,), Key(0), 0, pool.gather, examples=(np.arange(3),))
+    >>> index, own = torch.from_numpy(plan.index), (np.arange(3),)
+    >>> work = Workload(index, plan.rows, (3,), (0,), Key(0), 0, pool.gather, examples=own)
     >>> records = Records(work)
     >>> len(records), [target.item() for _, target in records], [len(x) for x, _ in records.batches()]
     (3, [0, 1, 0], [2, 1])
