@@ -101,6 +101,13 @@ def with_client_evaluations(
     )
 
 
+def as_numbers(found: Evaluation) -> dict[str, float]:
+    """An evaluation as the values of `RoundRecord.sites_eval`, without metrics that are not defined."""
+    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
+    metrics = {name: one for name, one in found.metrics.items() if math.isfinite(one)}
+    return {"examples": found.examples, **accuracy, "loss": found.loss, **metrics}
+
+
 def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Metrics that are NaN, not an error, where a function of (outputs, targets) fails, as AUC does for one class.
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.sampler import Sampler
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
+from thinwire.metrics.base import Metric
 from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts
@@ -141,6 +143,16 @@ class Clients:
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record of a round with evaluations of clients on their own examples."""
         return record
+
+    def results(self, state: RunState, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The numbers of each client at the end of a run; of a deployment, what sites reported last.
+
+        Args:
+            state: the state after the last round.
+            lines: the records of all rounds, as dictionaries.
+        """
+        last = [one["sites_eval"] for one in lines if one.get("sites_eval")][-1:]
+        return [{"client": site, **numbers} for found in last for site, numbers in found.items()]
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts; only those of a deployment are.
@@ -348,11 +360,14 @@ class Federation:
         return begin_evaluation(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
 
     def client_evaluation(
-        self, public: PublicState, state: ClientState | None, client: int, average: tuple[Tree, Tree] | None = None
+        self,
+        public: PublicState,
+        state: ClientState | None,
+        client: int,
+        average: tuple[Tree, Tree] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> Evaluation | None:
-        """Loss and accuracy of a client's model on its own validation examples; None if it has none.
-
-        Without a test set, also the metrics of the job, which are NaN where they are not defined.
+        """Loss, accuracy and metrics of a client's model on its own validation examples; None if it has none.
 
         Args:
             public: the public state that the client has.
@@ -360,6 +375,8 @@ class Federation:
             client: its number.
             average: weights and buffers that are evaluated unless the client has changes that it has not sent; by
                 default the public state, with the changes added.
+            metrics: metrics by name; by default none if there is a test set, else those of the job, which are NaN
+                where they are not defined.
         """
         tests = self.job.task.client_tests
         if tests is None or not len(tests.client(client)):
@@ -369,7 +386,8 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        metrics = where_defined(self.job.all_metrics) if self.test is None else {}
+        if metrics is None:
+            metrics = where_defined(self.job.all_metrics) if self.test is None else {}
         return evaluate(self.model, *model, self.train, tests.client(client), metrics)
 
 

@@ -11,6 +11,8 @@ Metrics of regression: outputs and targets of one shape, (n,) or (n, values).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -172,6 +174,65 @@ def _binary(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Whether each label is predicted, whether it is 1, whether it counts."""
     values = targets.to(torch.float32)
     return in_shape(outputs, targets) > 0, values > 0.5, values != IGNORED
+
+
+@register("metric", "auroc")
+def auroc(outputs: Tensor, targets: Tensor) -> float:
+    """Area under the ROC curve, the unweighted mean over labels, or over classes against the rest.
+
+        pairs of a positive and a negative in which the positive has the higher score / pairs;   ties count half
+
+    Scores are the outputs where targets are 0 or 1, else the probabilities of classes; of two classes only the second
+    counts. Labels without positives or without negatives are left out of the mean; it is NaN if none is left.
+
+    >>> auroc(torch.tensor([[0.0, 0.0], [0.0, 2.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([0, 0, 1, 1]))
+    0.625
+    """
+
+    def area(hits: Tensor, misses: Tensor) -> Tensor:
+        return (misses * (hits.cumsum(0) - hits / 2)).sum() / (hits.sum() * misses.sum())
+
+    return _mean_over_labels(area, outputs, targets)
+
+
+@register("metric", "average-precision")
+def average_precision(outputs: Tensor, targets: Tensor) -> float:
+    """Average precision, the unweighted mean over labels, or over classes against the rest.
+
+        sum over scores of the share of positives with this score * precision at it: positives / all, as high or higher
+
+    Scores are those of `auroc`. Labels without positives are left out of the mean; it is NaN if none is left.
+
+    >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0])), 4)
+    0.8333
+    """
+
+    def area(hits: Tensor, misses: Tensor) -> Tensor:
+        return (hits * hits.cumsum(0) / (hits + misses).cumsum(0)).sum() / hits.sum()
+
+    return _mean_over_labels(area, outputs, targets)
+
+
+def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> float:
+    """The mean of the areas that are defined, from the numbers of positives and negatives with each score, descending.
+
+    Areas are defined by counts, which float64 holds exactly.
+    """
+    if outputs.numel() == targets.numel():
+        _, positive, known = _binary(outputs, targets)
+        columns = zip(*(one.reshape(len(one), -1).T for one in (outputs, positive, known)), strict=True)
+        pairs = [(scores[kept], hit[kept]) for scores, hit, kept in columns]
+    else:
+        _, labels = predicted_classes(outputs, targets)
+        chances = outputs[labels_for(outputs, targets) != IGNORED].double().softmax(-1)
+        classes = chances.shape[1]
+        pairs = [(chances[:, i], labels == i) for i in range(classes == 2, classes)]
+    found = []
+    for scores, hit in pairs:
+        values, place = scores.unique(return_inverse=True)
+        counts = [torch.bincount(place[one], minlength=len(values)).double().flip(0) for one in (hit, ~hit)]
+        found.append(area(*counts))
+    return float(torch.stack(found).nanmean())
 
 
 @register("metric", "mse")

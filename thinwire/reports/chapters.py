@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,18 @@ from thinwire.reports.rows import (
     differing,
     is_number,
     metric_value,
+    number_text,
     objective_key,
     objective_name,
+    percent_text,
     value_text,
 )
 from thinwire.reports.table import BAND, Table, capital, curve_drawing
 from thinwire.reports.targets import headline, target_text
-from thinwire.runs.records import ROLLED_BACK
+from thinwire.runs.records import ROLLED_BACK, read_clients
 from thinwire.runs.toml import flat
 
-MAX_LAYERS = 16
+MAX_LAYERS, MAX_CLIENTS = 16, 20
 
 
 def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
@@ -34,6 +36,7 @@ def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
     found = {
         f"{name} and bytes": _overview(part),
         "Bytes to a target": _targets(part),
+        "Clients": _clients(part),
         "Layers": _layers(part),
         "Settings": _settings(part),
     }
@@ -162,6 +165,32 @@ def _targets(part: Table) -> list[Piece]:
         rule = f"A target is reached in the first evaluated round at or {side} it, for each seed separately."
         pieces += [part.target_cells(), rule]
     return pieces
+
+
+def _clients(part: Table) -> list[Piece]:
+    """The accuracy, or the loss, of each client at the end of the first run of each method, the worst first."""
+    found = {row.label: clients for row in part.rows if (clients := read_clients(row.runs[0].path))}
+    if not found:
+        return ["No client was measured by itself, since none has validation examples: --validation-fraction 0.2."]
+    by = "accuracy" if all("accuracy" in one for clients in found.values() for one in clients) else "loss"
+    text: dict[str, Callable[[Any], str]] = {"client": str, "accuracy": percent_text}
+    lines, tables = [], []
+    for label, clients in found.items():
+        known = [(i, value) for i, one in enumerate(clients, 1) if (value := metric_value(one, by)) is not None]
+        lines.append(figures.Curve(label, [(i, value, value, value) for i, value in known]))
+        heads = list(dict.fromkeys(name for one in clients for name in one))
+        rows = [
+            [text.get(name, number_text)(one[name]) if name in one else "" for name in heads]
+            for one in clients[:MAX_CLIENTS]
+        ]
+        if len(clients) > MAX_CLIENTS:
+            rows.append([f"{len(clients) - MAX_CLIENTS:,} others", *[""] * (len(heads) - 1)])
+        words = [name.replace("_", " ") for name in heads]
+        tables.append(Cells(f"Clients of {label}, the worst first", words, rows, folded=len(found) > 1))
+    title = f"{capital(by)} of each client, {part.rows[0].task}"
+    note = "Each client's model after the last round, on its own validation examples. First run of each method."
+    axes = {"x": "clients, the worst first", "y": by, "integer_x": True}
+    return [curve_drawing(title, lines, by == "accuracy", [note], **axes), *tables]
 
 
 def _layers(part: Table) -> list[Piece]:

@@ -19,12 +19,13 @@ from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
+from thinwire.metrics.clients import worst_first
 from thinwire.runs.best import Lead, selected_by
 from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
 from thinwire.runs.files import append_json, json_lines, write_json
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import BEST, totals
+from thinwire.runs.records import BEST, CLIENTS, totals
 from thinwire.runs.retry import (
     MAX_RETRIES,
     MAX_ROLLBACKS,
@@ -60,6 +61,7 @@ class Loop:
         self.objective = selected_by(self.job.ranked_by, self.job.task.client_tests is not None)
         self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
         self.summary: Summary = {}
+        self.clients: list[dict[str, Any]] = []  # the numbers of each client at the end, the worst first
         self.trained_by = ("", "")  # the training backend in `environment.json`, and the reason
         found = folder.load(settings.engine.device) if folder and resume else None
         if found:
@@ -284,11 +286,17 @@ class Loop:
         if self.settings.checkpoint.best and self.lead.round:
             found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
             self.summary["best"] = found
+        if not error:
+            self.clients = worst_first(self.federation.clients.results(self.state, self.lines))
+        if self.clients:
+            self.summary["worst_client"] = self.clients[0]
         if self.folder:
-            models = {} if error else {"model.safetensors": tensor_bytes(self.weights())}
+            results = {} if error else {"model.safetensors": tensor_bytes(self.weights())}
             if self.best and not error:
-                models[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
-            self.folder.finish(self.summary, models)
+                results[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
+            if self.clients:
+                results[CLIENTS] = json_lines(*self.clients).encode()
+            self.folder.finish(self.summary, results)
 
 
 def check_blocks(federation: Federation, state: RunState) -> None:
