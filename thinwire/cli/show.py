@@ -99,7 +99,6 @@ def show(
     Example: thinwire show runs/fedlama-digits-s0-1a2b3c
     """
     from thinwire.runs.config import to_table
-    from thinwire.runs.records import read_clients
     from thinwire.runs.run import settings_of
     from thinwire.runs.toml import dumps
 
@@ -111,9 +110,6 @@ def show(
         show_facts(summary, what)
         if layers := summary.get("layers"):  # not in runs of earlier versions
             show_layers(layers)
-        if clients := read_clients(Path(what)):
-            others = [{"client": f"... {len(clients) - SHOWN:,} more"}] if len(clients) > SHOWN else []
-            show_list([*clients[:SHOWN], *others], "clients on their validation examples, the worst first")
     else:
         table = to_table(settings_of(what, on, options))
         print_json(table) if as_json else print(dumps(table), end="")

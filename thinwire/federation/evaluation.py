@@ -64,9 +64,8 @@ def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> Roun
     """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
     if not values:
         return record
-    found = summarize(values)
-    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
-    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
+    found = summarize(values)._asdict()
+    summary = {"count": found.pop("clients"), **found}
     return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)
 
 
@@ -102,10 +101,9 @@ def with_client_evaluations(
 
 
 def as_numbers(found: Evaluation) -> dict[str, float]:
-    """An evaluation as the values of `RoundRecord.sites_eval`, without metrics that are not defined."""
-    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
-    metrics = {name: one for name, one in found.metrics.items() if math.isfinite(one)}
-    return {"examples": found.examples, **accuracy, "loss": found.loss, **metrics}
+    """An evaluation as the values of `RoundRecord.sites_eval`, without those that are not defined."""
+    numbers = {"examples": found.examples, "accuracy": found.accuracy, "loss": found.loss, **found.metrics}
+    return {name: one for name, one in numbers.items() if one is not None and math.isfinite(one)}
 
 
 def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

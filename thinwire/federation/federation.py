@@ -145,14 +145,13 @@ class Clients:
         return record
 
     def results(self, state: RunState, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The numbers of each client at the end of a run; of a deployment, what sites reported last.
+        """The numbers of each client at the end of a run; of a deployment, what sites reported.
 
         Args:
             state: the state after the last round.
             lines: the records of all rounds, as dictionaries.
         """
-        last = [one["sites_eval"] for one in lines if one.get("sites_eval")][-1:]
-        return [{"client": site, **numbers} for found in last for site, numbers in found.items()]
+        return [{"client": site, **numbers} for site, numbers in lines[-1]["sites_eval"].items()]
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts; only those of a deployment are.

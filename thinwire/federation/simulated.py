@@ -230,7 +230,7 @@ class SimulatedClients(Clients):
         # a metric that calls the model takes long, and needs answers, which only the test set may have
         chosen = self.job.all_metrics.items()
         metrics = where_defined({k: one for k, one in chosen if task.test is None or not isinstance(one, ModelMetric)})
-        with self.federation.compute(), self.evaluating():
+        with self.federation.compute():
             try:
                 found = self.evaluations(state, metrics)
             except ConfigError:  # a metric that few examples do not suffice for must not lose the run

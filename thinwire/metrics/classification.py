@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.core.registry import register
@@ -188,11 +189,11 @@ def auroc(outputs: Tensor, targets: Tensor) -> float:
     >>> auroc(torch.tensor([[0.0, 0.0], [0.0, 2.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([0, 0, 1, 1]))
     0.625
     """
-
-    def area(hits: Tensor, misses: Tensor) -> Tensor:
-        return (misses * (hits.cumsum(0) - hits / 2)).sum() / (hits.sum() * misses.sum())
-
-    return _mean_over_labels(area, outputs, targets)
+    return _mean_over_labels(
+        lambda hits, every: ((every - hits) * (hits.cumsum(0) - hits / 2)).sum() / hits.sum() / (every - hits).sum(),
+        outputs,
+        targets,
+    )
 
 
 @register("metric", "average-precision")
@@ -206,32 +207,29 @@ def average_precision(outputs: Tensor, targets: Tensor) -> float:
     >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0])), 4)
     0.8333
     """
-
-    def area(hits: Tensor, misses: Tensor) -> Tensor:
-        return (hits * hits.cumsum(0) / (hits + misses).cumsum(0)).sum() / hits.sum()
-
-    return _mean_over_labels(area, outputs, targets)
+    return _mean_over_labels(
+        lambda hits, every: (hits * hits.cumsum(0) / every.cumsum(0)).sum() / hits.sum(), outputs, targets
+    )
 
 
 def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> float:
-    """The mean of the areas that are defined, from the numbers of positives and negatives with each score, descending.
+    """The mean of the areas that are defined.
 
-    Areas are defined by counts, which float64 holds exactly.
+    Args:
+        area: the area from the numbers of positives and of examples with each score, the highest score first.
+        outputs: of the model.
+        targets: class labels, or labels of 0 and 1.
     """
-    if outputs.numel() == targets.numel():
-        _, positive, known = _binary(outputs, targets)
-        columns = zip(*(one.reshape(len(one), -1).T for one in (outputs, positive, known)), strict=True)
-        pairs = [(scores[kept], hit[kept]) for scores, hit, kept in columns]
-    else:
-        _, labels = predicted_classes(outputs, targets)
-        chances = outputs[labels_for(outputs, targets) != IGNORED].double().softmax(-1)
-        classes = chances.shape[1]
-        pairs = [(chances[:, i], labels == i) for i in range(classes == 2, classes)]
+    if outputs.numel() != targets.numel():  # class labels
+        labels = predicted_classes(outputs, targets)[1]
+        outputs = outputs[labels_for(outputs, targets) != IGNORED].double().softmax(-1)
+        first = int(outputs.shape[1] == 2)
+        outputs, targets = outputs[:, first:], F.one_hot(labels, outputs.shape[1])[:, first:]
+    _, positive, known = _binary(outputs, targets)
     found = []
-    for scores, hit in pairs:
-        values, place = scores.unique(return_inverse=True)
-        counts = [torch.bincount(place[one], minlength=len(values)).double().flip(0) for one in (hit, ~hit)]
-        found.append(area(*counts))
+    for scores, hit, kept in zip(*(one.reshape(len(one), -1).T for one in (outputs, positive, known)), strict=True):
+        place = scores[kept].unique(return_inverse=True)[1]
+        found.append(area(*(torch.bincount(place, one).double().flip(0) for one in (hit[kept].double(), None))))
     return float(torch.stack(found).nanmean())
 
 

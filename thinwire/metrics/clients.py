@@ -1,9 +1,9 @@
-"""Summary of a metric over clients, and clients in order: the mean hides those for which a model works badly."""
+"""Summary of a metric over clients: the mean hides clients for which a model works badly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,13 +33,3 @@ def summarize(values: Sequence[float]) -> ClientSummary:
     lowest = ordered if np.isnan(ordered).any() else ordered[: max(1, len(ordered) // 10)]
     p10, p50, p90 = np.quantile(ordered, (0.1, 0.5, 0.9)).tolist()
     return ClientSummary(float(ordered.mean()), float(lowest.mean()), p10, p50, p90, len(ordered))
-
-
-def worst_first(clients: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The numbers of each client, the lowest accuracy first; of equal accuracies, or without them, the highest loss.
-
-    >>> rows = [{"client": "a", "accuracy": 0.9, "loss": 0.5}, {"client": "b", "accuracy": 0.4, "loss": 2.0}]
-    >>> [row["client"] for row in worst_first(rows)]
-    ['b', 'a']
-    """
-    return sorted(map(dict, clients), key=lambda row: (row.get("accuracy", 0.0), -row["loss"]))

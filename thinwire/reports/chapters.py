@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,8 @@ from thinwire.reports.rows import (
     differing,
     is_number,
     metric_value,
-    number_text,
     objective_key,
     objective_name,
-    percent_text,
     value_text,
 )
 from thinwire.reports.table import BAND, Table, capital, curve_drawing
@@ -172,21 +170,15 @@ def _clients(part: Table) -> list[Piece]:
     found = {row.label: clients for row in part.rows if (clients := read_clients(row.runs[0].path))}
     if not found:
         return ["No client was measured by itself, since none has validation examples: --validation-fraction 0.2."]
-    by = "accuracy" if all("accuracy" in one for clients in found.values() for one in clients) else "loss"
-    text: dict[str, Callable[[Any], str]] = {"client": str, "accuracy": percent_text}
-    lines, tables = [], []
+    by = "accuracy" if "accuracy" in next(iter(found.values()))[0] else "loss"
+    lines, tables = list[figures.Curve](), list[Cells]()
     for label, clients in found.items():
-        known = [(i, value) for i, one in enumerate(clients, 1) if (value := metric_value(one, by)) is not None]
-        lines.append(figures.Curve(label, [(i, value, value, value) for i, value in known]))
+        points = [(i, one[by], one[by], one[by]) for i, one in enumerate(clients, 1) if by in one]
+        lines.append(figures.Curve(label, points))
         heads = list(dict.fromkeys(name for one in clients for name in one))
-        rows = [
-            [text.get(name, number_text)(one[name]) if name in one else "" for name in heads]
-            for one in clients[:MAX_CLIENTS]
-        ]
-        if len(clients) > MAX_CLIENTS:
-            rows.append([f"{len(clients) - MAX_CLIENTS:,} others", *[""] * (len(heads) - 1)])
-        words = [name.replace("_", " ") for name in heads]
-        tables.append(Cells(f"Clients of {label}, the worst first", words, rows, folded=len(found) > 1))
+        rows = [[value_text(one.get(name, "")) for name in heads] for one in clients[:MAX_CLIENTS]]
+        caption = f"{label}: the {len(rows)} worst of {len(clients):,} clients"
+        tables.append(Cells(caption, [visible(name.replace("_", " "), 60) for name in heads], rows, len(found) > 1))
     title = f"{capital(by)} of each client, {part.rows[0].task}"
     note = "Each client's model after the last round, on its own validation examples. First run of each method."
     axes = {"x": "clients, the worst first", "y": by, "integer_x": True}

@@ -8,6 +8,7 @@ checkpoint is written if one is due. Where training fails, the run goes back to 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,6 @@ from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
-from thinwire.metrics.clients import worst_first
 from thinwire.runs.best import Lead, selected_by
 from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
@@ -287,7 +287,9 @@ class Loop:
             found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
             self.summary["best"] = found
         if not error:
-            self.clients = worst_first(self.federation.clients.results(self.state, self.lines))
+            found = self.federation.clients.results(self.state, self.lines)
+            # the lowest accuracy first; of equal ones, or without, the highest loss, which is left out if not finite
+            self.clients = sorted(found, key=lambda row: (row.get("accuracy", 0.0), -row.get("loss", math.inf)))
         if self.clients:
             self.summary["worst_client"] = self.clients[0]
         if self.folder:

@@ -132,10 +132,7 @@ def read_clients(path: Path) -> list[Record]:
     """The numbers of each client at the end of a run, the worst first; empty if none was measured."""
 
     def parse(row: Any) -> Record:
-        numbers = {visible(name, 60): one for name, one in row.items() if name != "client"}
-        if not {int, float}.issuperset(map(type, [numbers["loss"], *numbers.values()])):
-            raise ValueError("not the numbers of a client")
-        return {"client": visible(str(row["client"]), 100), **numbers}
+        return {"client": visible(str(row.pop("client")), 100), **unpack(dict[str, float], row)}
 
     return read_lines(path / CLIENTS, parse)
 
