@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,7 +32,6 @@ from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.sampler import Sampler
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
-from thinwire.metrics.base import Metric
 from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts
@@ -144,14 +143,9 @@ class Clients:
         """The record of a round with evaluations of clients on their own examples."""
         return record
 
-    def results(self, state: RunState, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The numbers of each client at the end of a run; of a deployment, what sites reported.
-
-        Args:
-            state: the state after the last round.
-            lines: the records of all rounds, as dictionaries.
-        """
-        return [{"client": site, **numbers} for site, numbers in lines[-1]["sites_eval"].items()]
+    def results(self, state: RunState) -> list[dict[str, Any]]:
+        """The numbers of each client after the last round; none if clients are in other processes."""
+        return []
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts; only those of a deployment are.
@@ -364,7 +358,7 @@ class Federation:
         state: ClientState | None,
         client: int,
         average: tuple[Tree, Tree] | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        every: bool = False,
     ) -> Evaluation | None:
         """Loss, accuracy and metrics of a client's model on its own validation examples; None if it has none.
 
@@ -374,8 +368,8 @@ class Federation:
             client: its number.
             average: weights and buffers that are evaluated unless the client has changes that it has not sent; by
                 default the public state, with the changes added.
-            metrics: metrics by name; by default none if there is a test set, else those of the job, which are NaN
-                where they are not defined.
+            every: whether to compute the metrics of the job also if there is a test set. They are NaN where they are
+                not defined, and left out where one cannot be computed.
         """
         tests = self.job.task.client_tests
         if tests is None or not len(tests.client(client)):
@@ -385,9 +379,13 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        if metrics is None:
-            metrics = where_defined(self.job.all_metrics) if self.test is None else {}
-        return evaluate(self.model, *model, self.train, tests.client(client), metrics)
+        measured = partial(evaluate, self.model, *model, self.train, tests.client(client))
+        try:
+            return measured(where_defined(self.job.all_metrics) if every or self.test is None else {})
+        except ConfigError:
+            if every:
+                return measured()
+            raise
 
 
 def _show(got: Collected, on_message: OnMessage) -> None:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from thinwire.core.parallel import each
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import replaced
 from thinwire.federation.backends import Backends
-from thinwire.federation.evaluation import as_numbers, where_defined, with_client_evaluations
+from thinwire.federation.evaluation import as_numbers, with_client_evaluations
 from thinwire.federation.federation import Clients, Collected, Federation, mean_loss
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.speed import ClientSpeeds, Speed
 from thinwire.federation.transfer import to_host
-from thinwire.metrics.base import Metric, ModelMetric
 from thinwire.protocol.client import (
     Group,
     Update,
@@ -205,7 +204,7 @@ class SimulatedClients(Clients):
         weights = [float(one.examples) for one in found] if self.federation.test is None else None
         return with_client_evaluations(record, found, weights)
 
-    def evaluations(self, state: RunState, metrics: Mapping[str, Metric] | None = None) -> dict[int, Evaluation]:
+    def evaluations(self, state: RunState, every: bool = False) -> dict[int, Evaluation]:
         """The evaluations of all clients that have validation examples; see `Federation.client_evaluation`.
 
         With `evaluate = "average"` it is the averaged model, except for clients whose model is not the public one:
@@ -219,22 +218,16 @@ class SimulatedClients(Clients):
             own = state.clients.get(i)
             if own is not None:
                 own = drop_stale(own, state.server.ledger.synced_since(own.version))
-            one = federation.client_evaluation(public, own, i, average, metrics)
+            one = federation.client_evaluation(public, own, i, average, every)
             if one is not None:
                 found[i] = one
         return found
 
-    def results(self, state: RunState, lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def results(self, state: RunState) -> list[dict[str, Any]]:
         """The numbers of each client after the last round, also the metrics that rounds have of the test set only."""
         task = self.job.task
-        # a metric that calls the model takes long, and needs answers, which only the test set may have
-        chosen = self.job.all_metrics.items()
-        metrics = where_defined({k: one for k, one in chosen if task.test is None or not isinstance(one, ModelMetric)})
         with self.federation.compute():
-            try:
-                found = self.evaluations(state, metrics)
-            except ConfigError:  # a metric that few examples do not suffice for must not lose the run
-                found = self.evaluations(state, {})
+            found = self.evaluations(state, every=True)
         return [
             {
                 "client": task.client_names[i] if task.client_names else str(i),

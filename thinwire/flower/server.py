@@ -280,7 +280,7 @@ def checked(response: Response, metrics: Collection[str]) -> Evaluation:
     if not sound or not values.keys() <= set(metrics):
         what = f"loss {loss}, accuracy {accuracy}, {examples} examples, metrics {sorted(values)}"
         raise WireError(f"its evaluation is not valid: {visible(what, 200)}")
-    return found._replace(metrics={name: x for name, x in values.items() if math.isfinite(x)})
+    return found
 
 
 def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) -> RoundRecord:

@@ -190,9 +190,7 @@ def auroc(outputs: Tensor, targets: Tensor) -> float:
     0.625
     """
     return _mean_over_labels(
-        lambda hits, every: ((every - hits) * (hits.cumsum(0) - hits / 2)).sum() / hits.sum() / (every - hits).sum(),
-        outputs,
-        targets,
+        lambda hits, misses: (misses * (hits.cumsum(0) - hits / 2)).sum() / hits.sum() / misses.sum(), outputs, targets
     )
 
 
@@ -208,7 +206,7 @@ def average_precision(outputs: Tensor, targets: Tensor) -> float:
     0.8333
     """
     return _mean_over_labels(
-        lambda hits, every: (hits * hits.cumsum(0) / every.cumsum(0)).sum() / hits.sum(), outputs, targets
+        lambda hits, misses: (hits * hits.cumsum(0) / (hits + misses).cumsum(0)).sum() / hits.sum(), outputs, targets
     )
 
 
@@ -216,7 +214,7 @@ def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor,
     """The mean of the areas that are defined.
 
     Args:
-        area: the area from the numbers of positives and of examples with each score, the highest score first.
+        area: the area from the numbers of positives and of negatives with each score, the highest score first.
         outputs: of the model.
         targets: class labels, or labels of 0 and 1.
     """
@@ -229,7 +227,7 @@ def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor,
     found = []
     for scores, hit, kept in zip(*(one.reshape(len(one), -1).T for one in (outputs, positive, known)), strict=True):
         place = scores[kept].unique(return_inverse=True)[1]
-        found.append(area(*(torch.bincount(place, one).double().flip(0) for one in (hit[kept].double(), None))))
+        found.append(area(*(torch.bincount(place, one[kept].double()).flip(0) for one in (hit, ~hit))))
     return float(torch.stack(found).nanmean())
 
 

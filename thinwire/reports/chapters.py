@@ -160,7 +160,10 @@ def _targets(part: Table) -> list[Piece]:
             title = f"Bytes to reach {target_text(part.objective, target)}, {part.rows[0].task}"
             pieces.append(Drawing(title, note, partial(figures.bars, bars)))
     if part.costs:
-        rule = f"A target is reached in the first evaluated round at or {side} it, for each seed separately."
+        rule = (
+            f"A target is reached in the first evaluated round from which on the objective stays at or {side} it "
+            "(a share of correct labels: within two standard errors), for each seed separately."
+        )
         pieces += [part.target_cells(), rule]
     return pieces
 
@@ -170,9 +173,9 @@ def _clients(part: Table) -> list[Piece]:
     found = {row.label: clients for row in part.rows if (clients := read_clients(row.runs[0].path))}
     if not found:
         return ["No client was measured by itself, since none has validation examples: --validation-fraction 0.2."]
-    by = "accuracy" if "accuracy" in next(iter(found.values()))[0] else "loss"
     lines, tables = list[figures.Curve](), list[Cells]()
     for label, clients in found.items():
+        by = "accuracy" if "accuracy" in clients[0] else "loss"
         points = [(i, one[by], one[by], one[by]) for i, one in enumerate(clients, 1) if by in one]
         lines.append(figures.Curve(label, points))
         heads = list(dict.fromkeys(name for one in clients for name in one))
@@ -181,8 +184,8 @@ def _clients(part: Table) -> list[Piece]:
         tables.append(Cells(caption, [visible(name.replace("_", " "), 60) for name in heads], rows, len(found) > 1))
     title = f"{capital(by)} of each client, {part.rows[0].task}"
     note = "Each client's model after the last round, on its own validation examples. First run of each method."
-    axes = {"x": "clients, the worst first", "y": by, "integer_x": True}
-    return [curve_drawing(title, lines, by == "accuracy", [note], **axes), *tables]
+    axis = "clients, the worst first"
+    return [curve_drawing(title, lines, by == "accuracy", [note], x=axis, y=by, integer_x=True), *tables]
 
 
 def _layers(part: Table) -> list[Piece]:

@@ -252,6 +252,7 @@ class Loop:
             "note": self.job.task.note,
             "clients_at_a_time": str(state.chunk or engine.chunk or "all"),
             "chance": self.chance._asdict() if self.chance else None,
+            "test_examples": len(self.job.task.test or ()),
         }
 
     def totals(self, error: Diverged | None = None) -> Summary:
@@ -287,9 +288,10 @@ class Loop:
             found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
             self.summary["best"] = found
         if not error:
-            found = self.federation.clients.results(self.state, self.lines)
+            sites = [{"client": site, **numbers} for site, numbers in self.lines[-1]["sites_eval"].items()]
+            rows = self.federation.clients.results(self.state) or sites
             # the lowest accuracy first; of equal ones, or without, the highest loss, which is left out if not finite
-            self.clients = sorted(found, key=lambda row: (row.get("accuracy", 0.0), -row.get("loss", math.inf)))
+            self.clients = sorted(rows, key=lambda row: (row.get("accuracy", 0.0), -row.get("loss", math.inf)))
         if self.clients:
             self.summary["worst_client"] = self.clients[0]
         if self.folder:

@@ -130,11 +130,10 @@ def parse_record(record: Any) -> Record:
 
 def read_clients(path: Path) -> list[Record]:
     """The numbers of each client at the end of a run, the worst first; empty if none was measured."""
-
-    def parse(row: Any) -> Record:
-        return {"client": visible(str(row.pop("client")), 100), **unpack(dict[str, float], row)}
-
-    return read_lines(path / CLIENTS, parse)
+    return read_lines(
+        path / CLIENTS,
+        lambda row: {"client": visible(str(row.pop("client")), 100), **unpack(dict[str, float], row)},
+    )
 
 
 def _is_count(value: Any) -> bool:

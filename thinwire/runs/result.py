@@ -223,14 +223,14 @@ class Run:
             f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
         )
         head = f"Run {self.name or 'run'} on {self.summary.get('task', 'a task')}"
-        lines = [f"{head}: {len(self.history)} of {planned} rounds, {why}"]
+        lines, evaluated = [f"{head}: {len(self.history)} of {planned} rounds, {why}"], ""
         if best := self.best:
             values = [value for one in self.history if (value := objective.value(one._asdict())) is not None]
             at = f"{objective.text(objective.value(best._asdict()))} in round {best.round}"
             by = f" (best {at})" if self.selected_by == objective else f"; {at}, the best by {self.selected_by.label}"
-            lines.append(f"{objective.label} {objective.text(values[-1] if values else None)}{by}; ")
+            evaluated = f"{objective.label} {objective.text(values[-1] if values else None)}{by}; "
         if self.history:
-            lines[1:] = [f"{''.join(lines[1:])}training loss {self.history[-1].loss:.4f}"]
+            lines.append(f"{evaluated}training loss {self.history[-1].loss:.4f}")
         for worst in self.clients[:1]:
             kind = Objective() if "accuracy" in worst else Objective("loss")
             at = f"{kind.name} {kind.text(worst[kind.name])} on {worst['examples']:,} validation examples"
