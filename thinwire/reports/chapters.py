@@ -176,16 +176,21 @@ def _clients(part: Table) -> list[Piece]:
     lines, tables = list[figures.Curve](), list[Cells]()
     for label, clients in found.items():
         by = "accuracy" if "accuracy" in clients[0] else "loss"
-        points = [(i, one[by], one[by], one[by]) for i, one in enumerate(clients, 1) if by in one]
-        lines.append(figures.Curve(label, points))
+        lines.append(figures.Curve(label, [(i, *[one[by]] * 3) for i, one in enumerate(clients, 1) if by in one]))
         heads = list(dict.fromkeys(name for one in clients for name in one))
         rows = [[value_text(one.get(name, "")) for name in heads] for one in clients[:MAX_CLIENTS]]
         caption = f"{label}: the {len(rows)} worst of {len(clients):,} clients"
         tables.append(Cells(caption, [visible(name.replace("_", " "), 60) for name in heads], rows, len(found) > 1))
-    title = f"{capital(by)} of each client, {part.rows[0].task}"
-    note = "Each client's model after the last round, on its own validation examples. First run of each method."
-    axis = "clients, the worst first"
-    return [curve_drawing(title, lines, by == "accuracy", [note], x=axis, y=by, integer_x=True), *tables]
+    chart = curve_drawing(
+        f"{capital(by)} of each client, {part.rows[0].task}",
+        lines,
+        by == "accuracy",
+        ["Each client's model after the last round, on its own validation examples. First run of each method."],
+        x="clients, the worst first",
+        y=by,
+        integer_x=True,
+    )
+    return [chart, *tables]
 
 
 def _layers(part: Table) -> list[Piece]:

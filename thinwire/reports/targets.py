@@ -112,19 +112,19 @@ def choose_targets(rows: Sequence[Row], baseline: Row) -> list[float]:
     Targets are rounded to the worse side, to three digits of that way. Duplicates and targets that no run reached are
     left out.
     """
+    sign = 1 if baseline.objective.higher_is_better else -1
     pairs = [(row, run) for row in rows for run in row.runs]
     sound = [(row, run) for row, run in pairs if run not in row.broken] or pairs
-    known = [own[-1] for row, run in sound if (own := evaluations(run, objective_key(row.objective)))]
+    known = [sign * own[-1] for row, run in sound if (own := evaluations(run, objective_key(row.objective)))]
     first = [own[0] for run in baseline.runs if (own := evaluations(run, objective_key(baseline.objective)))]
     if not known or baseline.final is None:
         return []
-    sign, top = 1 if baseline.objective.higher_is_better else -1, baseline.final.mean
+    top = baseline.final.mean
     way = top if baseline.objective == ACCURACY else top - statistics.fmean(first)
     step = 10.0 ** math.floor(math.log10(abs(way)) - 2) if way else 1e-9
-    best, worst = max(sign * value for value in known), min(sign * value for value in known)
-    wanted = [worst, *(sign * (top - part * way) for part in (0.05, 0.01))]
+    wanted = [min(known), *(sign * (top - part * way) for part in (0.05, 0.01))]
     rounded = sorted({round(math.floor(one / step + 1e-9) * step, 12) for one in wanted})
-    return [sign * one for one in rounded if one <= best and one]
+    return [sign * one for one in rounded if one <= max(known) and one]
 
 
 def headline(rows: Sequence[Row], baseline: Row, costs: Costs) -> str:

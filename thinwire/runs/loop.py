@@ -292,14 +292,15 @@ class Loop:
             rows = self.federation.clients.results(self.state) or sites
             # the lowest accuracy first; of equal ones, or without, the highest loss, which is left out if not finite
             self.clients = sorted(rows, key=lambda row: (row.get("accuracy", 0.0), -row.get("loss", math.inf)))
+        results = dict[str, bytes]()
         if self.clients:
             self.summary["worst_client"] = self.clients[0]
+            results[CLIENTS] = json_lines(*self.clients).encode()
         if self.folder:
-            results = {} if error else {"model.safetensors": tensor_bytes(self.weights())}
+            if not error:
+                results["model.safetensors"] = tensor_bytes(self.weights())
             if self.best and not error:
                 results[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
-            if self.clients:
-                results[CLIENTS] = json_lines(*self.clients).encode()
             self.folder.finish(self.summary, results)
 
 
