@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 from tests.own_sites import SIZES, write_stays
 from thinwire.flower import with_path
 from thinwire.flower.local import Processes, free_ports, listens
+from thinwire.runs.records import read_clients
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +91,7 @@ def test_three_sites_with_their_own_tables_and_module_equal_the_simulation(tmp_p
     assert set(last["sites_eval"]) == {"client 0", "client 1", "client 2"}
     assert [one["examples"] for one in last["sites_eval"].values()] == [round(0.2 * n) for n in SIZES.values()]
     assert last["accuracy"] > 0.4
+    known, seen = (sorted(read_clients(folder), key=lambda one: one["client"]) for folder in (deployed, simulated))
+    trained = [one.pop("training_examples") for one in seen]
+    assert trained == [n - round(0.2 * n) for n in SIZES.values()]
+    assert [one | {"client": ""} for one in known] == [one | {"client": ""} for one in seen]

@@ -16,7 +16,7 @@ from tests.flower.in_memory import FlowerServer, InMemory
 from tests.own_code import forgotten
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
-from thinwire.federation.evaluation import with_client_evaluations
+from thinwire.federation.evaluation import as_numbers, with_client_evaluations
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Cohort
 from thinwire.federation.simulation import make_simulation
@@ -168,7 +168,9 @@ def test_numbers_of_sites_are_checked_and_bounded():
             checked(sent(**bad), ["f1"])
     with pytest.raises(WireError, match="no validation examples"):
         checked(Response(b""), [])
-    assert checked(sent(metrics={"f1": float("nan")}), ["f1"]).metrics == {}
+    undefined = checked(sent(metrics={"f1": float("nan")}), ["f1"])
+    assert "f1" not in as_numbers(undefined)
+    assert in_record(RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1), [undefined], 10.0).metrics == {}
     honest = Evaluation(0.5, 0.5, {"f1": 0.4}, 10)
     record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 3, 0.1)
     found = in_record(record, [honest, honest, Evaluation(1e300, 0.0, {}, 10**8)], 10.0)

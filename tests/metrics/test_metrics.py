@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from sklearn.datasets import load_digits
 
 from thinwire.core.registry import _TABLE, entries, register
 from thinwire.errors import ConfigError, UnknownName
@@ -52,7 +53,20 @@ def sk_recall(outputs, targets):
     return sk.recall_score(targets, outputs.argmax(1), average="macro", labels=targets.unique())
 
 
+def over_defined(score, without_negatives, columns):
+    """The mean of a metric of scikit-learn over the columns for which it is defined."""
+    fit = [(y, s) for y, s in columns if y.any() and (without_negatives or not y.all())]
+    return np.mean([score(y, s) for y, s in fit])
+
+
+def against_the_rest(outputs, targets):
+    chances = outputs.double().softmax(1)
+    return [((targets == i).numpy(), chances[:, i].numpy()) for i in range(CLASSES)]
+
+
 CASES = {
+    "auroc": (classes, lambda o, t: over_defined(sk.roc_auc_score, False, against_the_rest(o, t))),
+    "average-precision": (classes, lambda o, t: over_defined(sk.average_precision_score, True, against_the_rest(o, t))),
     "accuracy": (classes, lambda o, t: sk.accuracy_score(t, o.argmax(1))),
     "f1": (classes, lambda o, t: sk.f1_score(t, o.argmax(1), average="macro")),
     "balanced-accuracy": (classes, sk_recall),
@@ -80,6 +94,40 @@ def test_metrics_equal_those_of_scikit_learn(name, batch):
         outputs, targets = make(seed)
         found = in_batches(metrics_by_name([name]), outputs, targets, batch)
         assert found == {name: pytest.approx(float(expected(outputs, targets)), rel=1e-6)}
+
+
+RANKED = {"auroc": sk.roc_auc_score, "average-precision": sk.average_precision_score}
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_ranking_metrics_equal_those_of_scikit_learn_on_digits_with_ties(name):
+    """Scores of the nearest mean on real images, as they are and rounded, so that many are equal."""
+    metric, expected = metrics_by_name([name])[name], RANKED[name]
+    images, digits = map(torch.tensor, load_digits(return_X_y=True))
+    means = torch.stack([images[:200][digits[:200] == i].mean(0) for i in range(10)])
+    scores = ((images @ means.T - means.square().sum(1) / 2) / 400).float()
+    for outputs in (scores, scores.mul(2).round()):
+        chances, two = outputs.double().softmax(1), outputs[:, [3, 8]]
+        ovr = [expected(digits == i, chances[:, i]) for i in range(10)]
+        assert metric(outputs, digits) == pytest.approx(np.mean(ovr), rel=1e-12)
+        assert metric(two, (digits == 8).long()) == pytest.approx(
+            expected(digits == 8, two.double().softmax(1)[:, 1]), rel=1e-12
+        )
+        several = torch.stack((digits % 2 == 1, digits > 6, digits == 0), 1).float()
+        assert metric(outputs[:, :3], several) == pytest.approx(expected(several, outputs[:, :3]), rel=1e-12)
+        assert metric(outputs[:, 8], several[:, 1]) == metric(outputs[:, 8:9], several[:, 1])
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_labels_that_are_not_defined_are_left_out_and_not_counted_as_0(name):
+    metric = metrics_by_name([name])[name]
+    outputs, targets = labels()
+    rare = targets.clone()
+    rare[:, 0] = 0
+    assert metric(outputs, rare) == pytest.approx(metric(outputs[:, 1:], targets[:, 1:]))
+    assert math.isnan(metric(outputs, torch.zeros_like(targets)))
+    none_negative = metric(outputs[:, 0], torch.ones(N))
+    assert math.isnan(none_negative) if name == "auroc" else none_negative == 1
 
 
 def test_every_built_in_metric_is_compared_with_scikit_learn():
@@ -112,14 +160,14 @@ def test_a_plain_function_is_called_once_on_the_whole_set(batch):
 def test_ignored_labels_do_not_change_metrics_of_classes():
     outputs, targets = classes()
     more = torch.cat((outputs, outputs)), torch.cat((targets, torch.full_like(targets, -100)))
-    for metric in metrics_by_name(["accuracy", "f1", "balanced-accuracy"]).values():
+    for metric in metrics_by_name(["accuracy", "f1", "balanced-accuracy", *RANKED]).values():
         assert metric(*more) == metric(outputs, targets)
 
 
 def test_ignored_labels_do_not_change_metrics_of_many_labels():
     outputs, targets = labels()
     more = torch.cat((outputs, outputs)), torch.cat((targets, torch.full_like(targets, -100))).long()
-    for metric in metrics_by_name(["multilabel-accuracy", "multilabel-f1"]).values():
+    for metric in metrics_by_name(["multilabel-accuracy", "multilabel-f1", *RANKED]).values():
         assert metric(*more) == metric(outputs, targets)
 
 

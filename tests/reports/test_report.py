@@ -234,3 +234,20 @@ def test_damaged_metrics_are_ignored(write_run, tmp_path, damaged):
     (run / "metrics.jsonl").write_text("".join(lines))
     tw.report([run], md=tmp_path / "page.md")
     assert "macro_f1" not in (tmp_path / "page.md").read_text()
+
+
+def test_the_page_has_the_worst_clients_first_and_says_how_many_there_are(write_run, tmp_path):
+    run, without = write_run("fedavg"), write_run("mapo", folder="others")
+    rows = [{"client": f"<site {i}>", "examples": 9, "accuracy": i / 30, "loss": 2.0} for i in range(30)]
+    rows[3]["auroc"] = 0.5
+    (run / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tw.report([run], tmp_path / "page.html", tmp_path / "page.md")
+    html, text = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+    assert "Accuracy of each client, letters" in html
+    assert "fedavg: the 20 worst of 30 clients" in text
+    assert "| client | examples | accuracy | loss | auroc |" in text
+    shown = re.findall(r"site (\d+)", text)
+    assert shown == [str(i) for i in range(20)]
+    assert "<site" not in html
+    tw.report([without], md=tmp_path / "page.md")
+    assert "No client was measured by itself" in (tmp_path / "page.md").read_text()

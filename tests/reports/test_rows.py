@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from thinwire.reports.rows import MeanInterval, baseline_of, group
-from thinwire.reports.targets import choose_targets, cost_to_reach
+from thinwire.reports.targets import choose_targets, cost_to_reach, headline
 from thinwire.runs.records import find_runs, read_run, totals
 
 
@@ -46,6 +48,51 @@ def test_target_is_reached_in_the_first_round_at_or_above_it(write_run):
     assert cost_to_reach(only, 0.95) is None
     some = cost_to_reach(only, only.runs[0].records[-1]["accuracy"])
     assert list(some.by_seed) == [0]
+
+
+def curve(write_run, name, *accuracies, examples=10_000, up=1000, seed=0):
+    """A run directory with these accuracies, measured on so many test examples."""
+    path = write_run(name, rounds=len(accuracies), up=up, seed=seed)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    changed = [json.dumps({**line, "accuracy": one}) for line, one in zip(lines, accuracies, strict=True)]
+    (path / "metrics.jsonl").write_text("\n".join(changed) + "\n")
+    (path / "environment.json").write_text(json.dumps({"test_examples": examples}))
+    return read_run(path)
+
+
+def rounds_to(run, target):
+    cost = cost_to_reach(*group([run]), target)
+    return cost and cost.mean("rounds")
+
+
+def test_a_target_that_is_touched_once_is_not_reached_until_it_is_kept(write_run):
+    assert rounds_to(curve(write_run, "falls", 0.5, 0.91, 0.7, 0.8), 0.9) is None
+    assert rounds_to(curve(write_run, "returns", 0.5, 0.91, 0.7, 0.92, 0.91), 0.9) == 4
+    assert rounds_to(curve(write_run, "wavers", 0.5, 0.91, 0.896, 0.92), 0.9) == 2, (
+        "0.896 is within two standard errors"
+    )
+
+
+@pytest.mark.parametrize(("examples", "reached"), [(10_000, None), (359, 2), ("many", None)])
+def test_a_target_that_is_missed_by_less_than_the_noise_of_the_test_set_is_reached(write_run, examples, reached):
+    """Two standard errors of 0.9 are 0.006 on 10,000 test examples, and 0.032 on 359."""
+    assert rounds_to(curve(write_run, "near", 0.5, 0.88, 0.885, examples=examples), 0.9) == reached
+
+
+def test_the_headline_never_names_the_method_that_ends_worst(write_run):
+    fedavg = curve(write_run, "fedavg", 0.8, 0.95, 0.97, up=4000)
+    thin = curve(write_run, "thin", 0.8, 0.94, 0.968, up=1000)
+    worst = curve(write_run, "worst", 0.85, 0.85, 0.84, up=10)
+
+    def named(*runs):
+        rows = group(runs)
+        baseline = baseline_of(rows)
+        targets = choose_targets(rows, baseline)
+        return headline(rows, baseline, {one: [cost_to_reach(row, one) for row in rows] for one in targets})
+
+    assert ": thin, " in named(fedavg, thin, worst)
+    assert named(fedavg, worst) == "", "it has the fewest bytes, so no other method may be named either"
+    assert ": thin, " in named(fedavg, thin), "0.002 below the best is noise"
 
 
 def test_chosen_targets_are_reached_by_every_run_or_near_the_baseline(write_run):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import thinwire as tw
 from tests.bad_input.test_file_system import files_of_at_most
+from thinwire.data.examples import Arrays
+from thinwire.data.partition import Assignment
 from thinwire.federation.job import RoundRecord
 from thinwire.runs.config import resolve, to_table
 from thinwire.runs.execute import execute
@@ -141,6 +147,81 @@ def test_files_and_full_disks_are_one_line_and_the_run_continues(tmp_path, whole
         simulate(out=tmp_path / "run")
     assert not list(tmp_path.rglob("*.tmp"))
     assert same(simulate(out=tmp_path / "run", resume=True).weights, whole.weights)
+
+
+# -- who does badly ----------------------------------------------------------------------------------------------------
+
+
+def hospitals(**changes) -> tw.Task:
+    """Three named clients, the last with digits that it does not train on; each keeps examples of its own."""
+    held_out = Assignment(np.arange(400, 460), np.array([0, 20, 50, 60]))
+    task = tw.Task(
+        model(),
+        Arrays(X[:460], torch.cat((Y[:450], (Y[450:460] + 5) % 10))),
+        Assignment(np.arange(400), np.array([0, 100, 300, 400])),
+        test=Arrays(*TEST),
+        client_tests=held_out,
+        client_names=("north", "south", "west"),
+    )
+    return replace(task, **changes)
+
+
+def test_each_client_is_measured_at_the_end_and_the_worst_is_first(tmp_path):
+    task = hospitals()
+    run = tw.run(METHOD, task, rounds=3, metrics=["f1", "auroc"], out=tmp_path / "run")
+    assert run.clients[0]["client"] == "west"
+    accuracies = [one["accuracy"] for one in run.clients]
+    assert accuracies == sorted(accuracies)
+    with torch.no_grad():
+        scores = run.model()(X[400:420]).softmax(1)
+    labels = Y[400:420]
+    north = next(one for one in run.clients if one["client"] == "north")
+    assert (north["training_examples"], north["examples"]) == (100, 20)
+    assert north["accuracy"] == pytest.approx((scores.argmax(1) == labels).double().mean().item())
+    assert north["loss"] == pytest.approx(-scores[range(20), labels].log().mean().item(), rel=1e-5)
+    seen = [i for i in range(10) if (labels == i).any()]
+    assert north["auroc"] == pytest.approx(np.mean([roc_auc_score(labels == i, scores[:, i]) for i in seen]), abs=1e-6)
+    assert f"client west: accuracy {100 * accuracies[0]:.2f} % on 10 validation examples, the worst of 3" in repr(run)
+    assert run.summary["worst_client"] == run.clients[0]
+    again = tw.run(METHOD, task, rounds=3, metrics=["f1", "auroc"], out=run.path)
+    assert tw.load_run(run.path).clients == again.clients == run.clients
+    assert "clients.jsonl" in (run.path / SUMS).read_text()
+    (run.path / "clients.jsonl").write_text("")
+    with pytest.raises(tw.CheckpointError, match=r"clients\.jsonl is damaged"):
+        tw.load_run(run.path)
+
+
+def test_measuring_clients_does_not_change_training():
+    with_clients, without = (tw.run(METHOD, one, rounds=2) for one in (hospitals(), hospitals(client_tests=None)))
+    assert same(with_clients.weights, without.weights)
+    assert (len(with_clients.clients), without.clients) == (3, [])
+    assert "the worst of" not in repr(without)
+
+
+def test_clients_of_a_personal_method_are_measured_with_their_own_model():
+    run = tw.run("local", hospitals(), rounds=3, set={"method.client_opt.lr": 0.5})
+    accuracies = [one["accuracy"] for one in run.clients]
+    assert np.mean(accuracies) == pytest.approx(run.history[-1].client_accuracy)
+    with torch.no_grad():
+        shared = (run.model()(X[400:420]).argmax(1) == Y[400:420]).double().mean().item()
+    assert next(one["accuracy"] for one in run.clients if one["client"] == "north") > shared
+
+
+def test_a_metric_that_fails_for_a_client_is_left_out_there_and_the_run_is_kept():
+    def narrow(outputs, targets):
+        return {20: 0.5, 30: math.nan, len(TEST[1]): 0.7}[len(targets)]  # a KeyError for the ten examples of west
+
+    run = tw.run(METHOD, hospitals(metrics={"narrow": narrow}), rounds=1)
+    assert {one["client"]: one.get("narrow") for one in run.clients} == {"north": 0.5, "south": None, "west": None}
+
+
+def test_clients_of_a_regression_are_ranked_by_their_loss():
+    pairs = [(x, y.float()[:, None] / 9) for x, y in CLIENTS]
+    run = simulate(model=model(outputs=1), clients=pairs, test=pairs[0], loss="mse", rounds=2, validation_fraction=0.2)
+    losses = [one["loss"] for one in run.clients]
+    assert losses == sorted(losses, reverse=True)
+    assert "accuracy" not in run.clients[0]
+    assert f": loss {losses[0]:.4g} on 20 validation examples, the worst of 4 clients" in repr(run)
 
 
 # -- early stopping and the best model --------------------------------------------------------------------------------

@@ -64,9 +64,8 @@ def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> Roun
     """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
     if not values:
         return record
-    found = summarize(values)
-    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
-    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
+    found = summarize(values)._asdict()
+    summary = {"count": found.pop("clients"), **found}
     return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)
 
 
@@ -99,6 +98,12 @@ def with_client_evaluations(
         test_loss=_mean([one.loss for one in found], weights),
         metrics={name: value for name, value in metrics.items() if value is not None},
     )
+
+
+def as_numbers(found: Evaluation) -> dict[str, float]:
+    """An evaluation as the values of `RoundRecord.sites_eval`, without those that are not defined."""
+    numbers = {"examples": found.examples, "accuracy": found.accuracy, "loss": found.loss, **found.metrics}
+    return {name: one for name, one in numbers.items() if one is not None and math.isfinite(one)}
 
 
 def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

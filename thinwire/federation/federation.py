@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +143,10 @@ class Clients:
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record of a round with evaluations of clients on their own examples."""
         return record
+
+    def results(self, state: RunState) -> list[dict[str, Any]]:
+        """The numbers of each client after the last round; none if clients are in other processes."""
+        return []
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
         """Leave clients out of cohorts; only those of a deployment are.
@@ -349,11 +354,14 @@ class Federation:
         return begin_evaluation(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
 
     def client_evaluation(
-        self, public: PublicState, state: ClientState | None, client: int, average: tuple[Tree, Tree] | None = None
+        self,
+        public: PublicState,
+        state: ClientState | None,
+        client: int,
+        average: tuple[Tree, Tree] | None = None,
+        every: bool = False,
     ) -> Evaluation | None:
-        """Loss and accuracy of a client's model on its own validation examples; None if it has none.
-
-        Without a test set, also the metrics of the job, which are NaN where they are not defined.
+        """Loss, accuracy and metrics of a client's model on its own validation examples; None if it has none.
 
         Args:
             public: the public state that the client has.
@@ -361,6 +369,8 @@ class Federation:
             client: its number.
             average: weights and buffers that are evaluated unless the client has changes that it has not sent; by
                 default the public state, with the changes added.
+            every: whether to compute the metrics of the job also if there is a test set. They are NaN where they are
+                not defined, and left out where one cannot be computed.
         """
         tests = self.job.task.client_tests
         if tests is None or not len(tests.client(client)):
@@ -370,8 +380,13 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        metrics = where_defined(self.job.all_metrics) if self.test is None else {}
-        return evaluate(self.model, *model, self.train, tests.client(client), metrics)
+        measured = partial(evaluate, self.model, *model, self.train, tests.client(client))
+        try:
+            return measured(where_defined(self.job.all_metrics) if every or self.test is None else {})
+        except ConfigError:
+            if every:
+                return measured()
+            raise
 
 
 def _show(got: Collected, on_message: OnMessage) -> None:

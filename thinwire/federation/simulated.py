@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.parallel import each
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import replaced
 from thinwire.federation.backends import Backends
-from thinwire.federation.evaluation import with_client_evaluations
+from thinwire.federation.evaluation import as_numbers, with_client_evaluations
 from thinwire.federation.federation import Clients, Collected, Federation, mean_loss
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.speed import ClientSpeeds, Speed
@@ -199,7 +199,13 @@ class SimulatedClients(Clients):
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
-        """The record with each client's model on its own validation examples, of all clients that have some.
+        """The record with each client's model on its own validation examples, of all clients that have some."""
+        found = list(self.evaluations(state).values())
+        weights = [float(one.examples) for one in found] if self.federation.test is None else None
+        return with_client_evaluations(record, found, weights)
+
+    def evaluations(self, state: RunState, every: bool = False) -> dict[int, Evaluation]:
+        """The evaluations of all clients that have validation examples; see `Federation.client_evaluation`.
 
         With `evaluate = "average"` it is the averaged model, except for clients whose model is not the public one:
         where the method has private blocks, and where the client has changes that it has not sent.
@@ -207,13 +213,26 @@ class SimulatedClients(Clients):
         federation, public, tests = self.federation, state.server.public, self.job.task.client_tests
         private = self.contract.at(public.version).private
         average = federation.final(state) if federation.averages and not private else None
-        found: list[Evaluation] = []
+        found: dict[int, Evaluation] = {}
         for i in range(len(tests)) if tests is not None else ():
             own = state.clients.get(i)
             if own is not None:
                 own = drop_stale(own, state.server.ledger.synced_since(own.version))
-            one = federation.client_evaluation(public, own, i, average)
+            one = federation.client_evaluation(public, own, i, average, every)
             if one is not None:
-                found.append(one)
-        weights = [float(one.examples) for one in found] if federation.test is None else None
-        return with_client_evaluations(record, found, weights)
+                found[i] = one
+        return found
+
+    def results(self, state: RunState) -> list[dict[str, Any]]:
+        """The numbers of each client after the last round, also the metrics that rounds have of the test set only."""
+        task = self.job.task
+        with self.federation.compute():
+            found = self.evaluations(state, every=True)
+        return [
+            {
+                "client": task.client_names[i] if task.client_names else str(i),
+                "training_examples": len(task.clients.client(i)),
+                **as_numbers(one),
+            }
+            for i, one in found.items()
+        ]

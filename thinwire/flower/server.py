@@ -52,7 +52,7 @@ from typing import Any
 from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.federation.evaluation import with_client_evaluations
+from thinwire.federation.evaluation import as_numbers, with_client_evaluations
 from thinwire.federation.federation import Collected
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.flower.collect import Collector, FlowerCollected, check_error, requests_to
@@ -137,7 +137,7 @@ class FlowerClients(Collector):
                 deadline.at_most(self.policy.grace)
         if not found:
             self.log(f"{start}no client evaluated the model")
-        named = {self.names([client]): _as_numbers(found[client]) for client in sorted(found)}
+        named = {self.names([client]): as_numbers(found[client]) for client in sorted(found)}
         record = record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + got.bytes_catchup)
         return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
 
@@ -280,7 +280,7 @@ def checked(response: Response, metrics: Collection[str]) -> Evaluation:
     if not sound or not values.keys() <= set(metrics):
         what = f"loss {loss}, accuracy {accuracy}, {examples} examples, metrics {sorted(values)}"
         raise WireError(f"its evaluation is not valid: {visible(what, 200)}")
-    return found._replace(metrics={name: x for name, x in values.items() if math.isfinite(x)})
+    return found
 
 
 def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) -> RoundRecord:
@@ -296,9 +296,3 @@ def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) ->
     losses, weights, _ = bounded(found, limit, Recent())
     fair = [one._replace(loss=loss) for one, loss in zip(found, losses, strict=True)]
     return with_client_evaluations(record, fair, weights)
-
-
-def _as_numbers(found: Evaluation) -> dict[str, float]:
-    """An evaluation as the values of `RoundRecord.sites_eval`."""
-    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
-    return {"examples": found.examples, "loss": found.loss, **accuracy, **found.metrics}

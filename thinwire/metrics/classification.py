@@ -15,7 +15,10 @@ Metrics of regression: outputs and targets of one shape, (n,) or (n, values).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.core.registry import register
@@ -195,6 +198,60 @@ def _binary(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Whether each label is predicted, whether it is 1, whether it counts."""
     values = targets.to(torch.float32)
     return in_shape(outputs, targets) > 0, values > 0.5, values != IGNORED
+
+
+@register("metric", "auroc")
+def auroc(outputs: Tensor, targets: Tensor) -> float:
+    """Area under the ROC curve, the unweighted mean over labels, or over classes against the rest.
+
+        pairs of a positive and a negative in which the positive has the higher score / pairs;   ties count half
+
+    Scores are the outputs where targets are 0 or 1, else the probabilities of classes; of two classes only the second
+    counts. Labels without positives or without negatives are left out of the mean; it is NaN if none is left.
+
+    >>> auroc(torch.tensor([[0.0, 0.0], [0.0, 2.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([0, 0, 1, 1]))
+    0.625
+    """
+    return _mean_over_labels(
+        lambda hits, misses: (misses * (hits.cumsum(0) - hits / 2)).sum() / hits.sum() / misses.sum(), outputs, targets
+    )
+
+
+@register("metric", "average-precision")
+def average_precision(outputs: Tensor, targets: Tensor) -> float:
+    """Average precision, the unweighted mean over labels, or over classes against the rest.
+
+        sum over scores of the share of positives with this score * precision at it: positives / all, as high or higher
+
+    Scores are those of `auroc`. Labels without positives are left out of the mean; it is NaN if none is left.
+
+    >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0])), 4)
+    0.8333
+    """
+    return _mean_over_labels(
+        lambda hits, misses: (hits * hits.cumsum(0) / (hits + misses).cumsum(0)).sum() / hits.sum(), outputs, targets
+    )
+
+
+def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> float:
+    """The mean of the areas that are defined.
+
+    Args:
+        area: the area from the numbers of positives and of negatives with each score, the highest score first.
+        outputs: of the model.
+        targets: class labels, or labels of 0 and 1.
+    """
+    if outputs.numel() != targets.numel():  # class labels
+        labels = predicted_classes(outputs, targets)[1]
+        outputs = outputs[labels_for(outputs, targets) != IGNORED].double().softmax(-1)
+        first = int(outputs.shape[1] == 2)
+        outputs, targets = outputs[:, first:], F.one_hot(labels, outputs.shape[1])[:, first:]
+    _, positive, known = _binary(outputs, targets)
+    found = []
+    for scores, hit, kept in zip(*(one.reshape(len(one), -1).T for one in (outputs, positive, known)), strict=True):
+        place = scores[kept].unique(return_inverse=True)[1]
+        found.append(area(*(torch.bincount(place, one[kept].double()).flip(0) for one in (hit, ~hit))))
+    return float(torch.stack(found).nanmean())
 
 
 @register("metric", "mse")

@@ -22,10 +22,10 @@ from thinwire.reports.rows import (
 )
 from thinwire.reports.table import BAND, Table, capital, curve_drawing
 from thinwire.reports.targets import headline, target_text
-from thinwire.runs.records import ROLLED_BACK
+from thinwire.runs.records import ROLLED_BACK, read_clients
 from thinwire.runs.toml import flat
 
-MAX_LAYERS = 16
+MAX_LAYERS, MAX_CLIENTS = 16, 20
 
 
 def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
@@ -34,6 +34,7 @@ def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
     found = {
         f"{name} and bytes": _overview(part),
         "Bytes to a target": _targets(part),
+        "Clients": _clients(part),
         "Layers": _layers(part),
         "Settings": _settings(part),
     }
@@ -159,9 +160,37 @@ def _targets(part: Table) -> list[Piece]:
             title = f"Bytes to reach {target_text(part.objective, target)}, {part.rows[0].task}"
             pieces.append(Drawing(title, note, partial(figures.bars, bars)))
     if part.costs:
-        rule = f"A target is reached in the first evaluated round at or {side} it, for each seed separately."
+        rule = (
+            f"A target is reached in the first evaluated round from which on the objective stays at or {side} it "
+            "(a share of correct labels: within two standard errors), for each seed separately."
+        )
         pieces += [part.target_cells(), rule]
     return pieces
+
+
+def _clients(part: Table) -> list[Piece]:
+    """The accuracy, or the loss, of each client at the end of the first run of each method, the worst first."""
+    found = {row.label: clients for row in part.rows if (clients := read_clients(row.runs[0].path))}
+    if not found:
+        return ["No client was measured by itself, since none has validation examples: --validation-fraction 0.2."]
+    lines, tables = list[figures.Curve](), list[Cells]()
+    for label, clients in found.items():
+        by = "accuracy" if "accuracy" in clients[0] else "loss"
+        lines.append(figures.Curve(label, [(i, *[one[by]] * 3) for i, one in enumerate(clients, 1) if by in one]))
+        heads = list(dict.fromkeys(name for one in clients for name in one))
+        rows = [[value_text(one.get(name, "")) for name in heads] for one in clients[:MAX_CLIENTS]]
+        caption = f"{label}: the {len(rows)} worst of {len(clients):,} clients"
+        tables.append(Cells(caption, [visible(name.replace("_", " "), 60) for name in heads], rows, len(found) > 1))
+    chart = curve_drawing(
+        f"{capital(by)} of each client, {part.rows[0].task}",
+        lines,
+        by == "accuracy",
+        ["Each client's model after the last round, on its own validation examples. First run of each method."],
+        x="clients, the worst first",
+        y=by,
+        integer_x=True,
+    )
+    return [chart, *tables]
 
 
 def _layers(part: Table) -> list[Piece]:

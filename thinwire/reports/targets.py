@@ -1,8 +1,10 @@
 """The cost of reaching a target, and how many times fewer bytes a method needs than the baseline.
 
-A target is reached in the first evaluated round whose objective is as good or better, for each seed separately. The
-baseline is the FedAvg setting with the best mean of the objective, not the first one.
+A target is reached in the first evaluated round from which on the objective stays as good or better, for each seed
+separately; an accuracy may be lower by its noise. The baseline is the FedAvg setting with the best mean of the
+objective, not the first one.
 
+    noise           2 sqrt(a (1 - a) / n)      two standard errors of an accuracy a on n test examples
     factor          mean bytes of the baseline / mean bytes of the method
     error           d = log(bytes of the baseline / bytes of the method) for each shared seed;   std(d) / sqrt(n)
     95 % interval   factor * exp(-t * error) to factor * exp(t * error)
@@ -59,15 +61,22 @@ def cost_to_reach(row: Row, target: float) -> TargetCost | None:
         row: the runs.
         target: a value of the objective; an accuracy from 0 to 1.
     """
-    found = {}
+    found, bar = {}, target - noise(row, target)
     for seed, run in zip(row.seeds, row.runs, strict=True):
+        first = 0
         for i, record in enumerate(run.records, 1):
             value = metric_value(record, objective_key(row.objective))
-            if value is not None and not row.objective.better(target, value):
-                until = run.records[:i]
-                found[seed] = {**totals(until), "rounds": i, "seconds": seconds(until, SLOW)}
-                break
+            if value is not None:
+                first = 0 if row.objective.better(bar, value) else first or i
+        if until := run.records[:first]:
+            found[seed] = {**totals(until), "rounds": first, "seconds": seconds(until, SLOW)}
     return TargetCost(found) if found else None
+
+
+def noise(row: Row, value: float) -> float:
+    """Two standard errors of an accuracy on the test examples of a row; 0 for other objectives."""
+    examples = metric_value(row.runs[0].environment, "test_examples")
+    return 2 * math.sqrt(abs(value * (1 - value) / examples)) if examples and row.objective == ACCURACY else 0.0
 
 
 def saving(theirs: Mapping[int, float], ours: Mapping[int, float]) -> tuple[float, str]:
@@ -97,29 +106,35 @@ def target_text(objective: Objective, target: float) -> str:
 
 
 def choose_targets(rows: Sequence[Row], baseline: Row) -> list[float]:
-    """Targets that separate rows: what every run reached that did not fail, and two values near the baseline's best.
+    """Targets that separate rows: what every run kept that did not fail, and two values near the baseline's last.
 
     These are 95 % and 99 % of the way to it, from 0 for accuracy and from the baseline's first value for others.
     Targets are rounded to the worse side, to three digits of that way. Duplicates and targets that no run reached are
     left out.
     """
+    sign = 1 if baseline.objective.higher_is_better else -1
     pairs = [(row, run) for row in rows for run in row.runs]
     sound = [(row, run) for row, run in pairs if run not in row.broken] or pairs
-    known = [value for row, run in sound if (value := row.best_of(run)) is not None]
+    known = [sign * own[-1] for row, run in sound if (own := evaluations(run, objective_key(row.objective)))]
     first = [own[0] for run in baseline.runs if (own := evaluations(run, objective_key(baseline.objective)))]
-    if not known or baseline.best is None:
+    if not known or baseline.final is None:
         return []
-    sign, top = 1 if baseline.objective.higher_is_better else -1, baseline.best.mean
+    top = baseline.final.mean
     way = top if baseline.objective == ACCURACY else top - statistics.fmean(first)
     step = 10.0 ** math.floor(math.log10(abs(way)) - 2) if way else 1e-9
-    best, worst = max(sign * value for value in known), min(sign * value for value in known)
-    wanted = [worst, *(sign * (top - part * way) for part in (0.05, 0.01))]
+    wanted = [min(known), *(sign * (top - part * way) for part in (0.05, 0.01))]
     rounded = sorted({round(math.floor(one / step + 1e-9) * step, 12) for one in wanted})
-    return [sign * one for one in rounded if one <= best and one]
+    return [sign * one for one in rounded if one <= max(known) and one]
 
 
 def headline(rows: Sequence[Row], baseline: Row, costs: Costs) -> str:
-    """Who reaches the best target that the baseline and another reach with the fewest bytes; empty without one."""
+    """Who reaches the best target that the baseline and another reach with the fewest bytes; empty without one.
+
+    Never the method that ends worst, by more than the noise below the best.
+    """
+    ends = [(row.final.mean, row.label) for row in rows if row.final and not row.broken]
+    ends.sort(reverse=not baseline.objective.higher_is_better)
+    worst = {name for end, name in ends if end == ends[0][0] and abs(ends[-1][0] - end) > noise(baseline, end)}
     for target in sorted(costs, reverse=baseline.objective.higher_is_better):
         able = {  # a collapsed run lost what it had reached
             row.label: cost.sent
@@ -129,6 +144,8 @@ def headline(rows: Sequence[Row], baseline: Row, costs: Costs) -> str:
         if baseline.label in able and len(able) > 1:
             means = {label: statistics.fmean(sent.values()) for label, sent in able.items()}
             best, goal = min(means, key=means.__getitem__), target_text(baseline.objective, target)
+            if best in worst:
+                continue
             start = f"Fewest bytes to reach {goal}: {best}, {human_bytes(means[best])} in total"
             if best == baseline.label:
                 return f"{start}."

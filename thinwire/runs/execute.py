@@ -29,7 +29,7 @@ from thinwire.runs.config import digest, to_table
 from thinwire.runs.files import locked
 from thinwire.runs.loop import Loop
 from thinwire.runs.probe import with_rate
-from thinwire.runs.records import ROLLED_BACK, byte_totals, rounds_in
+from thinwire.runs.records import ROLLED_BACK, byte_totals, read_clients, rounds_in
 from thinwire.runs.retry import check_retry
 from thinwire.runs.run_directory import RunFolder, Summary, other_task
 from thinwire.runs.task_files import folder_name
@@ -162,7 +162,7 @@ class RunPlan(NamedTuple):
                 f"tw.load_run({str(folder.path)!r}) reads its results"
             )
         loop = Loop(self.settings, self.prepare(), folder, resume=True)
-        loop.summary = summary
+        loop.summary, loop.clients = summary, read_clients(folder.path)
         return loop
 
 

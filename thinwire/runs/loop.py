@@ -8,6 +8,7 @@ checkpoint is written if one is due. Where training fails, the run goes back to 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
 from thinwire.runs.files import append_json, json_lines, write_json
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import BEST, totals
+from thinwire.runs.records import BEST, CLIENTS, totals
 from thinwire.runs.retry import (
     MAX_RETRIES,
     MAX_ROLLBACKS,
@@ -60,6 +61,7 @@ class Loop:
         self.objective = selected_by(self.job.ranked_by, self.job.task.client_tests is not None)
         self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
         self.summary: Summary = {}
+        self.clients: list[dict[str, Any]] = []  # the numbers of each client at the end, the worst first
         self.trained_by = ("", "")  # the training backend in `environment.json`, and the reason
         found = folder.load(settings.engine.device) if folder and resume else None
         if found:
@@ -250,6 +252,7 @@ class Loop:
             "note": self.job.task.note,
             "clients_at_a_time": str(state.chunk or engine.chunk or "all"),
             "chance": self.chance._asdict() if self.chance else None,
+            "test_examples": len(self.job.task.test or ()),
         }
 
     def totals(self, error: Diverged | None = None) -> Summary:
@@ -285,11 +288,21 @@ class Loop:
         if self.settings.checkpoint.best and self.lead.round:
             found = {"round": self.lead.round, "value": self.lead.value, "chosen_by": self.objective.label}
             self.summary["best"] = found
+        if not error:
+            sites = [{"client": site, **numbers} for site, numbers in self.lines[-1]["sites_eval"].items()]
+            rows = self.federation.clients.results(self.state) or sites
+            # the lowest accuracy first; of equal ones, or without, the highest loss, which is left out if not finite
+            self.clients = sorted(rows, key=lambda row: (row.get("accuracy", 0.0), -row.get("loss", math.inf)))
+        results = dict[str, bytes]()
+        if self.clients:
+            self.summary["worst_client"] = self.clients[0]
+            results[CLIENTS] = json_lines(*self.clients).encode()
         if self.folder:
-            models = {} if error else {"model.safetensors": tensor_bytes(self.weights())}
+            if not error:
+                results["model.safetensors"] = tensor_bytes(self.weights())
             if self.best and not error:
-                models[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
-            self.folder.finish(self.summary, models)
+                results[BEST] = tensor_bytes(self.best, round=str(self.lead.round))
+            self.folder.finish(self.summary, results)
 
 
 def check_blocks(federation: Federation, state: RunState) -> None:

@@ -29,6 +29,7 @@ COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
 ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
 SEARCH = "search.json"  # how a setting of the run was found, and what the search cost; no result depends on it
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
+CLIENTS = "clients.jsonl"  # covered too, in runs that measure clients: one line each, the worst first
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
 
@@ -125,6 +126,14 @@ def parse_record(record: Any) -> Record:
     if not sound or not all(map(math.isfinite, numbers[1:])):
         raise ValueError("not the record of a round")
     return dict(record)
+
+
+def read_clients(path: Path) -> list[Record]:
+    """The numbers of each client at the end of a run, the worst first; empty if none was measured."""
+    return read_lines(
+        path / CLIENTS,
+        lambda row: {"client": visible(str(row.pop("client")), 100), **unpack(dict[str, float], row)},
+    )
 
 
 def _is_count(value: Any) -> bool:
@@ -259,7 +268,7 @@ def verify(path: Path) -> None:
     """Raise a CheckpointError if a file of a finished run does not match its checksum."""
     sums = (path / SUMS).read_bytes() if (path / SUMS).is_file() else b""
     listed = sums.decode("utf-8", "replace").splitlines()
-    for name in (*COVERED, BEST):
+    for name in (*COVERED, BEST, CLIENTS):
         file, wanted = path / name, [line for line in listed if line.endswith(f"  {name}")]
         found = []
         if file.is_file():

@@ -1,6 +1,6 @@
 """The result of `tw.simulate`, `tw.run` and `tw.load_run`: records, bytes, weights, and the trained model.
 
-For readers a run is four lines, and a pandas frame.
+For readers a run is a few lines, and a pandas frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire.metrics.objective import Objective
 from thinwire.runs.best import Lead, recorded_objective, selected_by
 from thinwire.runs.loop import Loop
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
-from thinwire.runs.records import BEST, columns, read_run, verify
+from thinwire.runs.records import BEST, columns, read_clients, read_run, verify
 from thinwire.runs.retry import Retry, read_retries
 from thinwire.runs.run_directory import environment, records_of
 from thinwire.runs.toml import Table
@@ -45,6 +45,8 @@ class Run:
         coords: the coordinates of the last version, the values that were trained, by name: for LoRA the factors A and
             B. Empty in a loaded run.
         retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
+        clients: the numbers of each client at the end, the worst first: its name, training examples, validation
+            examples, accuracy, loss and metrics. Empty if clients have no validation examples.
     """
 
     history: list[RoundRecord]
@@ -54,6 +56,7 @@ class Run:
     path: Path | None = None
     coords: Tree = field(default_factory=dict)
     retries: list[Retry] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
     _table: Table = field(default_factory=dict)
     _environment: dict[str, Any] = field(default_factory=dict)
     _best: Tree | None = None
@@ -207,7 +210,7 @@ class Run:
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
     def __repr__(self) -> str:
-        """At most four lines.
+        """At most five lines.
 
         >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
         >>> Run([record], {}, {}, {"method": "mapo", "task": "digits", "ended_by": "patience"}, _table={"rounds": 20})
@@ -222,14 +225,18 @@ class Run:
         if self.summary.get("still_improving"):
             why += "; still improving: train more rounds, or tune"
         head = f"Run {self.name or 'run'} on {self.summary.get('task', 'a task')}"
-        lines = [f"{head}: {len(self.history)} of {planned} rounds, {why}"]
+        lines, evaluated = [f"{head}: {len(self.history)} of {planned} rounds, {why}"], ""
         if best := self.best:
             values = [value for one in self.history if (value := objective.value(one._asdict())) is not None]
             at = f"{objective.text(objective.value(best._asdict()))} in round {best.round}"
             by = f" (best {at})" if self.selected_by == objective else f"; {at}, the best by {self.selected_by.label}"
-            lines.append(f"{objective.label} {objective.text(values[-1] if values else None)}{by}; ")
+            evaluated = f"{objective.label} {objective.text(values[-1] if values else None)}{by}; "
         if self.history:
-            lines[1:] = [f"{''.join(lines[1:])}training loss {self.history[-1].loss:.4f}"]
+            lines.append(f"{evaluated}training loss {self.history[-1].loss:.4f}")
+        for worst in self.clients[:1]:
+            kind = Objective() if "accuracy" in worst else Objective("loss")
+            at = f"{kind.name} {kind.text(worst[kind.name])} on {worst['examples']:,} validation examples"
+            lines.append(f"client {worst['client']}: {at}, the worst of {len(self.clients):,} clients")
         sizes = {"up": self.bytes_up, "down": self.bytes_down, "catch-up": self.bytes_catchup}
         sizes |= {"abandoned": self.bytes_abandoned} if self.bytes_abandoned else {}
         parts = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes.items())
@@ -265,6 +272,7 @@ def load_run(path: Path | str) -> Run:
         run.summary,
         path=path,
         retries=read_retries(path),
+        clients=read_clients(path),
         _table=run.table,
         _environment=run.environment,
         _best=best,
@@ -284,6 +292,7 @@ def result_of(loop: Loop, table: Table) -> Run:
         loop.folder.path if loop.folder else None,
         to_device(public.coords, "cpu"),
         loop.retries,
+        loop.clients,
         table,
         {**environment(), **loop.facts()},
         dict(loop.best) or None,

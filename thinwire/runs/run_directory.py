@@ -8,6 +8,7 @@ sites.jsonl        of a deployment: one line per client and round (`deployment_r
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 best.safetensors   the weights of the best round, if they are kept
+clients.jsonl      the numbers of each client at the end, the worst first, where clients have validation examples
 SHA256SUMS         of these, when there are totals: `sha256sum --check SHA256SUMS`
 process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
@@ -49,6 +50,7 @@ from thinwire.runs.files import (
 )
 from thinwire.runs.records import (
     BEST,
+    CLIENTS,
     SUMS,
     read_config,
     read_records,
@@ -64,7 +66,7 @@ Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
 METRICS = "metrics.jsonl"
 RETRIES = "retries.json"
-RESULTS = ("summary.json", SUMS, "model.safetensors", BEST)  # of a finished run
+RESULTS = ("summary.json", SUMS, "model.safetensors", BEST, CLIENTS)  # of a finished run
 
 
 class RunFolder:
@@ -167,17 +169,17 @@ class RunFolder:
         """A checkpoint, by default the newest; None if there is none."""
         return load_checkpoint(self.checkpoints, self.config, device, number)
 
-    def finish(self, summary: Summary, models: Mapping[str, bytes]) -> None:
-        """Write the models, the checksums and, last, the totals: a run with totals is finished.
+    def finish(self, summary: Summary, results: Mapping[str, bytes]) -> None:
+        """Write models and clients, the checksums and, last, the totals: a run with totals is finished.
 
         Args:
             summary: the totals.
-            models: contents by name of the file; none of a run that diverged.
+            results: contents by name of the file; none of a run that diverged.
         """
-        for name, data in models.items():
+        for name, data in results.items():
             write_atomically(self.path / name, data)
         file, totals = self.path / METRICS, (json.dumps(summary, indent=1) + "\n").encode()
-        covered = {METRICS: file.read_bytes() if file.is_file() else b"", **models, "summary.json": totals}
+        covered = {METRICS: file.read_bytes() if file.is_file() else b"", **results, "summary.json": totals}
         write_atomically(self.path / SUMS, sums_of(covered))
         write_atomically(self.path / "summary.json", totals)
         (self.path / PROCESS).unlink(missing_ok=True)
