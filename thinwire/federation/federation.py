@@ -327,11 +327,15 @@ class Federation:
         weights, buffers = ({one.name: state.average[one.name].to(one.dtype) for one in spec.blocks} for spec in specs)
         return weights, buffers
 
-    def weights(self, public: PublicState) -> Tree:
-        """The weights of a version, as the server or, with `evaluate = "client"`, a client has them."""
+    def evaluated(self, public: PublicState) -> PublicState:
+        """A version as the server or, with `evaluate = "client"`, a client has it."""
         contract = self.contract.at(public.version)
-        if contract.method.evaluate == "client":
-            public = as_received(contract, public, contract.method.down)
+        client = contract.method.evaluate == "client"
+        return as_received(contract, public, contract.method.down) if client else public
+
+    def weights(self, public: PublicState) -> Tree:
+        """The weights of a version, as it is evaluated."""
+        contract, public = self.contract.at(public.version), self.evaluated(public)
         basis = contract.basis(public.version, self.device)
         return contract.method.space.evaluation_weights(public.base, basis, public.coords)
 

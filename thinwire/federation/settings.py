@@ -121,7 +121,8 @@ class Checkpointing:
     """When the state is saved, and what happens when training fails.
 
     Args:
-        every: rounds between two checkpoints.
+        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too, unless
+            failures are retried.
         on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
             five times (`runs/retry.py`).
         best: whether the model of the best round is kept, in `best.safetensors`.
