@@ -26,6 +26,18 @@ class IndexErrorOnDecode(Raw):
 
 
 @dataclass(frozen=True)
+class NotANumber(Raw):
+    def decode(self, data, spec, peer):
+        return {name: block / block for name, block in super().decode(data, spec, peer).items()}
+
+
+@dataclass(frozen=True)
+class NoScalars(Raw):
+    def encode(self, tree, state, peer):
+        return super().encode({name: block.flatten(1) for name, block in tree.items()}, state, peer)
+
+
+@dataclass(frozen=True)
 class EmptyOnDamage(Raw):
     def decode(self, data, spec, peer):
         return Raw().decode(data, spec, peer) if len(data) == spec.nbytes else {}
@@ -100,3 +112,16 @@ def test_a_codec_must_accept_a_tree_without_blocks():
 def test_a_lossy_codec_is_not_lossless():
     with pytest.raises(AssertionError, match="bit for bit"):
         check_codec(Half(), lossless=True)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (NotANumber(), r"^NotANumber\(\) on the tree {w torch.float32 .* not finite, where the input is finite$"),
+        (NoScalars(), r"^NoScalars\(\) on the tree {fc.weight/a torch.*: IndexError: Dimension out of range"),
+    ],
+)
+def test_the_error_names_codec_input_and_fault(codec, message):
+    with pytest.raises(AssertionError, match=message) as caught:
+        check_codec(codec)
+    assert "\n" not in str(caught.value)

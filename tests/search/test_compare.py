@@ -108,6 +108,14 @@ def _sgd(rate):
     return tw.Method(client_opt=tw.optimizers.SGD(rate))
 
 
+def test_settings_are_ranked_by_the_objective_on_validation_examples(tmp_path):
+    options = {"metrics": ["f1"], "objective": "f1", "validation_fraction": 0.2, "rounds": 1, "cohort": 2}
+    table = tw.sweep("fedavg", {"lr": [0.1, 0.3]}, "digits", seeds=1, out=tmp_path, **options)
+    (best,) = table.rows[0].runs
+    assert table.how == "f1 on validation examples"
+    assert table.rows[0].validation.mean == best.records[-1]["clients_eval"]["f1"]
+
+
 def test_impossible_values_are_refused_before_the_first_run(tmp_path):
     for over, message in (
         ({"cohort": [2, 50]}, "cohort must be from 1 to the number of clients, 10, not 50"),

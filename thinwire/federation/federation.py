@@ -356,7 +356,7 @@ class Federation:
     ) -> Evaluation | None:
         """Loss and accuracy of a client's model on its own validation examples; None if it has none.
 
-        Without a test set, also the metrics of the job, which are NaN where they are not defined.
+        Also the metric that is the objective and, without a test set, all metrics of the job, NaN where not defined.
 
         Args:
             public: the public state that the client has.
@@ -373,8 +373,9 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        metrics = where_defined(self.job.all_metrics) if self.test is None else {}
-        return evaluate(self.model, *model, self.train, tests.client(client), metrics)
+        known, ranked_by = self.job.all_metrics, self.job.ranked_by.name
+        metrics = {name: one for name, one in known.items() if self.test is None or name == ranked_by}
+        return evaluate(self.model, *model, self.train, tests.client(client), where_defined(metrics))
 
 
 def _show(got: Collected, on_message: OnMessage) -> None:

@@ -103,7 +103,7 @@ class Evaluation:
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
         patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
-            examples it is their accuracy or loss that counts, not the test set's (`best.py`).
+            examples it is measured on these, not on the test set (`best.py`).
     """
 
     every: PositiveInt = 1

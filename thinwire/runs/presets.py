@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -74,8 +75,11 @@ def names(kind: Kind) -> frozenset[str]:
 def preset(kind: Kind, name: str) -> Preset:
     """The preset of that name, or an error that lists similar names."""
     if name not in (known := _known(kind)):
-        hint = "; or name a file that ends in .toml" if kind == "methods" else ""
-        raise UnknownName(kind.removesuffix("s"), name, known, hint)
+        if kind != "methods":
+            raise UnknownName(kind.removesuffix("s"), name, known)
+        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+        hint = ", ...; `thinwire list methods` prints all; or name a file that ends in .toml"
+        raise UnknownName("method", name, near or ["fedavg"], hint)
     return _read(known[name])
 
 
