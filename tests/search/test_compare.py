@@ -93,8 +93,8 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     held = tw.sweep(
         "fedavg", {"lr": [0.001, 0.1]}, line, seeds=1, rounds=3, out=tmp_path, recipe="paper", validation_fraction=0.2
     )
-    assert held.how == "loss on validation examples"
-    assert held.best.validation.mean < held.rows[1].validation.mean
+    assert held.how == "r2 on validation examples"
+    assert held.best.validation.mean > held.rows[1].validation.mean
     compared = tw.compare({"slow": _sgd(0.001), "fast": _sgd(0.1)}, line, seeds=1, rounds=3, out=tmp_path / "compare")
     assert "final r2" in repr(compared)
     assert [row.label for row in compared.rows] == ["slow", "fast"]
