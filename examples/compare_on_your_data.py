@@ -86,7 +86,7 @@ def main():
     }
     runs = []
     for name, method in methods.items():
-        method = method.replace(client_opt=tw.optimizers.SGD(0.3))  # the same for all
+        method = method.replace(client_opt=tw.optimizers.SGD(0.1))  # the same for all
         for seed in (0, 1):  # other initial weights, cohorts and batches
             torch.manual_seed(seed)
             out, model = folder / f"runs/{name}-{seed}", Net(test[0].shape[1], classes)

@@ -223,7 +223,7 @@ def test_csv_example_writes_a_page(capsys, monkeypatch, tmp_path):
         assert words in page
     assert "partition of the task; model Net with" in page
     tables = "\n".join(file.read_text() for file in Path("comparison/runs").glob("*/config.toml"))
-    rates = re.findall(r"(?m)^\[method.client_opt\]\n(?:.+\n)*?lr = (.+)", tables)
+    rates = re.findall(r"client_opt = \{.*?\blr = ([\d.]+)", tables)
     assert len(rates) == 6
     assert len(set(rates)) == 1, "the same learning rate for every method"
 
