@@ -80,12 +80,13 @@ def main():
     table = Path(sys.argv[1]) if sys.argv[1:] else write_digits(folder)
     clients, test, classes = read_table(table)
     methods = {
-        "fedavg": tw.Method(client_opt=tw.optimizers.SGD(0.3)),
-        "top 10 %": tw.Method(up=tw.codecs.TopK(0.1), down=tw.codecs.TopK(0.1), client_opt=tw.optimizers.SGD(0.3)),
+        "fedavg": tw.Method(),
+        "top 10 %": tw.Method(up=tw.codecs.TopK(0.1), down=tw.codecs.TopK(0.1)),
         "mapo": tw.methods.mapo(k=64, redraw_every=10),
     }
     runs = []
     for name, method in methods.items():
+        method = method.replace(client_opt=tw.optimizers.SGD(0.1))  # the same for all
         for seed in (0, 1):  # other initial weights, cohorts and batches
             torch.manual_seed(seed)
             out, model = folder / f"runs/{name}-{seed}", Net(test[0].shape[1], classes)

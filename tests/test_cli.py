@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,15 @@ def test_report_prints_metrics_and_client_quantiles(thinwire, write_run, tmp_pat
     rows = json.loads(thinwire("report", str(tmp_path / "runs"), "--json")[1])
     assert rows[0]["final_metrics.macro_f1"]["mean"] == 0.75
     assert "final_metrics.macro_f1" not in rows[1]
+
+
+def test_a_page_that_cannot_be_written_is_a_note(thinwire, tmp_path):
+    (tmp_path / "runs/compare.html").mkdir(parents=True)
+    words = ["--on", "digits", "--rounds", "1", "--cohort", "2", "--out", str(tmp_path / "runs"), "-q"]
+    code, out, err = thinwire("compare", "fedavg", *words)
+    assert (code, len(list(tmp_path.glob("runs/fedavg-*/summary.json")))) == (0, 1)
+    assert "fedavg" in out
+    assert re.fullmatch(r"thinwire: note: the page \S+compare.html was not written \(.+\)\n", err)
 
 
 def test_report_of_runs_without_metrics_has_the_usual_columns(thinwire, write_run, tmp_path):

@@ -221,6 +221,11 @@ def test_csv_example_writes_a_page(capsys, monkeypatch, tmp_path):
     page = Path("comparison/page.html").read_text()
     for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 sampled per round", "2 seeds", "Bytes to reach"):
         assert words in page
+    assert "partition of the task; model Net with" in page
+    tables = "\n".join(file.read_text() for file in Path("comparison/runs").glob("*/config.toml"))
+    rates = re.findall(r"client_opt = \{.*?\blr = ([\d.]+)", tables)
+    assert len(rates) == 6
+    assert len(set(rates)) == 1, "the same learning rate for every method"
 
 
 NEEDS_MORE = ("mlflow", "wandb", "peft", "checkpoint")  # blocks that need packages or files that are not installed

@@ -26,6 +26,19 @@ class IndexErrorOnDecode(Raw):
 
 
 @dataclass(frozen=True)
+class NotANumber(Raw):
+    def decode(self, data, spec, peer):
+        back = super().decode(data, spec, peer)
+        return {name: block * torch.nan if block.is_floating_point() else block for name, block in back.items()}
+
+
+@dataclass(frozen=True)
+class NoScalars(Raw):
+    def encode(self, tree, state, peer):
+        return super().encode({name: block.flatten(1) for name, block in tree.items()}, state, peer)
+
+
+@dataclass(frozen=True)
 class EmptyOnDamage(Raw):
     def decode(self, data, spec, peer):
         return Raw().decode(data, spec, peer) if len(data) == spec.nbytes else {}
@@ -93,10 +106,23 @@ def test_faulty_codecs_fail(codec, message):
 
 
 def test_a_codec_must_accept_a_tree_without_blocks():
-    with pytest.raises(WireError, match="no blocks"):
+    with pytest.raises(AssertionError, match=r"RefusesEmpty\(\) on the tree {}: WireError: no blocks"):
         check_codec(RefusesEmpty())
 
 
 def test_a_lossy_codec_is_not_lossless():
     with pytest.raises(AssertionError, match="bit for bit"):
         check_codec(Half(), lossless=True)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (NotANumber(), r"^NotANumber\(\) on the tree {fc.*torch.float.* not finite, where the input is finite$"),
+        (NoScalars(), r"^NoScalars\(\) on the tree {fc.weight/a torch.*: IndexError: Dimension out of range"),
+    ],
+)
+def test_the_error_names_codec_input_and_fault(codec, message):
+    with pytest.raises(AssertionError, match=message) as caught:
+        check_codec(codec)
+    assert "\n" not in str(caught.value)

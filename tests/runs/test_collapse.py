@@ -80,9 +80,18 @@ def test_a_change_of_status_is_reported_once():
     verdicts = [judge(records[:number], TEN) for number in range(6)]
     changes = {number: news(*verdicts[number - 1 : number + 1]) for number in range(1, 6)}
     assert changes[1] is changes[3] is None
-    assert changes[2].startswith("collapsed: accuracy 10.00 % is back at chance (10.00 % for a constant prediction)")
+    assert changes[2].startswith("collapsed: accuracy 10.00 % is back at chance (at most 1")
     assert changes[4] == "above chance again"
+
     assert "since round 5; 40.00 % in round 1" in changes[5]
+
+
+def test_the_margin_of_chance_is_stated():
+    why = judge(curve(*[0.59] * 12), Chance(0.5775, 400, 2)).why
+    assert why == (
+        "accuracy 59.00 % in round 12 is not above chance (at most 61.98 %: 57.75 % for a constant prediction and "
+        "4.23 points of noise among 400 examples)"
+    )
 
 
 def test_chance_accuracy_comes_from_the_test_set():
@@ -113,7 +122,7 @@ def test_a_run_at_chance_is_reported_with_exit_code_3(thinwire, tmp_path):
     assert "round 1/4  at chance: accuracy" in err, "in the round in which it happens"
     last = err.splitlines()[-1]
     assert last.startswith("thinwire: run at chance: accuracy ")
-    assert "not above chance (10.31 % for a constant prediction)" in last
+    assert "not above chance (at most 13.52 %: 10.31 % for a constant prediction and " in last
     line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     assert line["alarm"].startswith("at chance: ")
     assert "at chance: accuracy" in thinwire("watch", "run", "--once")[1]

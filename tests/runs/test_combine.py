@@ -99,7 +99,8 @@ def test_different_local_settings_are_refused():
 
 
 def test_misspelled_name_gets_the_most_similar_one():
-    with pytest.raises(UnknownName, match="unknown method 'int9': did you mean 'int"):
+    few = r"unknown method 'int9': did you mean 'int\d'\? Known: (\w[\w+-]*, ){1,5}...; `thinwire list methods` prints"
+    with pytest.raises(UnknownName, match=few):
         resolve("mapo+int9")
     for expression in ("mapo+", "+mapo", "mapo++int8"):
         with pytest.raises(ConfigError, match="no method on one side"):

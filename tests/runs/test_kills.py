@@ -136,6 +136,35 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     kill_and_resume(tmp_path, kills=1, seed=1)
 
 
+def test_sigterm_saves_the_last_complete_round_and_the_run_resumes_to_the_same_bits(tmp_path):
+    few = ["--rounds", "40", "--set", "checkpoint.every=1000", "--set", "local.epochs=1"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words = command("run", "fedavgm", *few, "--out", str(cut))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while rounds_done(cut) < 3:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.terminate()
+    assert process.communicate()[1] == f"stopped; `thinwire resume {cut}` continues it\n"
+    assert process.returncode == 130
+    assert 40 > rounds_in(cut / "checkpoints")[-1] >= 3
+    execute(RunFolder.open(cut).experiment, cut, resume=True)
+    execute(RunFolder.open(cut).experiment, whole)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert metrics(cut) == metrics(whole)
+
+
+def test_a_slow_round_is_saved_whatever_the_number_of_rounds(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("thinwire.runs.loop.LONGEST", 0.0)
+
+    def look(record):
+        seen.append(rounds_in(tmp_path / "run/checkpoints")[-1:])
+
+    execute(quick(**{"checkpoint.every": 100}), tmp_path / "run", on_round=look)
+    assert seen == [[], [1], [2], [3]]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
 @pytest.mark.parametrize("seed", range(8))

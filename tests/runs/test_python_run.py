@@ -250,6 +250,14 @@ def test_patience_ends_a_run_by_validation_examples_and_not_by_the_test_set():
     assert (run.selected_by.label, run.objective.label) == ("validation accuracy", "test accuracy")
 
 
+def test_the_best_round_is_that_of_the_objective_on_validation_examples():
+    run = simulate(rounds=6, validation_fraction=0.2, metrics=["f1"], objective="f1")
+    values = [record.clients_eval["f1"] for record in run.history]
+    assert values != [record.metrics["f1"] for record in run.history], "those of the test set"
+    assert (run.best.round, run.summary["best"]["value"]) == (1 + values.index(max(values)), max(values))
+    assert run.selected_by.label == run.summary["best"]["chosen_by"] == "validation f1"
+
+
 def test_patience_of_a_metric_and_of_a_regression():
     run = simulate(rounds=60, patience=1, metrics=["f1"], objective="f1")
     values = [record.metrics["f1"] for record in run.history]

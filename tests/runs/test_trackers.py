@@ -41,6 +41,13 @@ def test_without_tensorboard_the_error_names_the_package(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
+def test_a_run_goes_on_without_a_tracker_that_fails(tmp_path):
+    (tmp_path / "tensorboard").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="tensorboard has no rounds from 1 on"), tensorboard(tmp_path) as on_round:
+        assert len(tw.simulate(nn.Linear(3, 2), clients(), rounds=3, on_round=on_round).history) == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
 def test_tensorboard_reads_every_round_once_after_two_runs(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

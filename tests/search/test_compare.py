@@ -93,8 +93,8 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     held = tw.sweep(
         "fedavg", {"lr": [0.001, 0.1]}, line, seeds=1, rounds=3, out=tmp_path, recipe="paper", validation_fraction=0.2
     )
-    assert held.how == "loss on validation examples"
-    assert held.best.validation.mean < held.rows[1].validation.mean
+    assert held.how == "r2 on validation examples"
+    assert held.best.validation.mean > held.rows[1].validation.mean
     compared = tw.compare({"slow": _sgd(0.001), "fast": _sgd(0.1)}, line, seeds=1, rounds=3, out=tmp_path / "compare")
     assert "final r2" in repr(compared)
     assert [row.label for row in compared.rows] == ["slow", "fast"]
@@ -106,6 +106,14 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
 
 def _sgd(rate):
     return tw.Method(client_opt=tw.optimizers.SGD(rate))
+
+
+def test_settings_are_ranked_by_the_objective_on_validation_examples(tmp_path):
+    options = {"metrics": ["f1"], "objective": "f1", "validation_fraction": 0.2, "rounds": 1, "cohort": 2}
+    table = tw.sweep("fedavg", {"lr": [0.1, 0.3]}, "digits", seeds=1, out=tmp_path, **options)
+    (best,) = table.rows[0].runs
+    assert table.how == "f1 on validation examples"
+    assert table.rows[0].validation.mean == best.records[-1]["clients_eval"]["f1"]
 
 
 def test_impossible_values_are_refused_before_the_first_run(tmp_path):

@@ -73,6 +73,7 @@ def test_a_wrapped_model_trains_its_adapters_and_is_saved_by_peft(name, tmp_path
     run = tw.simulate(
         model, clients, method, rounds=4, test=sentences(20, 9), local=tw.Local(batch=4), on_message=on_message
     )
+    assert run.name == "lora"
     assert run.history[-1].loss < run.history[0].loss
     assert all("lora_" in key or "modules_to_save" in key for key in run.weights)
     assert any("modules_to_save" in key for key in run.weights)
@@ -142,3 +143,30 @@ def test_peft_loads_an_exported_adapter_with_its_scaling_and_lower_ranks(scaling
         ours = run.model().eval()(**inputs).logits
         torch.testing.assert_close(again(**inputs).logits, ours, rtol=0, atol=1e-5)
         assert (ours - plain(**inputs).logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize("method", ["lora", "fed-sb", "flasc"])
+def test_methods_adapt_what_peft_does_and_export_the_evaluated_model(method, name, tmp_path):
+    """No adapter of an embedding; of FLASC the exported values are those that clients receive."""
+    plain, (inputs, labels) = bare(name), sentences(12, 1)
+    settings = {"method.space.rank": 4, "method.client_opt.lr": 0.3}
+    run = tw.simulate(plain, [(inputs, labels)], method, test=(inputs, labels), rounds=3, set=settings)
+    run.save_adapter(tmp_path)
+    layers = peft.LoraConfig.from_pretrained(tmp_path).target_modules
+    assert {layer.rpartition(".")[2] for layer in layers} == ({"c_attn"} if name == "gpt2" else {"query", "value"})
+    again = peft.PeftModel.from_pretrained(bare(name), tmp_path).eval()
+    with torch.no_grad():
+        ours = run.model().eval()(**inputs).logits
+        torch.testing.assert_close(again(**inputs).logits, ours, rtol=0, atol=1e-5)
+        assert (ours - plain(**inputs).logits).abs().max() > 1e-3
+
+
+def test_a_transformer_without_query_and_value_has_adapters_on_its_linear_layers():
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    sizes = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1], "image_size": 32}
+    model = ConvNextForImageClassification(ConvNextConfig(**sizes, num_labels=3))
+    space = tw.methods.lora().space.for_model(model)
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in space.target_modules} == {"pwconv1", "pwconv2"}
+    assert space.modules_to_save == ("classifier",)

@@ -65,7 +65,7 @@ def compare(
 
     Options:
         seeds: Number of seeds, from --seed upward.
-        tune: First search the learning rate of every method with the same budget (`thinwire tune`).
+        tune: First search the learning rate of every method, as `thinwire tune` does.
         tune_rates: Number of rates that each method may try.
         tune_seed: Random seed of the search; none of those of the comparison.
     """
@@ -229,8 +229,11 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None) -> 
         for text in table.notes():
             console.print(visible(text, 1000), soft_wrap=True)
     if page and any(run.records for run in table.runs):
-        report(table, page, targets=table.targets)
-        note(f"wrote {page}")
+        try:
+            report(table, page, targets=table.targets)
+            note(f"wrote {page}")
+        except Exception as error:  # of any kind: the runs are complete
+            note(f"thinwire: note: the page {page} was not written ({type(error).__name__}: {error})")
 
 
 def nothing_trains(error: Exception | str) -> NoReturn:

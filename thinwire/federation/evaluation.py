@@ -11,7 +11,7 @@ version, that of the first 1 / (1 - decay) versions is their plain mean, and lat
 Evaluations by clients, each on its own validation examples:
 
     client_accuracy, client_loss    mean over clients, each counted alike
-    clients_eval                    the accuracy over clients: count, mean, worst tenth, quantiles
+    clients_eval                    the accuracy over clients: count, mean, worst tenth, quantiles; metrics as above
 
 Without a test set, the validation examples of all clients take its place:
 
@@ -82,21 +82,27 @@ def with_client_evaluations(
     >>> record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1)
     >>> found = [Evaluation(1.0, 0.5, {"f1": 0.4}, 30), Evaluation(2.0, 0.9, {}, 10)]
     >>> record = with_client_evaluations(record, found, [30.0, 10.0])
-    >>> record.accuracy, record.test_loss, record.metrics, record.client_accuracy
-    (0.6, 1.25, {'f1': 0.4}, 0.7)
+    >>> record.accuracy, record.test_loss, record.metrics, record.client_accuracy, record.clients_eval["f1"]
+    (0.6, 1.25, {'f1': 0.4}, 0.7, 0.4)
     """
     if not found:
         return record
     record = record._replace(client_loss=math.fsum(one.loss for one in found) / len(found))
     record = with_client_accuracies(record, [one.accuracy for one in found if one.accuracy is not None])
+    names = dict.fromkeys(name for one in found for name in one.metrics)
+
+    def means(weights: Sequence[float]) -> dict[str, float]:
+        values = {name: _mean([one.metrics.get(name) for one in found], weights) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    if alike := means([1.0] * len(found)):
+        record = record._replace(clients_eval={**(record.clients_eval or {}), **alike})
     if weights is None:
         return record
-    names = dict.fromkeys(name for one in found for name in one.metrics)
-    metrics = {name: _mean([one.metrics.get(name) for one in found], weights) for name in names}
     return record._replace(
         accuracy=_mean([one.accuracy for one in found], weights),
         test_loss=_mean([one.loss for one in found], weights),
-        metrics={name: value for name, value in metrics.items() if value is not None},
+        metrics=means(weights),
     )
 
 

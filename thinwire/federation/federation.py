@@ -333,11 +333,15 @@ class Federation:
         weights, buffers = ({one.name: state.average[one.name].to(one.dtype) for one in spec.blocks} for spec in specs)
         return weights, buffers
 
-    def weights(self, public: PublicState) -> Tree:
-        """The weights of a version, as the server or, with `evaluate = "client"`, a client has them."""
+    def evaluated(self, public: PublicState) -> PublicState:
+        """A version as the server or, with `evaluate = "client"`, a client has it."""
         contract = self.contract.at(public.version)
-        if contract.method.evaluate == "client":
-            public = as_received(contract, public, contract.method.down)
+        client = contract.method.evaluate == "client"
+        return as_received(contract, public, contract.method.down) if client else public
+
+    def weights(self, public: PublicState) -> Tree:
+        """The weights of a version, as it is evaluated."""
+        contract, public = self.contract.at(public.version), self.evaluated(public)
         basis = contract.basis(public.version, self.device)
         return contract.method.space.evaluation_weights(public.base, basis, public.coords)
 
@@ -369,8 +373,8 @@ class Federation:
             client: its number.
             average: weights and buffers that are evaluated unless the client has changes that it has not sent; by
                 default the public state, with the changes added.
-            every: whether to compute the metrics of the job also if there is a test set. They are NaN where they are
-                not defined, and left out where one cannot be computed.
+            every: whether to compute all metrics of the job also if there is a test set, not only the objective. They
+                are NaN where they are not defined, and left out where one cannot be computed.
         """
         tests = self.job.task.client_tests
         if tests is None or not len(tests.client(client)):
@@ -380,9 +384,11 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
+        known, ranked_by = self.job.all_metrics, self.job.ranked_by.name
+        metrics = {name: one for name, one in known.items() if every or self.test is None or name == ranked_by}
         measured = partial(evaluate, self.model, *model, self.train, tests.client(client))
         try:
-            return measured(where_defined(self.job.all_metrics) if every or self.test is None else {})
+            return measured(where_defined(metrics))
         except ConfigError:
             if every:
                 return measured()

@@ -51,7 +51,7 @@ class RoundRecord(NamedTuple):
     absent: int = 0  # places of the cohort without a response: its client did not respond, or too few were there
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
-    clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
+    clients_eval: Mapping[str, float] | None = None  # accuracy: count, mean, worst_10, p10, p50, p90; metrics
     sites_eval: Mapping[
         str, Mapping[str, float]
     ] = {}  # by site: examples, loss, accuracy and metrics; without test set

@@ -103,7 +103,7 @@ class Evaluation:
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
         patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
-            examples it is their accuracy or loss that counts, not the test set's (`best.py`).
+            examples it is measured on these, not on the test set (`best.py`).
     """
 
     every: PositiveInt = 1
@@ -121,7 +121,8 @@ class Checkpointing:
     """When the state is saved, and what happens when training fails.
 
     Args:
-        every: rounds between two checkpoints.
+        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too, unless
+            failures are retried.
         on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
             five times (`runs/retry.py`).
         best: whether the model of the best round is kept, in `best.safetensors`.

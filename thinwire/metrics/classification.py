@@ -242,8 +242,9 @@ def _mean_over_labels(area: Callable[[Tensor, Tensor], Tensor], outputs: Tensor,
         targets: class labels, or labels of 0 and 1.
     """
     if outputs.numel() != targets.numel():  # class labels
-        labels = predicted_classes(outputs, targets)[1]
-        outputs = outputs[labels_for(outputs, targets) != IGNORED].double().softmax(-1)
+        scores, labels = with_labels(outputs, targets)
+        known = labels != IGNORED
+        outputs, labels = scores[known].double().softmax(-1), labels[known]
         first = int(outputs.shape[1] == 2)
         outputs, targets = outputs[:, first:], F.one_hot(labels, outputs.shape[1])[:, first:]
     _, positive, known = _binary(outputs, targets)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from thinwire.core.reference import short_name
 from thinwire.core.text import human_bytes, visible
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
@@ -75,12 +76,13 @@ def _untuned(part: Table) -> list[Piece]:
 def _setup(rows: Sequence[Row]) -> str:
     """Clients, partition, model, number of methods and of seeds, as one sentence."""
     run, seeds = rows[0].runs[0], max(len(row.runs) for row in rows)
-    config = flat(run.table)
+    config, summary = flat(run.table), run.summary or {}
+    model = short_name(str(config.get("task.model.kind") or summary.get("model", "?")))  # the class of a user's module
     alpha = f" (alpha {config['task.partition.alpha']:g})" if "task.partition.alpha" in config else ""
-    parameters = (run.summary or {}).get("parameters")
+    parameters = summary.get("parameters")
     return (
         f"{config.get('task.clients', '?')} clients, {config.get('cohort.size', '?')} sampled per round; "
-        f"partition {config.get('task.partition.kind', '?')}{alpha}; model {config.get('task.model.kind', '?')}"
+        f"partition {config.get('task.partition.kind', 'of the task')}{alpha}; model {visible(model, 80)}"
         + (f" with {parameters:,} parameters" if parameters else "")
         + f"; {len(rows)} method{'s' * (len(rows) > 1)}; "
         + (f"{seeds} seeds." if seeds > 1 else "1 seed, so no standard deviation.")

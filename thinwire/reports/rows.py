@@ -40,6 +40,8 @@ class MeanInterval(NamedTuple):
         >>> mean, std, half = MeanInterval.of([1.0, 2.0, None, 3.0])
         >>> mean, std, round(half, 3)
         (2.0, 1.0, 2.484)
+        >>> MeanInterval.of([0.1 + 0.2, 0.3]).std
+        0.0
         >>> MeanInterval.of([0.5]), MeanInterval.of([])
         (MeanInterval(mean=0.5, std=0.0, half=None), None)
         """
@@ -49,6 +51,7 @@ class MeanInterval(NamedTuple):
         from scipy.special import stdtrit  # the quantile function of Student's t
 
         std = statistics.stdev(known)
+        std = 0.0 if std < 1e-12 * max(map(abs, known)) else std  # rounding
         half = float(stdtrit(len(known) - 1, 0.975)) * std / math.sqrt(len(known))
         return cls(statistics.fmean(known), std, half)
 

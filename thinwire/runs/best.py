@@ -1,8 +1,8 @@
 """Which round of a run is the best so far, and how many evaluations ago: for early stopping and the best model.
 
     without validation examples   by the objective of the run, on the test set
-    with them                     by the clients' validation accuracy, or by their validation loss if the objective is
-                                  not accuracy: the test set then has no part in the choice
+    with them                     by the objective on these, averaged over clients: the test set then has no part in
+                                  the choice
 
 >>> curve = [{"round": i, "accuracy": a, "test_loss": 1.0} for i, a in ((1, 0.3), (2, 0.5), (3, 0.4))]
 >>> lead = Lead(Objective()).along(curve)
@@ -22,7 +22,7 @@ from thinwire.metrics.objective import Objective
 
 @dataclass(frozen=True)
 class ValidationObjective(Objective):
-    """The accuracy or the loss of clients on their validation examples, averaged over clients.
+    """An objective of clients on their validation examples, averaged over clients.
 
     >>> record = {"accuracy": 0.9, "client_accuracy": 0.8, "client_loss": 0.5}
     >>> ValidationObjective().value(record), ValidationObjective("loss", False).value(record)
@@ -36,8 +36,8 @@ class ValidationObjective(Objective):
 
     def value(self, record: Mapping[str, Any]) -> float | None:
         """Its value in a record; None in rounds without evaluation."""
-        own = {"accuracy": record.get("client_accuracy"), "test_loss": record.get("client_loss")}
-        return super().value(own)
+        own = {"accuracy": "client_accuracy", "test_loss": "client_loss", "metrics": "clients_eval"}
+        return super().value({name: record.get(key) for name, key in own.items()})
 
 
 def selected_by(objective: Objective, validated: bool) -> Objective:
@@ -47,9 +47,7 @@ def selected_by(objective: Objective, validated: bool) -> Objective:
         objective: the objective of the run.
         validated: whether clients have validation examples.
     """
-    if not validated:
-        return objective
-    return ValidationObjective() if objective.name == "accuracy" else ValidationObjective("loss", False)
+    return ValidationObjective(objective.name, objective.higher_is_better) if validated else objective
 
 
 def recorded_objective(summary: Mapping[str, Any] | None) -> Objective | None:

@@ -118,7 +118,11 @@ def judge(records: Sequence[Mapping[str, Any]], chance: Chance | None) -> Verdic
         return Verdict("finished")
     evaluated = [one for one in records if one.get(key) is not None]
     last, best, guess = evaluated[-1], max(evaluated, key=lambda one: one[key]), math.log(chance.classes)
-    name, constant = key.replace("_", " "), f"chance ({percent(chance.share)} for a constant prediction)"
+    name, noise = key.replace("_", " "), f"{100 * (chance.ceiling - chance.share):.2f}"
+    constant = (
+        f"chance (at most {percent(chance.ceiling)}: {percent(chance.share)} for a constant prediction and "
+        f"{noise} points of noise among {chance.examples:,} examples)"
+    )
     if best[key] > chance.learned:
         why = f"{name} {percent(last[key])} is back at {constant} since round {since}; {percent(best[key])} in round"
         return Verdict("collapsed", since, f"{why} {best['round']}", False, True)
@@ -166,8 +170,9 @@ def news(was: Verdict, now: Verdict) -> str | None:
     """The change of status by one more record, in a sentence; None if it is the same.
 
     >>> records = [{"round": 9, "accuracy": 0.8}, {"round": 10, "accuracy": 0.1}]
-    >>> print(news(Verdict("finished"), judge(records, Chance(0.1, 10_000, 10))))
-    collapsed: accuracy 10.00 % is back at chance (10.00 % for a constant prediction) since round 10; 80.00 % in round 9
+    >>> text = news(Verdict("finished"), judge(records, Chance(0.1, 10_000, 10)))
+    >>> text.partition(" (")[0], text.partition(") ")[2]
+    ('collapsed: accuracy 10.00 % is back at chance', 'since round 10; 80.00 % in round 9')
     """
     if was.status == now.status:
         return None

@@ -50,7 +50,7 @@ from thinwire.runs.build import task_options
 from thinwire.runs.files import type_hints
 from thinwire.runs.parts import arguments, coerce, describe, named, part_kind, plain
 from thinwire.runs.plugins import loaded, read_imports
-from thinwire.runs.presets import filled, join, named_methods, names, preset
+from thinwire.runs.presets import filled, join, method_name, named_methods, names, preset
 from thinwire.runs.task_files import anchored, portable
 from thinwire.runs.toml import DEEPEST, Table, dumps, read_toml
 
@@ -358,7 +358,7 @@ def _is_part(value: Any) -> bool:
 def _source(what: str | Method) -> tuple[str, str, Table, str]:
     """Name, methods, table and recipe that a file states; a name alone states the methods."""
     if isinstance(what, Method):
-        return "method", "", {"method": filled(what)}, DEFAULT_RECIPE
+        return method_name(what), "", {"method": filled(what)}, DEFAULT_RECIPE
     if not isinstance(what, str):
         raise ConfigError(
             f"method must be a Method, the name of one or a file (.toml), not {type(what).__name__}; "

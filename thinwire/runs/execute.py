@@ -7,11 +7,13 @@ start, which is in its `config.toml`.
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, NamedTuple
 
 from thinwire.core import plugins
@@ -145,7 +147,7 @@ class RunPlan(NamedTuple):
         """
         federation, folder = self.prepare(), self.folder
         check_early(self.settings, federation.job.task)
-        with locked(folder.path) if folder else nullcontext():
+        with locked(folder.path) if folder else nullcontext(), stopped_by_sigterm():
             if folder:
                 folder.create(overwrite or folder.summary() is not None)  # a finished run that is trained again
             loop = Loop(self.settings, federation, folder, resume)
@@ -164,6 +166,19 @@ class RunPlan(NamedTuple):
         loop = Loop(self.settings, self.prepare(), folder, resume=True)
         loop.summary, loop.clients = summary, read_clients(folder.path)
         return loop
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM, by which schedulers of machines end a program, is like Ctrl-C, unless the program handles it."""
+    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Literal
 
 from thinwire.core.tree import Spec, Tree
@@ -39,6 +40,7 @@ from thinwire.runs.retry import (
 from thinwire.runs.run_directory import METRICS, RunFolder, Summary, environment, records_of
 from thinwire.runs.summary import layers_of, nonzero_b_of, privacy_of
 
+LONGEST = 60.0  # seconds after which a round writes a checkpoint in any case
 OnRound = Callable[[RoundRecord], Any]
 EndedBy = Literal["rounds", "target accuracy", "patience", "stop function", "divergence"]
 
@@ -77,7 +79,7 @@ class Loop:
         times = [(retry.from_round, retry.left_out) for retry in self.retries]
         self.federation.clients.leave_out(left_out_until(times), len(self.retries))
         self.state = start.state if start else self.federation.start()
-        self.saved = self.state.round  # the round of the newest checkpoint
+        self.saved, self.saved_at = self.state.round, monotonic()  # the round of the newest checkpoint, and when
         self.due: RunState | None = None  # a state to be saved
         self.lines = start.lines if start else []
         if self.folder:
@@ -173,7 +175,9 @@ class Loop:
             return None
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
         changed = (state.backend, state.chunk) != (before.backend, before.chunk)
-        return state if changed or state.round - self.saved >= self.settings.checkpoint.every else None
+        # a run that goes back must not depend on the time
+        late = not self.retries_failures and monotonic() - self.saved_at >= LONGEST
+        return state if changed or late or state.round - self.saved >= self.settings.checkpoint.every else None
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint, or keep it in memory."""
@@ -182,7 +186,7 @@ class Loop:
             save_checkpoint(folder.checkpoints, checkpoint, folder.config, folder.keep)
         else:
             self.memory = checkpoint
-        self.saved, self.due = state.round, None
+        self.saved, self.saved_at, self.due = state.round, monotonic(), None
 
     def ended_by(self, stop: OnRound | None) -> EndedBy | None:
         """Why the run ends after these records; None if it goes on."""
@@ -264,6 +268,7 @@ class Loop:
         return {
             "method": settings.name,
             "task": settings.task.label,
+            "model": type(self.job.task.model).__name__,
             "seed": settings.seed,
             "rounds": len(lines),
             "status": verdict.status,

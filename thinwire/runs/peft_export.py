@@ -26,7 +26,7 @@ from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
 from thinwire.runs.loop import check_blocks
 from thinwire.runs.run_directory import RunFolder
-from thinwire.spaces.adapters import NAMES
+from thinwire.spaces.adapters import HEADS, LINEAR, NAMES
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 
@@ -39,7 +39,6 @@ _TASKS = {
     "ForQuestionAnswering": "QUESTION_ANS",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
 }
-_HEADS = ("classifier", "score")  # the names of classification heads in peft
 
 
 def save_adapter(
@@ -72,7 +71,7 @@ def save_adapter(
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
         path = name.removeprefix(prefix).removesuffix(".weight")
         kind = type(modules.get(path)).__name__
-        if kind not in ("Linear", "Conv1D"):
+        if kind not in LINEAR:
             raise ConfigError(
                 f"{name!r} belongs to a {kind}; adapter folders are written for linear layers only: "
                 "leave it out of target_modules, or use run.model()"
@@ -136,7 +135,7 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     check_blocks(simulation, found.state)
     if simulation.averages:
         raise no_adapter_of_average()
-    public = found.state.server.public
+    public = simulation.evaluated(found.state.server.public)
     contract = simulation.contract.at(public.version)
     space, basis = contract.method.space, contract.basis(public.version, "cpu")
     weights = space.expand(public.base, basis, public.coords)
@@ -150,7 +149,7 @@ def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
         if not path or any(path.startswith(f"{taken}.") for taken in chosen):
             continue
         own = {f"{path}.{name}" for name, _ in module.named_parameters()}
-        if own and (own <= trained or path in _HEADS):
+        if own and (own <= trained or path in HEADS):
             chosen.append(path)
     covered = {name for name in trained for path in chosen if name.startswith(f"{path}.")}
     if left := sorted(trained - covered):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thinwire.core import plugins
-from thinwire.core.registry import KINDS, Entry, entries, registered
+from thinwire.core.registry import KINDS, SLOTS, Entry, entries, name_of, registered
 from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
 from thinwire.runs.toml import Table, loads
 
@@ -74,8 +75,11 @@ def names(kind: Kind) -> frozenset[str]:
 def preset(kind: Kind, name: str) -> Preset:
     """The preset of that name, or an error that lists similar names."""
     if name not in (known := _known(kind)):
-        hint = "; or name a file that ends in .toml" if kind == "methods" else ""
-        raise UnknownName(kind.removesuffix("s"), name, known, hint)
+        if kind != "methods":
+            raise UnknownName(kind.removesuffix("s"), name, known)
+        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+        hint = ", ...; `thinwire list methods` prints all; or name a file that ends in .toml"
+        raise UnknownName("method", name, near or ["fedavg"], hint)
     return _read(known[name])
 
 
@@ -108,6 +112,31 @@ def filled(method: Method) -> Table:
         for slot, value in slots.items()
         if (value is not getattr(default, slot) if slot in _STATED else value != getattr(default, slot))
     }
+
+
+# the slots after whose parts a method is named; the others are settings of its training
+_NAMING = ("space", "sketch", "schedule", "up", "mask", "aggregator", "server_opt", "correction", "penalty", "privacy")
+
+
+def method_name(method: Method, model: Any = None) -> str:
+    """A name for a method that was given as an object: the kinds of its parts where they are not those of FedAvg.
+
+    Args:
+        method: the method.
+        model: the model that it trains; the adapters of one wrapped by peft are named first.
+
+    >>> from thinwire.protocol.method import Method
+    >>> from thinwire.spaces import LoRA
+    >>> from thinwire.codecs import Quantize
+    >>> method_name(Method()), method_name(Method(space=LoRA(rank=4), up=Quantize(4)))
+    ('fedavg', 'lora+quantize')
+    """
+    default, kinds = type(method)(), [one.peft_type.value.lower() for one in getattr(model, "peft_config", {}).values()]
+    for slot in _NAMING:
+        part = getattr(method, slot)
+        if type(part) is not type(getattr(default, slot)):
+            kinds.append((name_of(SLOTS[slot], part) or type(part).__name__).rpartition(":")[2])
+    return "+".join(dict.fromkeys(kinds)) or "fedavg"
 
 
 def _read(source: Entry | Path) -> Preset:

@@ -42,8 +42,8 @@ class Run:
         buffers: the final floating-point buffers by name, averaged alike.
         summary: its totals, as in `summary.json`.
         path: the run directory, if one was written.
-        coords: the coordinates of the last version, the values that were trained, by name: for LoRA the factors A and
-            B. Empty in a loaded run.
+        coords: the coordinates of the last version as it is evaluated, the values that were trained, by name: for LoRA
+            the factors A and B. Empty in a loaded run.
         retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
         clients: the numbers of each client at the end, the worst first: its name, training examples, validation
             examples, accuracy, loss and metrics. Empty if clients have no validation examples.
@@ -281,7 +281,8 @@ def load_run(path: Path | str) -> Run:
 
 def result_of(loop: Loop, table: Table) -> Run:
     """The result of a run that has ended, with all tensors on the CPU."""
-    federation, public = loop.federation, loop.state.server.public
+    federation = loop.federation
+    public = federation.evaluated(loop.state.server.public)
     space, device = federation.contract.at(public.version).method.space, federation.engine.device
     weights, buffers = federation.final(loop.state)
     return Run(

@@ -35,6 +35,7 @@ from thinwire.runs.config import DEFAULT_TASK, resolve
 from thinwire.runs.execute import RunPlan
 from thinwire.runs.files import message_of
 from thinwire.runs.options import Options, overrides_of
+from thinwire.runs.presets import method_name
 from thinwire.runs.progress import shown, style_of
 from thinwire.runs.result import Run, result_of
 
@@ -78,13 +79,15 @@ def simulate(
         raise ConfigError(f"model must be an nn.Module, not {type(model).__name__}")
     if any(one.is_meta for one in model.parameters()):
         raise ConfigError("the model cannot be copied: its weights are on the device meta, which has no values")
-    given: dict[str, Any] = {"keep_best": True, **options}
+    method = Method() if method is None else method
+    name = {"name": method_name(method, model)} if isinstance(method, Method) else {}
+    given: dict[str, Any] = {"keep_best": True, **name, **options}
     functions = given.pop("metrics") if isinstance(given.get("metrics"), Mapping) else {}
     pool, assignment = pool_clients(clients)
     tests = None if test is None else as_examples(test)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss
     task = Task(model, pool, assignment, tests, None, criterion, metrics=functions)
-    settings = settings_of("fedavg" if method is None else method, task_name(task, "own data"), given)
+    settings = settings_of(method, task_name(task, "own data"), given)
     if not settings.cohort.size:
         settings = replace(settings, cohort=Cohort(len(task.clients)))
     return _run(settings, given)

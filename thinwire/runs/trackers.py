@@ -3,15 +3,17 @@
     with tensorboard("runs/x") as on_round:
         tw.simulate(model, clients, "mapo", on_round=on_round)
 
-A resumed run reports all its rounds again; every round is written exactly once. For MLflow and Weights & Biases the
+A resumed run reports all its rounds again; every round is written exactly once. If
+TensorBoard fails, the run goes on without it. For MLflow and Weights & Biases the
 function is one line; `docs/reports.md` has them.
 """
 
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +37,10 @@ def tensorboard(run: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError("--log tensorboard needs tensorboard: pip install tensorboard") from error
-    folder, sent = Path(run) / "tensorboard", 0
+    folder, sent, failed = Path(run) / "tensorboard", 0, False
     writer: Any = None
 
-    def on_round(record: RoundRecord) -> None:
+    def write(record: RoundRecord) -> None:
         nonlocal writer, sent
         if writer is None:  # not earlier: a run that is refused must not write anything
             shutil.rmtree(folder, ignore_errors=True)
@@ -47,8 +49,18 @@ def tensorboard(run: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
         for name, value in {**scalars(record), "bytes_so_far": sent}.items():
             writer.add_scalar(name, value, record.round)
 
+    def on_round(record: RoundRecord) -> None:
+        nonlocal failed
+        try:
+            if not failed:
+                write(record)
+        except Exception as error:  # of any kind: the run goes on without it
+            failed = True
+            warnings.warn(f"tensorboard has no rounds from {record.round} on: {error}", stacklevel=2)
+
     try:
         yield on_round
     finally:
-        if writer is not None:
-            writer.close()
+        with suppress(Exception):
+            if writer is not None:
+                writer.close()

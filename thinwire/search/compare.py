@@ -3,7 +3,7 @@
     difference   mean over seeds of (value - value of the best row with the same seed), with its 95 % interval
 
 The rows of a sweep are settings, ranked by the mean of the final objective on the test set or, with
-`task.validation_fraction`, of the clients' accuracy (or loss) on the examples that they hold out. A setting of which a
+`task.validation_fraction`, by its mean over clients on the examples that they hold out. A setting of which a
 run diverged, collapsed or is at chance is listed after the others and is never the best.
 
 Every run has the directory that `thinwire run` gives it: a finished run is read, one that was killed goes on, and one
@@ -28,7 +28,7 @@ from typing import Any, Unpack
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
-from thinwire.reports.rows import ACCURACY, LOSS, MeanInterval, Row, evaluations, group, objective_key
+from thinwire.reports.rows import MeanInterval, Row, evaluations, group, objective_key
 from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
 from thinwire.runs.execute import default_folder, execute
@@ -59,7 +59,7 @@ def compare(
             `{"mine": tw.methods.mapo(k=64), "fedavg": "fedavg"}`.
         on: a task by name or reference, a Task, or a function of a seed that returns one.
         seeds: number of seeds, from `seed` upward.
-        tune: first search the learning rate of every method with the same budget.
+        tune: first search the learning rate of every method, as `tune` does.
         tune_rates: number of rates that each method may try.
         tune_seed: the seed of the search; none of the seeds of the comparison.
         on_trial: is called with each run of a search.
@@ -81,7 +81,6 @@ def compare(
     how: dict[str, Any] = {
         "rates": tune_rates,
         "seed": tune_seed,
-        "equal_budget": True,
         "out": out,
         "data_dir": data_dir,
     }
@@ -168,13 +167,12 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
 
 def _ranked(title: str, rows: Sequence[Row]) -> Table:
     """The table of a sweep: its rows, the best first, with differences to the best, on held-out examples if any."""
-    objective, records = rows[0].objective, [record for row in rows for run in row.runs for record in run.records]
-    held = [by for by in (ACCURACY, LOSS) if any(record.get(f"client_{by.name}") is not None for record in records)]
-    by = LOSS if LOSS in held and objective == LOSS else held[0] if held else objective
-    key = f"client_{by.name}" if held else objective_key(objective)
+    by, clients = rows[0].objective, {"accuracy": "client_accuracy", "loss": "client_loss"}
+    key = clients.get(by.name, f"clients_eval.{by.name}")
+    held = any(evaluations(run, key) for row in rows for run in row.runs)
 
     def value(run: SavedRun) -> float | None:
-        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, key)), None)
+        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, objective_key(by))), None)
 
     values = {row.label: [value(run) for run in row.runs] for row in rows}
     sound = {row.label: [] if row.broken else [one for one in values[row.label] if one is not None] for row in rows}

@@ -24,7 +24,7 @@ from thinwire.data.losses import bce
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
-from thinwire.reports.rows import value_text
+from thinwire.reports.rows import metric_value, value_text
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, Status, judge, validation_chance
 from thinwire.runs.config import nested, to_table, update
@@ -171,7 +171,7 @@ def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | Non
     >>> mean_of_last([{"loss": 40.0 - i} for i in range(20)], "loss")
     21.5
     """
-    values = [record[name] for record in records if record.get(name) is not None]
+    values = [value for record in records if (value := metric_value(record, name)) is not None]
     return statistics.fmean(values[-min(5, math.ceil(len(values) / 10)) :]) if values else None
 
 

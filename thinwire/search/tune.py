@@ -283,7 +283,6 @@ def tune(
     rates: int = RATES,
     flasc_s: bool = False,
     bytes: int | str | None = None,
-    equal_budget: bool = False,
     on_trial: OnTrial = lambda experiment, trial: None,
     **options: Unpack[Options],
 ) -> Tuned:
@@ -299,7 +298,6 @@ def tune(
         flasc_s: search the two keys of `over`, a size and a share, with few runs of all rounds.
         bytes: find what is the most accurate with so many bytes, such as `"5MB"`: every candidate trains as many
             rounds as `check` says fit, and one of which no round fits is out.
-        equal_budget: no further rates at the ends and no run of the start, so that every method has as many runs.
         on_trial: is called with the experiment and each run that ends.
         **options: as for `tw.run`; `out` is the folder of the runs, by default `runs/search`; `seed` is the seed of the
             search, by default 100: keep it out of the seeds of a comparison; `validation_fraction` is by default 0.1.
@@ -354,11 +352,11 @@ def tune(
         on_trial(experiment, trial)
         return trial
 
-    start = None if equal_budget or limit else start_of(experiment, knobs)
+    start = None if limit else start_of(experiment, knobs)
     if flasc_s:
         rungs = flasc_search(measure, knobs[0], knobs[1], most, start)
     else:
-        extend = rates // 2 if over is None and len(makes) == 1 and not equal_budget else 0
+        extend = rates // 2 if over is None and len(makes) == 1 else 0
         rungs = halving(measure, candidates, most, extend=extend, start=start)
     best = best_of(rungs, limit or math.inf)
     if best is None:

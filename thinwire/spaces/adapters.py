@@ -25,10 +25,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from thinwire.core.names import makes_query_or_value, select
 from thinwire.core.tree import Tree
@@ -39,6 +41,8 @@ ALL_LINEAR = "all-linear"
 REGEX = "regex:"
 WRAPPER = "model."  # the name of a model of transformers inside of a model of thinwire
 
+LINEAR = ("Linear", "Conv1D")  # the layers whose adapters peft loads
+HEADS = ("classifier", "score")  # the names of classification heads in peft
 _OUTSIDE = ("embed", "lm_head", "wte", "wpe", "classifier", "score", "shared")  # parts of names outside of layers
 
 
@@ -67,6 +71,31 @@ def saved(weights: Sequence[str], selectors: Sequence[str]) -> tuple[str, ...]:
 def by_keyword(matrices: Sequence[str], selectors: Sequence[str]) -> frozenset[str]:
     """The matrices that a keyword or the name of a layer chooses: they always have an adapter."""
     return frozenset(name for one in selectors if not one.startswith("!") for name in _named(matrices, one) or ())
+
+
+def for_layers(space: Any, module: nn.Module) -> Any:
+    """A space of adapters completed by the layers of a model: which of them store W as inputs x outputs, as in GPT-2.
+
+    On a model of transformers, `*` stands for what peft adapts: query and value, or the linear layers where none has
+    such a name. The head of a classifier is then trained directly; embeddings and convolutions have no adapter.
+
+    >>> from thinwire.spaces import LoRA
+    >>> for_layers(LoRA(), nn.Linear(2, 3)) == LoRA()
+    True
+    """
+    layers = {f"{path}.weight": type(layer).__name__ for path, layer in module.named_modules()}
+    stored = (name for name, kind in layers.items() if kind == "Conv1D")
+    space = replace(space, fan_in_fan_out=tuple(dict.fromkeys((*space.fan_in_fan_out, *stored))))
+    kinds = (kind.__name__ for layer in module.modules() for kind in type(layer).__mro__)
+    if space.target_modules != ("*",) or "PreTrainedModel" not in kinds:
+        return space
+    known = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    chosen = [name for name in known if layers.get(name) in LINEAR and not any(part in name for part in _OUTSIDE)]
+    if any(makes_query_or_value(name.removesuffix(".weight")) for name in chosen):
+        chosen = [QUERY_VALUE]
+    heads = [head for head in HEADS if any(f".{head}." in f".{name}" for name in known)]
+    saved = tuple(dict.fromkeys((*space.modules_to_save, *heads)))
+    return replace(space, target_modules=tuple(chosen), modules_to_save=saved) if chosen else space
 
 
 def layer_names(weight: str) -> tuple[str, str]:

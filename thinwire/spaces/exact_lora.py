@@ -27,6 +27,7 @@ from thinwire.core.key import Device, Key
 from thinwire.core.registry import register_part
 from thinwire.core.tree import Block, Spec, Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.adapters import for_layers
 from thinwire.spaces.base import Space, Stack, Stacking
 from thinwire.spaces.lora import A, B, Dense, LoRA, as_matrix, at_least_float32
 
@@ -228,6 +229,8 @@ class LoRASB(Space):
             fan_in_fan_out=self.fan_in_fan_out,
             dense=self.dense,
         )
+
+    for_model = for_layers
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a selector matches nothing."""

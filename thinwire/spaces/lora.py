@@ -15,11 +15,10 @@ them in its forward pass. Only training uses such trees; merging and testing com
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.core.key import Device, Key
 from thinwire.core.names import select
@@ -27,7 +26,7 @@ from thinwire.core.registry import rare, register_part
 from thinwire.core.text import BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from thinwire.core.tree import Spec, Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.adapters import by_keyword, first_coordinates, saved as chosen_to_save, targets
+from thinwire.spaces.adapters import by_keyword, first_coordinates, for_layers, saved as chosen_to_save, targets
 from thinwire.spaces.base import Space
 
 Scaling = Literal["standard", "rslora"]
@@ -58,8 +57,9 @@ class LoRA(Space):
     Args:
         rank: columns of B and rows of A; at most the smaller side of a matrix is used.
         alpha: scale of the adapter, divided by `rank` or its root.
-        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Also names of
-            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapters.py`).
+        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. `*` is every
+            matrix, or in a model of transformers what peft adapts (`for_layers`). Also names of layers as in peft,
+            `regex:` and a regular expression, `query-value` or `all-linear` (`adapters.py`).
         modules_to_save: selectors of weights, or names of modules as in peft, that are trained without an adapter, such
             as the task head; they take precedence over `target_modules`.
         freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the
@@ -135,14 +135,7 @@ class LoRA(Space):
         """Return the space itself and its coordinates."""
         return self, coords
 
-    def for_model(self, module: nn.Module) -> LoRA:
-        """Return the space with `fan_in_fan_out` completed by layers that store W as inputs x outputs, as in GPT-2.
-
-        >>> LoRA().for_model(nn.Linear(2, 3)).fan_in_fan_out
-        ()
-        """
-        stored = [f"{path}.weight" for path, layer in module.named_modules() if type(layer).__name__ == "Conv1D"]
-        return replace(self, fan_in_fan_out=tuple(dict.fromkeys((*self.fan_in_fan_out, *stored))))
+    for_model = for_layers
 
     @property
     def scale(self) -> float:
