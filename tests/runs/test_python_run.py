@@ -396,7 +396,7 @@ def test_a_run_is_told_in_four_lines(whole):
     assert len(lines) == 4
     assert all(len(line) < 200 for line in lines)
     assert lines[0].endswith("6 of 6 rounds, ended by rounds")
-    assert whole._repr_html_().startswith("<pre>Run method on own data")
+    assert whole._repr_html_().startswith("<pre>Run fedavg on own data")
 
 
 def test_a_run_is_a_frame():
