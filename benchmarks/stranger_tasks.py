@@ -1,4 +1,6 @@
-"""Eight learning tasks that no setting of thinwire was chosen on: models and data as a first user would bring them.
+"""Eight learning tasks with models and data as a first user would bring them.
+
+No setting of thinwire was chosen on them but the rule for learning rates (`thinwire/runs/probe.py`).
 
     tabular   multilayer perceptron            generated table, 24 features, 10 classes            20 clients
     series    Conv1d + GRU                     generated waveforms of 64 values, 6 classes         16 clients

@@ -1,4 +1,4 @@
-"""Train five tasks that had no part in any search with untouched presets, and check that none of them fails.
+"""Train the tasks of `stranger_tasks.py` with untouched presets, and check that none of them fails.
 
     python benchmarks/strangers.py --processes 15 --json strangers.jsonl
     python benchmarks/strangers.py --table strangers.jsonl

@@ -35,9 +35,9 @@ from thinwire.reports.rows import MeanInterval, without_seed
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN
 from thinwire.runs.config import digest, resolve, to_table
+from thinwire.runs.probe import rate_key
 from thinwire.runs.records import SavedRun, honest_bytes
 from thinwire.runs.toml import Table, flat, parse_overrides
-from thinwire.search.candidates import rate_key
 from thinwire.search.trials import mean_of_last
 from thinwire.search.tune import SEARCH_SEED, VALIDATION_FRACTION
 from thinwire.spaces import MAPO

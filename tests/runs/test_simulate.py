@@ -57,8 +57,16 @@ def test_a_file_an_expression_and_a_method_give_the_same_run(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(FILE)
     clients, test = data()
-    given = {"rounds": 3, "seed": 7, "cohort": 2, "local": tw.Local(2, 8), "eval_every": 2, "backend": "loop"}
-    by_file = tw.simulate(model(), clients, str(file), test=test)
+    given = {
+        "rounds": 3,
+        "seed": 7,
+        "cohort": 2,
+        "local": tw.Local(2, 8),
+        "eval_every": 2,
+        "backend": "loop",
+        "lr": 0.1,
+    }
+    by_file = tw.simulate(model(), clients, str(file), test=test, lr=0.1)
     by_name = tw.simulate(model(), clients, "fedprox+int8", test=test, **given)
     by_method = tw.simulate(model(), clients, resolve("fedprox+int8", "arrays").method, test=test, **given)
     for run in (by_name, by_method):

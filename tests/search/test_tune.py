@@ -14,8 +14,8 @@ from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import Chance, validation_chance
 from thinwire.runs.config import resolve
+from thinwire.runs.probe import rate_key
 from thinwire.runs.records import SearchRecord, read_run, read_search, write_search
-from thinwire.search.candidates import rate_key
 from thinwire.search.trials import ValidationRuns, held_out, over, trial_of
 from thinwire.search.tune import NothingTrains
 

@@ -29,7 +29,7 @@ from thinwire.protocol.server import append_entry
 from thinwire.protocol.setup import initial_server_state
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.runs.build import build_job
-from thinwire.runs.probe import rate_key, with_rate
+from thinwire.runs.probe import CLIENT_RATE, with_rate
 from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.wire.bits import Bytes
@@ -102,9 +102,7 @@ def _rate(settings: Settings) -> dict[str, Any]:
     """The learning rate that was found, and the training loss after each that was tried."""
     if not settings.lr_trials:
         return {}
-    key = rate_key(settings)
-    slot = getattr(settings.method, key.split(".")[1])
-    return {key: slot.lr, "lr_trials": {f"{lr:g}": loss for lr, loss in settings.lr_trials}}
+    return {CLIENT_RATE: settings.method.client_opt.lr, "lr_trials": {f"{lr:g}": x for lr, x in settings.lr_trials}}
 
 
 def _upload(simulation: Federation, public: PublicState, client: int) -> Bytes:
