@@ -31,9 +31,8 @@ def simulated(method="fedavg", rounds=2, test=True, **options) -> tw.Run:
 
 @pytest.mark.parametrize("method", ["fedavg", "mapo"])
 def test_a_first_program_trains_well_and_twice_alike(method):
-    once, again = simulated(method, rounds=50), simulated(method, rounds=50)
-    assert once.accuracy >= 0.9
-    assert once.accuracy == again.accuracy
+    assert simulated(method, rounds=50, eval_every=10).accuracy >= 0.9
+    once, again = simulated(method), simulated(method)
     for name, block in once.weights.items():
         assert torch.equal(block, again.weights[name])
 
@@ -99,5 +98,5 @@ def test_a_method_that_changes_one_part_keeps_the_recipe():
 
 
 def test_a_run_that_still_improves_says_so():
-    assert "still improving" in repr(simulated(rounds=10, lr=0.01))
+    assert "still improving" in repr(simulated(rounds=10, lr=0.05))
     assert "still improving" not in repr(simulated(rounds=30, lr=1.0))

@@ -314,7 +314,7 @@ def test_the_best_model_survives_going_back(tmp_path):
         schedule = tw.optimizers.WarmupLR(rounds=0, fraction=1.0)
         method = tw.Method(client_opt=tw.optimizers.SGD(60.0), lr_schedule=schedule)
         given = {"rounds": 6, "test": TEST, "backend": "loop", "checkpoint_every": 1, "on_divergence": "retry"}
-        given["recipe"] = "paper"  # which does not clip
+        given |= {"recipe": "paper", "local": tw.Local()}  # which does not clip
         return tw.simulate(model(), CLIENTS, method, **given, **options)
 
     memory, folder = diverging(), diverging(out=tmp_path / "run")

@@ -126,7 +126,7 @@ def test_a_script_has_the_bits_of_the_command_line(rescued, tmp_path):
     job = build_job(experiment)
     clients = [job.task.train.gather(torch.from_numpy(job.task.clients.client(i))) for i in range(8)]
     test = job.task.test.gather(torch.arange(len(job.task.test)))
-    settings = {"rounds": 4, "cohort": 2, "local": experiment.local, "backend": "loop", "test": test}
+    settings = {"rounds": 4, "cohort": 2, "local": experiment.local, "backend": "loop", "test": test, "recipe": "paper"}
     file = tmp_path / "every.toml"
     file.write_text("[checkpoint]\nevery = 1\non_divergence = 'retry'\n[method]\nspace = 'lowrank'\n")
     method = experiment.method
@@ -392,7 +392,7 @@ def regression(lr, rounds, **more):
     method = tw.Method(client_opt=tw.optimizers.SGD(lr))
     local = tw.Local(steps=1, batch=64)
     return tw.simulate(
-        nn.Linear(64, 1), clients, method, rounds=rounds, local=local, loss="mse", backend="loop", **more
+        nn.Linear(64, 1), clients, method, rounds=rounds, local=local, loss="mse", backend="loop", recipe="paper", **more
     )
 
 

@@ -171,7 +171,7 @@ def test_metrics_and_parts_by_reference(tmp_path):
         "eval.objective": "missed",
         "method.up": "mine.py:Mine",
     }
-    experiment = resolve("fedavg", "my_task.py:task", overrides)
+    experiment = resolve("fedavg", "my_task.py:task", {**overrides, "method.client_opt.lr": 0.1})
     assert to_table(experiment)["method"]["up"] == {"kind": f"{Path.cwd()}/mine.py:Mine"}
     summary = execute(experiment, tmp_path / "run")
     assert summary["objective"]["name"] == "missed"

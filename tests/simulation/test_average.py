@@ -156,9 +156,10 @@ def test_the_average_is_the_result_of_a_run(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
     def run(method, **more):
-        return tw.simulate(model, clients, method, rounds=3, test=clients[0], backend="loop", seed=1, **more)
+        return tw.simulate(model, clients, method, rounds=3, test=clients[0], **same, **more)
 
-    versions = [tw.simulate(model, clients, rounds=n, backend="loop", seed=1) for n in (1, 2, 3)]
+    same = {"backend": "loop", "seed": 1, "lr": 0.1, "recipe": "paper"}
+    versions = [tw.simulate(model, clients, rounds=n, **same) for n in (1, 2, 3)]
     expected = by_hand([{**one.weights, **one.buffers} for one in versions], 0.95)
     found = run(tw.Method(evaluate="average"), out=tmp_path / "run")
     saved = load_file(tmp_path / "run/model.safetensors")

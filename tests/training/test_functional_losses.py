@@ -86,7 +86,8 @@ def test_training_steps_equal_those_of_torch(loss, by_torch, make, outputs, back
     net, local = nn.Linear(FEATURES, outputs), tw.Local(epochs=3, batch=3)
     clients = [make(7), make(4, seed=1)]
     method = tw.Method(client_opt=tw.optimizers.SGD(0.5))
-    run = tw.simulate(net, clients, method, rounds=1, local=local, loss=loss, backend=backend, test=make(5, seed=2))
+    given = {"local": local, "loss": loss, "backend": backend, "test": make(5, seed=2), "recipe": "paper"}
+    run = tw.simulate(net, clients, method, rounds=1, **given)
     expected = trained_by_torch(net, clients, local, by_torch)
     for block, right in zip(run.weights.values(), expected, strict=True):
         torch.testing.assert_close(block, right, rtol=1e-5, atol=1e-6)

@@ -166,7 +166,7 @@ def test_dropout_depends_on_the_key_and_differs_between_clients(backend):
     work = workload(task, (0, 1), [Key(1), Key(1)], Local(batch=0, steps=2))
     model = Functional.of(net)
     if backend == "loop":
-        work = type(work)(work.index, work.rows, work.samples, (Key(1), Key(2)), work.gather)
+        work = type(work)(work.index, work.rows, work.samples, (0, 1), Key(2), 0, work.gather)
     runs = []
     inputs = inputs_of(Method(), model, (0, 1), work)
     assert inputs.basis == {}

@@ -58,7 +58,7 @@ SPACES = {
 
 @pytest.mark.parametrize("name", SPACES)
 def test_our_own_steps_written_as_a_trainer_give_the_same_run(name):
-    options = {"rounds": 2, "local": LOCAL, "backend": "loop", "chunk": 1}
+    options = {"rounds": 2, "local": LOCAL, "backend": "loop", "chunk": 1, "lr": 0.1}
     ours = tw.simulate(network(), clients(), SPACES[name], **options)
     theirs = tw.simulate(network(), clients(), SPACES[name], trainer=fit, **options)
     assert theirs.bytes_total == ours.bytes_total

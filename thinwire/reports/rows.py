@@ -193,9 +193,15 @@ def group(runs: Sequence[SavedRun]) -> list[Row]:
 def without_seed(config: TomlTable) -> TomlTable:
     """A configuration without the keys that runs of one row may differ in.
 
-    These are the seed, the byte accounting, and the fingerprint of initial weights and data, which depend on the seed.
+    These are the seed, the byte accounting, and what depends on the seed: the fingerprint of initial weights and data,
+    and a learning rate that was found by trials.
     """
-    return {key: value for key, value in config.items() if key not in ("seed", "accounting", "fingerprint")}
+    without = ("seed", "accounting", "fingerprint", "lr_trials")
+    kept = {key: value for key, value in config.items() if key not in without}
+    if "lr_trials" in config:
+        optimizer = {key: value for key, value in kept["method"]["client_opt"].items() if key != "lr"}
+        kept["method"] = {**kept["method"], "client_opt": optimizer}
+    return kept
 
 
 def differing(configs: Sequence[TomlTable]) -> list[str]:

@@ -330,8 +330,10 @@ def resolve(
     tables = {slot: [one[slot] for one in stated if isinstance(one, dict) and slot in one] for slot in slots}
     used = {slot: one for slot, one in slots.items() if "kind" in one and not any(map(_is_part, tables[slot]))}
     start = {"name": name, "import": modules, "method": used}
-    if any("auto_lr" not in layer and _has_rate(layer.get("method", {})) for layer in (*of_task, *own_layers)):
-        layers.append({"auto_lr": False})
+    auto = False
+    for layer in (*of_task, *own_layers):  # a rate that is stated is used
+        auto = layer.get("auto_lr", auto and not _has_rate(layer.get("method", {})))
+    layers.append({"auto_lr": auto})
     settings = update(Settings("run", TaskSettings(kind)), start, *layers)
     for slot, options in slots.items():
         part = getattr(settings.method, slot)

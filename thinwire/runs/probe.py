@@ -14,6 +14,7 @@ Methods whose server normalizes the update (`rate_key`) keep their rates: trials
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,8 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
     # a trainer of one's own may have a rate of its own
     if job.local.trainer or rate_key(settings) != CLIENT_RATE:
         return settings, job
-    make_simulation(settings.engine, job)  # refuses what the run would refuse, with the numbers of its clients
+    with warnings.catch_warnings(action="ignore"):  # the run warns
+        make_simulation(settings.engine, job)  # refuses what the run would refuse, with the numbers of its clients
     stated = settings.method.client_opt.lr
     engine = replace(settings.engine, backend="loop", chunk=0)  # for few clients it is the fastest
     tried: dict[float, float] = {}  # loss by power of 2
