@@ -18,10 +18,10 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 for name, method in {
-    "fedavg": tw.Method(client_opt=tw.optimizers.SGD(0.3)),
+    "fedavg": tw.Method(),
     "mapo": tw.methods.mapo(redraw_every=10),
 }.items():
-    run = tw.simulate(model, clients, method, rounds=60, cohort=5, test=test, eval_every=60)
+    run = tw.simulate(model, clients, method, rounds=20, cohort=5, test=test, eval_every=20)
     print(f"{name}: accuracy {run.accuracy:.3f}, up {run.bytes_up:,} B, down {run.bytes_down + run.bytes_catchup:,} B")
 
 trained = run.model()  # an nn.Module with the final weights

@@ -391,9 +391,8 @@ def regression(lr, rounds, **more):
     torch.manual_seed(0)
     method = tw.Method(client_opt=tw.optimizers.SGD(lr))
     local = tw.Local(steps=1, batch=64)
-    return tw.simulate(
-        nn.Linear(64, 1), clients, method, rounds=rounds, local=local, loss="mse", backend="loop", recipe="paper", **more
-    )
+    given = {"local": local, "loss": "mse", "backend": "loop", "recipe": "paper", **more}
+    return tw.simulate(nn.Linear(64, 1), clients, method, rounds=rounds, **given)
 
 
 def test_a_regression_that_collapses_is_reported_and_rescued(tmp_path):
