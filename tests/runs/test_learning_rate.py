@@ -64,6 +64,8 @@ def test_any_task_and_any_optimizer_can_have_a_rate_that_is_found():
     assert not resolve("fedavg", on="digits").auto_lr
     run = tw.run("fedadam", "digits", lr="auto", rounds=2)
     assert "lr_trials" not in run._table  # its server normalizes the update
+    private = {"method.privacy": {"kind": "dp", "clip": 1.0}, "method.client_weight": "uniform"}
+    assert "lr_trials" not in simulated(set=private)._table  # trials would look at the examples
     task = TASKS["causal"](1)
     run = tw.simulate(task.model, task.clients, optimizer="adam", rounds=2, cohort=4, backend="loop")
     assert run._table["method"]["client_opt"]["kind"] == "adam"

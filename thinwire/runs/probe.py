@@ -8,7 +8,8 @@ loss. Rates are tried in steps of 4 from the stated one until one no longer lowe
 The lowest loss alone would not do: what is best for a few steps is often too small for many. Test examples are not
 read. The rule was chosen on the eight tasks of `benchmarks/stranger_tasks.py`, by whole runs of FedAvg at seven rates.
 
-Methods whose server normalizes the update (`rate_key`) keep their rates: trials so short choose worse ones for them.
+Methods whose server normalizes the update (`rate_key`) keep their rates: trials so short choose worse ones for them. So
+do those with differential privacy, which does not cover a rate that is chosen by looking at examples.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
     if not settings.auto_lr:
         return settings, job
     settings = replace(settings, auto_lr=False)
-    # a trainer of one's own may have a rate of its own
-    if job.local.trainer or rate_key(settings) != CLIENT_RATE:
+    # a trainer of one's own may have a rate of its own; privacy does not cover what trials learn from the examples
+    if job.local.trainer or job.method.privacy.active or rate_key(settings) != CLIENT_RATE:
         return settings, job
     with warnings.catch_warnings(action="ignore"):  # the run warns
         make_simulation(settings.engine, job)  # refuses what the run would refuse, with the numbers of its clients
