@@ -275,8 +275,8 @@ def figure(tmp_path_factory):
     """A figure of two points and a line on digits, with its runs."""
     rows = [
         {"method": "fedavg", "label": "FedAvg"},
-        {"method": "topk", "label": "1/2", "x": 0.5, "series": "top-k", "set": {"method.up.density": 0.5}},
-        {"method": "topk", "label": "1/8", "x": 0.125, "series": "top-k", "set": {"method.up.density": 0.125}},
+        {"method": "topk-plain", "label": "1/2", "x": 0.5, "series": "top-k", "set": {"method.up.density": 0.5}},
+        {"method": "topk-plain", "label": "1/8", "x": 0.125, "series": "top-k", "set": {"method.up.density": 0.125}},
     ]
     content = {
         "paper": "FLASC, Figure 99",

@@ -23,7 +23,7 @@ NAMES = [
     *("fp16", "full", "hetlora", "highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier"),
     *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),
     *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
-    *("sparse-adapter", "sparseloco", "spdst", "stc", "thin", "topk"),
+    *("sparse-adapter", "sparseloco", "spdst", "stc", "thin", "topk", "topk-plain"),
 ]
 METHODS = {name: entry for name, entry in entries("method").items() if entry.make.__module__.startswith("thinwire.")}
 
@@ -64,12 +64,30 @@ def test_replace_changes_slots_of_a_copy():
 
 def test_arguments_reach_the_parts():
     assert tw.methods.fedlama(phi=3).schedule == tw.schedules.FedLAMA(phi=3)
-    method = tw.methods.flasc(rank=4, density=0.5)
-    assert (method.space.rank, method.up, method.down) == (4, tw.codecs.TopK(0.5), tw.codecs.TopK(0.5))
+    method = tw.methods.flasc(rank=4, density=0.5, download_density=0.25)
+    assert (method.space.rank, method.up, method.down) == (4, tw.codecs.TopK(0.5), tw.codecs.TopK(0.25))
+    assert tw.methods.flasc().down == tw.codecs.Raw()
     assert [tier.up for tier in tw.methods.hetlora(ranks=(2,)).budget.tiers] == [
         tw.codecs.RankSlice(2),
         tw.codecs.Raw(),
     ]
+
+
+def test_a_part_is_given_by_the_name_of_a_method_or_by_its_own():
+    method = tw.Method(up="topk", space="mapo", client_opt="adam", correction="scaffold")
+    assert (method.up, method.space) == (tw.methods.topk().up, tw.methods.mapo().space)
+    assert (method.client_opt, method.correction) == (tw.optimizers.Adam(), tw.optimizers.Scaffold())
+    assert method.replace(up="int4").up == tw.codecs.Quantize(4)
+    for slot, name in (("up", "top"), ("space", "topk")):
+        with pytest.raises(UnknownName, match=f"unknown {'codec' if slot == 'up' else slot} '{name}'"):
+            tw.Method(**{slot: name})
+
+
+def test_thin_draws_bases_sooner_in_a_short_run():
+    assert [tw.methods.thin().over(rounds).space.redraw_every for rounds in (5, 50, 200, 500)] == [1, 2, 8, 10]
+    assert tw.methods.thin(redraw_every=10).over(50).space.redraw_every == 10
+    route = tw.spaces.Route(((("*.weight",), tw.methods.thin().space), (("*",), tw.spaces.Full())))
+    assert tw.Method(space=route).over(50).space.redraw_every == 2
 
 
 def test_arguments_on_a_task_are_checked_when_the_function_is_defined():

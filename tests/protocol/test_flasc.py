@@ -14,8 +14,7 @@ from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
 from thinwire.federation.simulation import make_simulation
 from thinwire.protocol.upload import decode_upload
-from thinwire.runs.config import from_table, resolve, to_table, update
-from thinwire.runs.presets import preset
+from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.runs.toml import dumps, loads
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
@@ -25,9 +24,8 @@ ALL_CLIENTS = range(len(SIZES))
 
 
 def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
-    named = update(tw.Method(), preset("methods", "flasc").table["method"])
-    named = replace(named, space=replace(named.space, from_start=False))  # as in the paper
-    return replace(named, down=tw.codecs.TopK(down), up=tw.codecs.TopK(up), **changes)
+    paper = tw.methods.flasc(density=up, download_density=0.5, lr=0.01, server_lr=0.03, from_start=False)
+    return replace(paper, down=tw.codecs.TopK(down), **changes)
 
 
 def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
@@ -124,7 +122,7 @@ def test_tiers_have_different_densities():
 
 
 def test_the_preset_is_the_same_after_writing_and_reading():
-    experiment = resolve("flasc", "digits")
+    experiment = resolve("flasc", "text-classification")
     assert from_table(loads(dumps(to_table(experiment)), "a test")) == experiment
     assert experiment.method.evaluate == "client"
     assert "evaluate" not in to_table(resolve("lora", "digits"))["method"]

@@ -45,10 +45,11 @@ def test_order_of_methods_with_different_slots_does_not_matter():
 
 
 def test_codecs_chain_in_the_order_of_the_names():
-    assert resolve("topk+int8").method.up == tw.codecs.Chain((tw.codecs.TopK(0.05), tw.codecs.Quantize(8)))
-    assert resolve("ef+topk+int4").method.up == tw.codecs.Chain(
-        (tw.codecs.ErrorFeedback(), tw.codecs.TopK(0.05), tw.codecs.Quantize(4))
-    )
+    assert resolve("topk-plain+int8").method.up == tw.codecs.Chain((tw.codecs.TopK(0.05), tw.codecs.Quantize(8)))
+    with_errors = (tw.codecs.ErrorFeedback(), tw.codecs.TopK(0.05), tw.codecs.Quantize(4))
+    assert resolve("topk+int4").method.up == tw.codecs.Chain(with_errors)
+    assert resolve("ef+topk+int4").method.up == resolve("topk+int4").method.up  # top-k has error feedback already
+    assert resolve("ef+topk-plain").method.up == resolve("topk").method.up
     method = resolve("sparse+int8+fedavgm").method
     assert method.up == tw.codecs.Chain((tw.codecs.TopK(0.1, rounding="up"), tw.codecs.Quantize(8)))
     assert method.down == tw.codecs.TopK(0.1, rounding="up")
@@ -84,10 +85,10 @@ def test_first_client_optimizer_wins():
 
 
 def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refused():
-    assert resolve("flasc+dp-fedadam", on="digits").method.server_opt == resolve("flasc", on="digits").method.server_opt
-    assert resolve("dp-fedadam+flasc", on="digits").method.server_opt == resolve("dp-fedadam").method.server_opt
+    assert resolve("full+dp-fedadam", on="digits").method.server_opt == resolve("full", on="digits").method.server_opt
+    assert resolve("dp-fedadam+full", on="digits").method.server_opt == resolve("dp-fedadam").method.server_opt
     with pytest.raises(IncompatibleParts, match=r"both fill method\.server_opt"):
-        resolve("flasc+fedyogi")
+        resolve("full+fedyogi")
 
 
 def test_different_local_settings_are_refused():

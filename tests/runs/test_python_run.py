@@ -102,16 +102,44 @@ def test_a_finished_run_is_returned_without_training(whole):
     assert (whole.path / "summary.json").read_bytes() == before
 
 
+def test_a_finished_run_is_given_more_rounds(tmp_path):
+    straight, path = simulate(rounds=11), tmp_path / "run"
+    simulate(out=path)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=path, resume=True, rounds=9, on_round=interrupted(8, KeyboardInterrupt()))
+    simulate(out=path, resume=True, rounds=9)
+    run = simulate(out=path, resume=True, rounds=11)
+    assert timeless(run) == timeless(straight)  # a constant rate does not depend on the number of rounds
+    assert same(run.weights, straight.weights)
+    assert run._table["extended"] == [6, 9]
+    assert simulate(out=path, rounds=11, on_message=lambda *_: pytest.fail("it was trained")).summary == run.summary
+    with pytest.raises(tw.CheckpointError, match="rounds = 11 there, 6 here"):
+        simulate(out=path)
+
+
+def test_an_extended_run_keeps_its_method_and_its_schedule_goes_on_as_in_a_longer_run(tmp_path):
+    """A basis for 2 rounds, as in a run of 50; the cosine of the last rounds is that of 100."""
+    options = {"out": tmp_path / "run", "schedule": "cosine", "lr": "auto", "cohort": 2, "backend": "loop"}
+    first = tw.simulate(model(), CLIENTS, "thin", rounds=50, **options)
+    longer = tw.simulate(model(), CLIENTS, "thin", rounds=52, resume=True, **options)
+    rate = first.history[0].lr
+    for record, rounds in ((first.history[-1], 50), (longer.history[-1], 52)):
+        assert record.lr == pytest.approx(rate * (1 + math.cos(math.pi * (rounds - 1) / rounds)) / 2)
+    assert longer._table["method"]["space"]["redraw_every"] == 2
+    assert timeless(longer)[:50] == timeless(first)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"resume": True, "rounds": 9}, "rounds = 6 there, 9 here; .* --overwrite"),
+        ({"resume": True, "rounds": 3}, "rounds = 6 there, 3 here; .* --overwrite"),
+        ({"rounds": 9}, "rounds = 6 there, 9 here; .* --overwrite"),
         ({"resume": True, "model": model(1)}, r"other data, or other initial weights .*torch\.manual_seed"),
         ({"resume": True, "clients": CLIENTS[::-1]}, "other data, or other initial weights"),
         ({"resume": True, "patience": 3}, "eval.patience = unset there, 3 here"),
         ({"resume": True, "overwrite": True}, "write one of them"),
     ],
-    ids=["rounds", "model", "data", "patience", "both"],
+    ids=["fewer rounds", "rounds", "model", "data", "patience", "both"],
 )
 def test_a_folder_with_another_run_is_refused_in_one_line(whole, options, words):
     before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}

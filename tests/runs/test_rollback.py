@@ -1,4 +1,4 @@
-"""`thinwire resume --from`: a simulation that goes back by hand and is resumed has the same bits."""
+"""`thinwire resume --from` and `--rounds`: runs that go back by hand, and runs that are given more rounds."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def test_a_run_goes_back_and_continues_with_the_same_bits(thinwire, tmp_path):
     assert summary["bytes_total_honest"] == before.totals["bytes_total_honest"] + lost
     assert thinwire("resume", "run", "--from", "0", "-q")[0] == 0
     assert (run / "model.safetensors").read_bytes() == model
+
+
+def test_a_run_is_given_more_rounds(thinwire):
+    words = ("--on", "digits", "--set", "local.steps=2", "--set", "engine.backend=loop", "-q")
+    assert thinwire("run", "fedavg", "--rounds", "2", "--out", "run", *words)[0] == 0
+    code, out, _ = thinwire("resume", "run", "--rounds", "4", "--json")
+    assert (code, json.loads(out)["rounds"]) == (0, 4)
+    code, _, err = thinwire("resume", "run", "--rounds", "3")
+    assert code != 0
+    assert "run has 4 rounds already; write --rounds 8, or leave it" in err

@@ -16,10 +16,10 @@ from thinwire.search.candidates import changes, knobs_of, parse_over, points, st
         ("mapo", "k", ("method.space.k",)),
         ("lora", "rank", ("method.space.rank",)),
         ("slora", "rank", ("method.next_stage.space.rank",)),
-        ("flasc", "density", ("method.up.density", "method.down.density")),
+        ("sparse", "density", ("method.up.density", "method.down.density")),
         ("slora", "density", ("method.mask.density",)),
-        ("topk+int8", "density", ("method.up.parts.0.density",)),
-        ("topk+int8", "bits", ("method.up.parts.1.bits",)),
+        ("topk+int8", "density", ("method.up.parts.1.density",)),
+        ("topk+int8", "bits", ("method.up.parts.2.bits",)),
         ("fedavg", "cohort", ("cohort.size",)),
         ("fedavg", "epochs", ("local.epochs",)),
         ("fedavg", "batch", ("local.batch",)),
@@ -62,7 +62,8 @@ def test_values_of_the_command_line():
 
 
 def test_points_become_overrides():
-    experiment = resolve("flasc", "digits")
+    pretrained = {"method.down": {"kind": "topk", "density": 0.25}}
+    experiment = resolve("flasc", "digits", pretrained)
     knobs = knobs_of(experiment, {"rank": [4], "lr": [1], "density": [0.5]})
     (point,) = points(knobs)
     assert point == (("rank", 4), ("lr", 1), ("density", 0.5))
@@ -71,15 +72,15 @@ def test_points_become_overrides():
         "method.space.rank": 4,
         "method.client_opt.lr": 1,
     }
-    assert [value for _, value in start_of(experiment, knobs)] == [8, 0.01, 0.25]
-    other = start_of(resolve("flasc", "digits", {"method.down.density": 1.0}), knobs)
+    assert [value for _, value in start_of(experiment, knobs)] == [8, 0.1, 0.25]
+    other = start_of(resolve("flasc", "digits", {"method.down": {"kind": "topk", "density": 1.0}}), knobs)
     assert dict(other)["density"] is None, "two settings of a knob that differ are left as they are"
 
 
 def test_a_part_of_a_chain_is_set_by_its_place():
-    experiment = resolve("topk+int8", "digits", {"method.up.parts.1.bits": 4})
-    assert [experiment.method.up.parts[1].bits, experiment.method.up.parts[0].density] == [4, 0.05]
-    assert resolve("topk+int8", "digits").method.up.parts[1].bits == 8
-    with pytest.raises(ConfigError, match=r"'2' names no part of the 2 of method\.up\.parts"):
-        resolve("topk+int8", "digits", {"method.up.parts.2.bits": 4})
+    experiment = resolve("topk+int8", "digits", {"method.up.parts.2.bits": 4})
+    assert [experiment.method.up.parts[2].bits, experiment.method.up.parts[1].density] == [4, 0.05]
+    assert resolve("topk+int8", "digits").method.up.parts[2].bits == 8
+    with pytest.raises(ConfigError, match=r"'3' names no part of the 3 of method\.up\.parts"):
+        resolve("topk+int8", "digits", {"method.up.parts.3.bits": 4})
     assert flat({"parts": [{"bits": 4}], "at": [1, 2]}) == {"parts.0.bits": 4, "at": [1, 2]}

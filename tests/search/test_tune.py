@@ -29,8 +29,8 @@ def tune(method, out, overrides=(), **options):
 
 
 def test_the_searched_rate_is_the_one_that_decides_the_step():
-    server = {"evofed", "fedadam", "fedyogi", "fedadagrad", "flasc", "dp-fedadam"}
-    for name in (*server, "fedavg", "mapo", "thin", "fedavgm", "lora", "ef+topk+int4"):
+    server = {"evofed", "fedadam", "fedyogi", "fedadagrad", "full", "dp-fedadam"}
+    for name in (*server, "fedavg", "mapo", "thin", "fedavgm", "lora", "flasc", "topk+int4"):
         assert rate_key(resolve(name)) == f"method.{'server' if name in server else 'client'}_opt.lr"
 
 

@@ -407,7 +407,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
         (lambda: tw.spaces.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
         (lambda: tw.spaces.MAPO(k=4, layout="random"), "layout must be one of"),
         (lambda: tw.spaces.MAPO(k=4, scale="paper"), "scale must be one of isometric, unit, not 'paper'"),
-        (lambda: tw.spaces.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
+        (lambda: tw.spaces.MAPO(k=4, redraw_every=-2), "redraw_every must be -1 or more"),
     ],
 )
 def test_invalid_sizes_are_refused_in_one_line(space, message):

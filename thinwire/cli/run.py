@@ -65,6 +65,7 @@ def resume(
         int | None,
         typer.Option("--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0: the start."),
     ] = None,
+    rounds: int | None = None,
     on_divergence: str | None = None,
     data_dir: DataDir = None,
     log: Log = None,
@@ -75,11 +76,14 @@ def resume(
 
     Example: thinwire resume runs/fedavg-digits-s0-1a2b3c
 
+    Give a finished run more rounds: thinwire resume RUN --rounds 200
+
     Go back to the checkpoint of a round, give up the rounds after it, and continue: thinwire resume RUN --from 20
 
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
 
     Options:
+        rounds: Number of rounds in all. Schedules go on as in a run of that many rounds.
         on_divergence: stop or retry, as for run.
     """
     from thinwire.runs.execute import execute
@@ -94,9 +98,15 @@ def resume(
     if on_divergence is not None:
         saving = replace(settings.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
         settings = replace(settings, checkpoint=saving)
+    if rounds is not None:
+        settings = extended(settings, rounds, run)
     runner: Callable[..., Summary] = execute
     how: dict[str, Any] = {"data_dir": data_dir, "resume": True}
     if (run / "deployment.json").is_file():
+        if rounds is not None:
+            raise ConfigError(
+                f"{run} is a deployment, whose clients know its {settings.rounds} rounds; leave out --rounds"
+            )
         from thinwire.flower.local import deploy as runner
         from thinwire.runs.files import read_json
 
@@ -116,6 +126,17 @@ def resume(
     with shown(settings, run, log, quiet) as on_round:
         summary = runner(settings, run, on_round=on_round, **how)
     show_summary(summary, run, as_json)
+
+
+def extended(settings: Settings, rounds: int, run: Path) -> Settings:
+    """The settings with more rounds."""
+    if rounds < settings.rounds:
+        raise ConfigError(
+            f"{run} has {settings.rounds} rounds already; write --rounds {2 * settings.rounds}, or leave it"
+        )
+    if rounds == settings.rounds:
+        return settings
+    return replace(settings, rounds=rounds, extended=(*settings.extended, settings.rounds))
 
 
 @contextmanager

@@ -161,6 +161,7 @@ class Settings:
         speed: how long simulated clients take.
         auto_lr: whether the learning rate is found by trials before the first round (`runs/probe.py`).
         lr_trials: what they tried: rates, and the training loss after each.
+        extended: numbers of rounds that the run had before it was given more.
     """
 
     name: str
@@ -180,6 +181,7 @@ class Settings:
     speed: Speed = field(default_factory=Speed)
     auto_lr: bool = False
     lr_trials: tuple[tuple[float, float], ...] = ()
+    extended: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -3,7 +3,7 @@
     fedavg, fedbuff      fedavg, fedsgd, local, fedper | fedbuff
     server_optimizers    fedavgm, fedadam, fedyogi, fedadagrad
     corrections          fedprox, scaffold, feddyn, fednova
-    compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
+    compression          int8, int4, fp16, topk, topk_plain, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
                          eden, drive, stc, lattice_topk, powersgd
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     seeds                decomfl, fedkseed
@@ -46,6 +46,7 @@ from thinwire.methods.compression import (
     sparseloco as sparseloco,
     stc as stc,
     topk as topk,
+    topk_plain as topk_plain,
 )
 from thinwire.methods.fedavg import (
     fedadagrad as fedadagrad,

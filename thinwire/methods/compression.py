@@ -1,6 +1,6 @@
 """FedAvg with compressed messages: quantization, sparsification, error feedback.
 
-Most of these fill one slot, so that they combine with other methods: `mapo+int8`, `ef+topk+int4`.
+Most of these fill one slot, so that they combine with other methods: `mapo+int8`, `topk+int4`.
 
 FetchSGD: count sketches up, the largest values down.
 
@@ -9,7 +9,7 @@ SparseLoCo: many local AdamW steps, and two bits for the largest values of each 
 
 from __future__ import annotations
 
-from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, Threshold, TopK
+from thinwire.codecs import Chain, Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, Threshold, TopK
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD, AdamW
@@ -112,18 +112,36 @@ def quantize(bits: int = 8) -> Method:
     return Method(up=Quantize(bits, scheme="uniform"))
 
 
-@register("method", "topk", paper="Aji and Heafield, EMNLP 2017")
+@register("method", "topk", paper="Aji and Heafield, EMNLP 2017; Karimireddy et al., ICML 2019")
 def topk(density: float = 0.05) -> Method:
-    """Uploads of the 5 % of values with the largest magnitude; in topk+int8 these are also quantized.
+    """Uploads of the 5 % of values with the largest magnitude, with error feedback; topk+int8 also quantizes them.
 
-        send x_j and j for the floor(density n) largest |x_j|
+        send x_j and j for the floor(density n) largest |x_j|,    x: the update and what earlier uploads left out
 
     Args:
         density: share of the values that are sent.
 
-    Paper: Sparse Communication for Distributed Gradient Descent (Aji and Heafield, EMNLP 2017).
+    Papers: Sparse Communication for Distributed Gradient Descent (Aji and Heafield, EMNLP 2017); Error Feedback Fixes
+    SignSGD and other Gradient Compression Schemes (Karimireddy et al., ICML 2019).
 
-    >>> topk(density=0.01).up.density
+    >>> topk(density=0.01).up.parts[1].density
+    0.01
+    """
+    return Method(up=Chain((ErrorFeedback(), TopK(density))))
+
+
+@register("method", "topk-plain", paper="after Aji and Heafield, EMNLP 2017")
+def topk_plain(density: float = 0.05) -> Method:
+    """`topk` without error feedback: what an upload leaves out is lost.
+
+        send x_j and j for the floor(density n) largest |x_j|,    x: the update
+
+    Args:
+        density: share of the values that are sent.
+
+    Paper: after Sparse Communication for Distributed Gradient Descent (Aji and Heafield, EMNLP 2017).
+
+    >>> topk_plain(density=0.01).up.density
     0.01
     """
     return Method(up=TopK(density))
@@ -149,7 +167,7 @@ def sparse(density: float = 0.1) -> Method:
 
 @register("method", "ef", paper="Karimireddy et al., ICML 2019")
 def ef() -> Method:
-    """Error feedback: the compression error is added to the next upload; write it first, as in ef+topk.
+    """Error feedback: the compression error is added to the next upload; write it first, as in ef+int4.
 
         send C(x + e)          e <- x + e - C(x + e)
 

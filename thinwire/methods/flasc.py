@@ -45,19 +45,21 @@ from thinwire.spaces.route import Rule
 
 _with_adapters = passes_on(LoRA, "rank", "alpha", "target_modules", "modules_to_save")
 _on_tasks = on_transformers(ATTENTION, LANGUAGE)
+_PRETRAINED = {"download_density": 0.25, "lr": 0.01, "server_lr": 0.03}
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
-@on_transformers({**PEFT, "server_lr": 0.01, "from_start": False}, LANGUAGE_PEFT)
+@on_transformers({**PEFT, **_PRETRAINED, "server_lr": 0.01, "from_start": False}, {**LANGUAGE_PEFT, **_PRETRAINED})
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,
     density: float = 0.25,
+    download_density: float = 1.0,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
     init_lora_weights: InitA = "isometric",
-    lr: float = 0.01,
-    server_lr: float = 0.03,
+    lr: float = 0.1,
+    server_lr: float = 0.0,
     from_start: bool = True,
 ) -> Method:
     """FLASC: LoRA with top-k sparse downloads and uploads, and dense local training in between.
@@ -68,15 +70,20 @@ def flasc(
     The values with the largest magnitude are chosen among all trained parameters P, not layer by layer. The model that
     clients receive, topk(P), is evaluated.
 
+    So it is for a pretrained transformer (`text-classification`, `causal-lm`, `instructions`). Any other model is
+    trained from scratch, which sparse downloads and Adam would hold back: clients receive all of P, and the server adds
+    the mean.
+
     Args:
         rank: rank of the adapters. The paper adapts attention matrices with rank 16.
         alpha: the adapter is scaled by alpha / rank.
-        density: share of the values that are sent, in both directions.
+        density: share of the values that clients send.
+        download_density: share of the values that the server sends.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
         init_lora_weights: how A is drawn, `isometric` or `kaiming`.
         lr: learning rate of the clients.
-        server_lr: learning rate of the server.
+        server_lr: learning rate of Adam at the server; 0 adds the mean of the uploads.
         from_start: P is the change from the initial values (`LoRA`), so that a value that is not sent stays there. If
             false, as in the paper, it is 0: too much for a model that is trained from scratch.
 
@@ -91,7 +98,9 @@ def flasc(
         dense="auto",
         from_start=from_start,
     )
-    return full(lr, server_lr).replace(space=space, up=TopK(density), down=TopK(density), evaluate="client")
+    server = Adam(server_lr) if server_lr else SGD(1.0)
+    method = full(lr).replace(space=space, up=TopK(density), server_opt=server)
+    return method if download_density == 1 else method.replace(down=TopK(download_density), evaluate="client")
 
 
 @register("method", "full", paper="compared with in FLASC, 2024")

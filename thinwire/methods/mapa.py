@@ -143,7 +143,7 @@ def mapo_paper(k: int = 128, lr: float = 3.0) -> Method:
 
 
 @register("method", "thin", paper="composed here: MAPO, updates on a lattice, error feedback")
-def thin(k: int = 0, up: float = 1.0, down: float = 2.0, redraw_every: int = 10) -> Method:
+def thin(k: int = 0, up: float = 1.0, down: float = 2.0, redraw_every: int = -1) -> Method:
     """MAPO with about two bits a value up, one and a half down, and exact short sums for clients that missed rounds.
 
         b <- b + D(mean_i L(b_i - b))          after `redraw_every` rounds:  W0 <- W0 + b a
@@ -156,7 +156,7 @@ def thin(k: int = 0, up: float = 1.0, down: float = 2.0, redraw_every: int = 10)
         k: trained parameters; 0 derives them from the number of weights, floor(2 d^(2/3)).
         up: distance of the levels of uploads, in root mean squares.
         down: distance of the levels of downloads.
-        redraw_every: rounds for which a direction is kept.
+        redraw_every: rounds for which a direction is kept; -1 for ten, or fewer in a run of less than 250 rounds.
 
     Not from a paper: a composition of MAPO, stochastic rounding and error feedback.
 

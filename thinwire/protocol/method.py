@@ -19,6 +19,7 @@ from torch import nn
 from thinwire.aggregators.base import Aggregator, BySamples, ClientWeight, WeightedMean
 from thinwire.codecs.base import Codec, Raw
 from thinwire.core.key import Key
+from thinwire.core.registry import SLOTS, entries, lookup
 from thinwire.core.text import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveInt, check_settings
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask, NoMask
@@ -202,6 +203,15 @@ class Asynchronous:
         return 0 < self.most_stale < staleness
 
 
+def _named(name: str, slot: str, kind: str) -> Any:
+    """The part of a slot by the name of a method that sets it, or by its own."""
+    method = entries("method").get(name)
+    part = None if method is None else getattr(method.make(), slot)
+    if part is None or part == getattr(Method, slot):
+        part = lookup(kind, name).make()
+    return part
+
+
 @dataclass(frozen=True)
 class Method:
     """Which parameters are trained, what is sent, when, and how it is aggregated. The defaults are FedAvg.
@@ -248,6 +258,11 @@ class Method:
         secure_aggregation: sum uploads under masks that cancel, so that the server learns only the sum.
         next_stage: what changes after some rounds (full downloads only).
         asynchronous: whether rounds go on without slow clients, whose uploads count later (FedBuff).
+
+    A part may be given by name: that of a method that sets it (`thinwire list methods`), or its own.
+
+    >>> Method(space="mapo", client_opt="adam").space.redraw_every
+    1
     """
 
     space: Space = Full()
@@ -280,6 +295,9 @@ class Method:
     asynchronous: Asynchronous = field(default=Asynchronous(), repr=False)  # no message depends on it
 
     def __post_init__(self) -> None:
+        for slot, kind in SLOTS.items():
+            if isinstance(name := getattr(self, slot), str):
+                object.__setattr__(self, slot, _named(name, slot, kind))
         check_settings(self)
         if 0 < self.norm_bound < 1:
             raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
@@ -289,7 +307,7 @@ class Method:
         return replace(self, **parts)
 
     def over(self, rounds: int) -> Method:
-        """The method of a run of that many rounds: fractions in its learning-rate schedules become counts.
+        """The method of a run of that many rounds: fractions of it become counts, in schedules and in the space.
 
         >>> from thinwire.optimizers.lr_schedules import CosineLR
         >>> Method(lr_schedule=CosineLR(fraction=0.5)).over(200).lr_schedule.rounds
@@ -299,6 +317,7 @@ class Method:
         """
         return replace(
             self,
+            space=self.space.over(rounds),
             lr_schedule=self.lr_schedule.over(rounds),
             server_lr_schedule=self.server_lr_schedule.over(rounds),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,12 +87,14 @@ def tensor_bytes(tensors: Tree, **metadata: str) -> bytes:
     return bytes(save(blocks, metadata=metadata or None))
 
 
-def load_checkpoint(folder: Path, config: str, device: Device = None, number: int | None = None) -> Checkpoint | None:
+def load_checkpoint(
+    folder: Path, configs: Sequence[str], device: Device = None, number: int | None = None
+) -> Checkpoint | None:
     """A checkpoint, by default the newest; None if there is none.
 
     Args:
         folder: the folder of checkpoints.
-        config: the digest of the experiment, which must match.
+        configs: digests of the experiment, now and before it was given more rounds; one must match.
         device: the device of the public state and the averaged model; server and client states are on the CPU.
         number: the round of the checkpoint.
     """
@@ -106,8 +108,8 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, number: in
     try:
         if meta["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
-        if meta["config"] != config:
-            raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        if meta["config"] not in configs:
+            raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run: {configs[0]})")
         data = weights.read_bytes()
         if hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")

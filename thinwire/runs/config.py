@@ -236,6 +236,7 @@ def to_table(settings: Settings) -> Table:
             "fingerprint": settings.fingerprint,
             "auto_lr": settings.auto_lr or None,
             "lr_trials": [list(one) for one in settings.lr_trials],
+            "extended": list(settings.extended),
             "task": {**_given(own), **dict(task.options)},
             **{key: plain(getattr(settings, key)) for key in ("cohort", "local", "engine", "eval", "checkpoint")},
             "speed": None if settings.speed == Speed() else plain(settings.speed),
@@ -342,7 +343,8 @@ def resolve(
             unset -= {key for table in tables[slot] if isinstance(table, dict) for key in table}
             free = {key: value for key, value in options.items() if key in unset}
             settings = update(settings, {"method": {slot: free}})
-    return settings
+    method = settings.method
+    return replace(settings, method=method.replace(space=method.space.over(settings.rounds)))
 
 
 def _has_rate(method: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +87,17 @@ class RunPlan(NamedTuple):
         path: Path | None,
         data_dir: Path | None = None,
         prepare: Callable[[], Federation] | None = None,
+        rounds: Sequence[int] = (),
     ) -> RunPlan:
-        """Check settings, and read the data of a task of the user; nothing is written."""
+        """Check settings, and read the data of a task of the user; nothing is written.
+
+        Args:
+            settings: the settings.
+            path: the run directory; None for a run in memory.
+            data_dir: the folder of datasets.
+            prepare: makes what runs the rounds, if not the engine of the settings.
+            rounds: the numbers of rounds of a run that is extended: at its start, and after each extension.
+        """
         plugins.load(settings.imports)  # in a worker process they are not imported yet
         if settings.checkpoint.on_divergence == "retry":
             if prepare:
@@ -99,6 +108,9 @@ class RunPlan(NamedTuple):
             settings, job = settled(settings, data_dir, stored=path is not None)
         if settings.auto_lr and prepare is None:
             settings, job = with_rate(settings, job or build_job(settings, data_dir))
+        if rounds:
+            settings = replace(settings, rounds=rounds[-1], extended=tuple(rounds[:-1]))
+            job = job and replace(job, rounds=rounds[-1])
         table = to_table(settings)
         if settings.task.kind.startswith(OWN):  # of a script, which alone has the object
             table["task"]["kind"], table["script"] = settings.task.label, sys.argv[0] or "your script"
@@ -123,6 +135,9 @@ class RunPlan(NamedTuple):
                     f"{folder.path} holds an unfinished run; `thinwire resume {folder.path}`, or resume=True in "
                     "Python, continues it"
                 )
+            return None
+        if folder.is_extended:
+            refuse_diverged(done)
             return None
         retries = self.settings.checkpoint.on_divergence == "retry"
         halved = [one for one in done.get("retries", ()) if one.get("status") != ROLLED_BACK]
@@ -149,7 +164,9 @@ class RunPlan(NamedTuple):
         check_early(self.settings, federation.job.task)
         with locked(folder.path) if folder else nullcontext(), stopped_by_sigterm():
             if folder:
-                folder.create(overwrite or folder.summary() is not None)  # a finished run that is trained again
+                again = overwrite or (folder.summary() is not None and not folder.is_extended)
+                folder.clear_results()
+                folder.create(overwrite=again)
             loop = Loop(self.settings, federation, folder, resume)
             loop.train(**watch)
         return loop

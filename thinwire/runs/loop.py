@@ -183,7 +183,7 @@ class Loop:
         """Write a checkpoint, or keep it in memory."""
         checkpoint = Checkpoint(state, self.best, json_lines(*self.lines[: state.round]))
         if folder := self.folder:
-            save_checkpoint(folder.checkpoints, checkpoint, folder.config, folder.keep)
+            save_checkpoint(folder.checkpoints, checkpoint, folder.configs[0], folder.keep)
         else:
             self.memory = checkpoint
         self.saved, self.saved_at, self.due = state.round, monotonic(), None

@@ -223,7 +223,7 @@ class Run:
             f"ended by {self.ended_by or '-'}" if self.status == "finished" else f"{self.status}: {self.status_reason}"
         )
         if self.summary.get("still_improving"):
-            why += "; still improving: train more rounds, or tune"
+            why += "; still improving: resume with more rounds, or tune"
         head = f"Run {self.name or 'run'} on {self.summary.get('task', 'a task')}"
         lines, evaluated = [f"{head}: {len(self.history)} of {planned} rounds, {why}"], ""
         if best := self.best:

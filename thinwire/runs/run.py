@@ -37,7 +37,9 @@ from thinwire.runs.files import message_of
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.presets import method_name
 from thinwire.runs.progress import shown, style_of
+from thinwire.runs.records import read_config
 from thinwire.runs.result import Run, result_of
+from thinwire.runs.run_directory import rounds_of
 
 
 def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
@@ -51,7 +53,8 @@ def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **opt
         **options: see `Options`; settings that are not given are those of the task's preset, the method, the file and
             the recipe. Without `out` nothing is written.
     """
-    return _run(settings_of(method, on, {"keep_best": True, **options}), options)
+    given, rounds = _rounds_of({"keep_best": True, **options})
+    return _run(settings_of(method, on, given), options, rounds)
 
 
 def simulate(
@@ -81,7 +84,7 @@ def simulate(
         raise ConfigError("the model cannot be copied: its weights are on the device meta, which has no values")
     method = Method() if method is None else method
     name = {"name": method_name(method, model)} if isinstance(method, Method) else {}
-    given: dict[str, Any] = {"keep_best": True, **name, **options}
+    given, rounds = _rounds_of({"keep_best": True, **name, **options})
     functions = given.pop("metrics") if isinstance(given.get("metrics"), Mapping) else {}
     pool, assignment = pool_clients(clients)
     tests = None if test is None else as_examples(test)
@@ -90,7 +93,7 @@ def simulate(
     settings = settings_of(method, task_name(task, "own data"), given)
     if not settings.cohort.size:
         settings = replace(settings, cohort=Cohort(len(task.clients)))
-    return _run(settings, given)
+    return _run(settings, given, rounds)
 
 
 def settings_of(
@@ -117,7 +120,21 @@ def settings_of(
     return replace(settings, eval=replace(settings.eval, metrics=tuple(names)))
 
 
-def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
+def _rounds_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """Options with the number of rounds that the run in the folder `out` began with, and all numbers that it had."""
+    given, wanted = dict(options), options.get("rounds")
+    config = Path(options.get("out") or "") / "config.toml"
+    if not options.get("out") or not isinstance(wanted, int) or options.get("overwrite") or not config.is_file():
+        return given, []
+    rounds = rounds_of(read_config(config.parent))
+    if wanted > rounds[-1] and options.get("resume"):
+        rounds.append(wanted)
+    if wanted != rounds[-1] or len(rounds) == 1:
+        return given, []
+    return {**given, "rounds": rounds[0]}, rounds
+
+
+def _run(settings: Settings, options: Mapping[str, Any], rounds: Sequence[int]) -> Run:
     """Train what is left of a run, or read it, and make its result."""
     given = {name: value for name, value in options.items() if value is not None}
     path, data_dir = (Path(given[name]) if name in given else None for name in ("out", "data_dir"))
@@ -130,7 +147,10 @@ def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
         if not callable(given.get(name, print)):
             raise ConfigError(f"{name} must be a function of the record, not {given[name]!r}")
     style = style_of(given.get("progress"))
-    with _one_line(path, style != "nothing"), shown(settings.name, settings.rounds, style, settings.accounting) as show:
+    with (
+        _one_line(path, style != "nothing"),
+        shown(settings.name, rounds[-1] if rounds else settings.rounds, style, settings.accounting) as show,
+    ):
 
         def seen(record: RoundRecord) -> None:
             if record.alarm:
@@ -139,7 +159,7 @@ def _run(settings: Settings, options: Mapping[str, Any]) -> Run:
             if on_round:
                 on_round(record)
 
-        plan = RunPlan.of(settings, path, data_dir)
+        plan = RunPlan.of(settings, path, data_dir, rounds=rounds)
         done = None if overwrite else plan.finished(resume)
         watch = {name: given[name] for name in ("on_message", "stop") if name in given}
         loop = plan.reopen(done) if done else plan.train(resume, overwrite, on_round=seen, **watch)

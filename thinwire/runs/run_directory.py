@@ -79,7 +79,10 @@ class RunFolder:
 
     def __init__(self, path: Path, table: Table) -> None:
         self.path, self.table = path, table
-        self.config = digest(identity(table))
+        own, rounds = identity(table), rounds_of(table)
+        tables = [{**own, "rounds": rounds[i], "extended": rounds[:i]} for i in reversed(range(len(rounds)))]
+        # now, and before it was given more rounds
+        self.configs = [digest({key: value for key, value in one.items() if value != []}) for one in tables]
         self.keep = int(table.get("checkpoint", {}).get("keep", KEEP))  # number of checkpoints
         self.checkpoints = path / "checkpoints"
 
@@ -108,13 +111,18 @@ class RunFolder:
         known, now = str(theirs.table.get("fingerprint", "")), str(self.table.get("fingerprint", ""))
         if known and now and known != now:
             raise other_task(f"{self.path} holds a run that began", known, now)
-        if theirs.config != self.config:
+        if theirs.configs[0] not in self.configs:
             what = _difference(identity(theirs.table), identity(self.table))
             raise CheckpointError(
                 f"{self.path} holds a run of another configuration: {what}; name another directory, or delete it with "
                 "--overwrite"
             )
         return True
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether the run in the directory is now given more rounds."""
+        return RunFolder.open(self.path).configs[0] != self.configs[0]
 
     def create(self, overwrite: bool = False) -> None:
         """Write the configuration, and remove the temporary files of a killed process.
@@ -167,7 +175,7 @@ class RunFolder:
 
     def load(self, device: str, number: int | None = None) -> Checkpoint | None:
         """A checkpoint, by default the newest; None if there is none."""
-        return load_checkpoint(self.checkpoints, self.config, device, number)
+        return load_checkpoint(self.checkpoints, self.configs, device, number)
 
     def finish(self, summary: Summary, results: Mapping[str, bytes]) -> None:
         """Write models and clients, the checksums and, last, the totals: a run with totals is finished.
@@ -189,6 +197,11 @@ class RunFolder:
         if (self.path / "summary.json").is_file():
             verify(self.path)
         return read_totals(self.path)
+
+
+def rounds_of(table: Table) -> list[int]:
+    """The numbers of rounds that a run had: at its start, and after each time that it was extended."""
+    return [*table.get("extended", ()), int(table.get("rounds", 0))]
 
 
 def identity(table: Table) -> Table:

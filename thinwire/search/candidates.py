@@ -105,7 +105,7 @@ def knobs_of(experiment: Settings, over: Mapping[str, Sequence[Any]]) -> tuple[K
     """The settings that some keys stand for in an experiment, with their values.
 
     >>> from thinwire.runs.config import resolve
-    >>> knobs_of(resolve("flasc"), {"lr": [0.1], "density": [0.5]})[1].paths
+    >>> knobs_of(resolve("flasc", "instructions"), {"lr": [0.1], "density": [0.5]})[1].paths
     ('method.up.density', 'method.down.density')
     """
     if not isinstance(over, Mapping) or not over:

@@ -48,7 +48,7 @@ SEARCH_SEED = 100  # by default; seeds of comparisons begin at 0
 RATES = 8
 MAX_CANDIDATES = 64
 VALIDATION_FRACTION = 0.1
-METHODS = ("fedavg", "int4", "topk+int8", "ef+topk+int4", "fedpara", "flasc", "mapo", "thin")  # within some bytes
+METHODS = ("fedavg", "int4", "topk+int8", "topk+int4", "fedpara", "flasc", "mapo", "thin")  # within some bytes
 
 
 class NothingTrains(ConfigError):

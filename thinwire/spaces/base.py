@@ -111,6 +111,10 @@ class Space(ABC):
         """Return the space completed by the types of a model's layers; by default the space itself."""
         return self
 
+    def over(self, rounds: int) -> Space:
+        """Return the space of a run of that many rounds; by default the space itself."""
+        return self
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return

@@ -22,22 +22,22 @@ FedAvg's learning rate, and a bound on the norm of the gradient, are then of the
 step is longer than FedAvg's, by about sqrt(e / p): the rest of it is random and has mean zero.)
 
 With `redraw_every=R` the update is merged and A is drawn again after R rounds. Within those rounds the updates of B add
-up, so a client that missed some of them downloads one vector of k p values.
+up, so a client that missed some of them downloads one vector of k p values. A short run needs new directions sooner, to
+reach all weights: `redraw_every=-1` is R = floor(T / 25) in a run of T rounds, from 1 to 10.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register_part
-from thinwire.core.text import NonNegativeInt
 from thinwire.core.tree import Spec, Tree, unflatten
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import key_words, multiply_generated, square_sums, unit_scales
@@ -70,8 +70,12 @@ class _Projection(Space):
     entries: Entries = "sign"
     normalize: Normalize = "row"
     layout: Layout = "permuted"
-    redraw_every: NonNegativeInt = 1
+    redraw_every: Annotated[int, "[-1, inf)"] = 1
     scale: Scale = "isometric"
+
+    def over(self, rounds: int) -> Space:
+        """Return the space with `redraw_every` for a run of that many rounds, where it is -1."""
+        return self if self.redraw_every >= 0 else replace(self, redraw_every=min(10, max(1, rounds // 25)))
 
     def sizes(self, d: int) -> Sizes:
         """Return k, p and e for a model of d weights, or raise a ConfigError."""
@@ -153,7 +157,8 @@ class MAPO(_Projection):
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments: neighbors together (`contiguous`, the paper), every k-th (`strided`),
             or a fixed random permutation (`permuted`).
-        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds, -1 a number
+            for the length of the run.
         scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
             FedAvg's learning rate fits; `unit` leaves them (the paper).
 
@@ -190,7 +195,8 @@ class MAPA(_Projection):
         entries: distribution of A: random signs or nearly Gaussian (the paper).
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: with one segment, only a permutation of the weights.
-        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds, -1 a number
+            for the length of the run.
         scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
             FedAvg's learning rate fits; `unit` leaves them (the paper).
 
@@ -225,7 +231,8 @@ class MAPAX(_Projection):
         entries: distribution of A: random signs or nearly Gaussian (the paper).
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments, as for `MAPO`.
-        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds, -1 a number
+            for the length of the run.
         scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
             FedAvg's learning rate fits; `unit` leaves them (the paper).
 

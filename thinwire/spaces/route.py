@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from thinwire.core.key import Device, Key
@@ -79,6 +79,11 @@ class Route(Space):
                 )
         for flag in ("redraw_every", "reparametrized", "reads_base", "counts_from_start"):
             object.__setattr__(self, flag, max(getattr(rule.space, flag) for rule in rules))
+
+    def over(self, rounds: int) -> Route:
+        """Return the route with the spaces of a run of that many rounds."""
+        rules = cast("tuple[Rule, ...]", self.rules)
+        return replace(self, rules=tuple(Rule(rule.on, rule.space.over(rounds)) for rule in rules))
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a block has no rule, a rule no block, or a space cannot be used for its blocks."""
