@@ -14,8 +14,7 @@ No setting of thinwire was chosen on them but the rule for learning rates (`thin
 Each task is a function of the seed: data, clients and initial weights. Nothing is downloaded and no data folder is
 needed. Labels are skewed between clients (Dirichlet), or, for the text, topics.
 
-Networks, noise and rounds were chosen with FedAvg at its default rate alone, on seed 1: so that it learns, and is near
-its plateau at the end.
+Networks and noise were chosen with FedAvg alone, on seed 1: so that it learns.
 
 >>> task = tabular_mlp(seed=1)
 >>> len(task.clients), parameters(task.model), tuple(task.test[0].shape)
@@ -34,29 +33,22 @@ from torch import Tensor, nn
 
 from thinwire.core.key import Key
 from thinwire.data.partition import Dirichlet
-from thinwire.federation.engine import Mode
 
 Pair = tuple[Any, Tensor]  # inputs, a tensor or several by name, and targets
 
 
 class StrangerTask(NamedTuple):
-    """A model, its clients and test examples, and the length of a run.
+    """A model, its clients and test examples.
 
     Args:
         model: the network with the initial weights of torch.
         clients: (inputs, targets) of each client.
         test: (inputs, targets) to evaluate on.
-        rounds: number of rounds.
-        cohort: clients in a round.
-        backend: how clients are trained: the faster one for this network on one core. It affects rounding only.
     """
 
     model: nn.Module
     clients: list[Pair]
     test: Pair
-    rounds: int
-    cohort: int
-    backend: Mode = "vmap"
 
 
 class ConvGRU(nn.Module):
@@ -209,7 +201,7 @@ def tabular_mlp(seed: int) -> StrangerTask:
     model = _seeded(seed, lambda: nn.Sequential(
         nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
     ))  # fmt: skip
-    return _labeled(model, x, table[1], 800, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
+    return _labeled(model, x, table[1], 800, seed, clients=20, alpha=0.5)
 
 
 def series_gru(seed: int, clients: int = 16) -> StrangerTask:
@@ -217,17 +209,14 @@ def series_gru(seed: int, clients: int = 16) -> StrangerTask:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, 2400)
     x = _waveforms(labels, 64, rng)[:, None]
-    return _labeled(
-        _seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=clients, alpha=0.3, rounds=150, cohort=6
-    )
+    return _labeled(_seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=clients, alpha=0.3)
 
 
 def digits_vit(seed: int) -> StrangerTask:
     """A small vision transformer on the handwritten digits."""
     images, labels = load_digits(return_X_y=True)
     x = (images.reshape(-1, 1, 8, 8) - 4.9) / 6.0
-    task = _labeled(_seeded(seed, SmallViT), x, labels, 500, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
-    return task._replace(backend="loop")  # vmap has no rule for attention on a CPU: torch warns, and is no faster
+    return _labeled(_seeded(seed, SmallViT), x, labels, 500, seed, clients=20, alpha=0.5)
 
 
 def text_lstm(seed: int) -> StrangerTask:
@@ -238,7 +227,7 @@ def text_lstm(seed: int) -> StrangerTask:
         topics = rng.choice(len(TOPICS), 2, replace=False)
         clients.append(_windows(_text(topics, int(rng.integers(1500, 4500)), rng)))
     test = _windows(_text(np.arange(len(TOPICS)), 8000, rng))
-    return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test, 200, 6, backend="loop")
+    return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test)
 
 
 def digits_resnet(seed: int) -> StrangerTask:
@@ -246,7 +235,7 @@ def digits_resnet(seed: int) -> StrangerTask:
     images, labels = load_digits(return_X_y=True)
     noisy = images + np.random.default_rng(seed).normal(0.0, 4.0, images.shape)
     x = (noisy.reshape(-1, 1, 8, 8) - 4.9) / 7.2
-    return _labeled(_seeded(seed, SmallResNet), x, labels, 500, seed, clients=12, alpha=1.0, rounds=100, cohort=6)
+    return _labeled(_seeded(seed, SmallResNet), x, labels, 500, seed, clients=12, alpha=1.0)
 
 
 def table_towers(seed: int) -> StrangerTask:
@@ -261,7 +250,7 @@ def table_towers(seed: int) -> StrangerTask:
         labels = np.where(rng.random(n) < 0.05, ~fits, fits).astype(np.int64)
         inputs = {"user": torch.tensor(user, dtype=torch.float32), "item": torch.tensor(item, dtype=torch.float32)}
         clients.append((inputs, torch.from_numpy(labels)))
-    return StrangerTask(_seeded(seed, lambda: TwoTowers(12)), clients[:20], clients[20], 100, 6)
+    return StrangerTask(_seeded(seed, lambda: TwoTowers(12)), clients[:20], clients[20])
 
 
 def speakers_gru(seed: int) -> StrangerTask:
@@ -276,7 +265,7 @@ def speakers_transformer(seed: int) -> StrangerTask:
 
 def _speakers(seed: int, make: Callable[[], nn.Module]) -> StrangerTask:
     """Sentences of speakers, each about two topics."""
-    return text_lstm(seed)._replace(model=_seeded(seed, make), rounds=100)
+    return text_lstm(seed)._replace(model=_seeded(seed, make))
 
 
 TASKS: dict[str, Callable[[int], StrangerTask]] = {
@@ -320,15 +309,14 @@ def _seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _labeled(
-    model: nn.Module, x: np.ndarray, labels: np.ndarray, test: int, seed: int, *, clients: int, alpha: float,
-    rounds: int, cohort: int,
+    model: nn.Module, x: np.ndarray, labels: np.ndarray, test: int, seed: int, *, clients: int, alpha: float
 ) -> StrangerTask:  # fmt: skip
     """Hold out random examples for the test and divide the others among clients, with skewed labels."""
     order = np.random.default_rng([seed, 1]).permutation(len(labels))
     inputs, targets = torch.tensor(x[order], dtype=torch.float32), torch.tensor(labels[order], dtype=torch.long)
     own = Dirichlet(alpha, min_size=10).assign(targets[test:].numpy(), clients, Key(seed))
     pairs = [(inputs[test:][own.client(i)], targets[test:][own.client(i)]) for i in range(clients)]
-    return StrangerTask(model, pairs, (inputs[:test], targets[:test]), rounds, cohort)
+    return StrangerTask(model, pairs, (inputs[:test], targets[:test]))
 
 
 def _waveforms(labels: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,10 +1,7 @@
 """Untouched presets on five tasks that had no part in any search (`benchmarks/strangers.py`)."""
 
-import contextlib
 import doctest
-import functools
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +32,6 @@ def test_tasks_have_skewed_clients_and_enough_test_examples(name):
     task = TASKS[name](1)
     sizes = [len(targets) for _, targets in task.clients]
     assert 10 <= len(sizes) <= 30
-    assert 5 <= task.cohort <= 10
     assert max(sizes) >= 2 * min(sizes)
     assert len(task.test[1]) >= 200
     assert 3_000 <= parameters(task.model) <= 100_000
@@ -70,18 +66,19 @@ def test_every_method_and_every_task_trains(name, method):
 
 def test_verdict_names_what_failed():
     good = strangers.Row("tabular", "fedavg", 1, None, None, "finished", "", 0.9, 0.91, 1000, 1.0)
-    rows = [good, good._replace(method="thin", last=0.885), good._replace(task="vit")]
-    rows += [good._replace(task="vit", method="thin", last=0.865), good._replace(method="mapo", status="diverged")]
-    diverged, collapsed, close = strangers.verdict(rows)
-    assert not diverged.holds
-    assert "tabular mapo seed 1 diverged" in diverged.text
-    assert collapsed.holds
-    assert not close.holds  # on every task, not in the mean of the tasks alone
-    assert "tabular -1.5, vit -3.5; mean of the tasks -2.5" in close.text
+    rows = [good, good._replace(method="thin", last=0.885), good._replace(task="vit"), good._replace(lr=0.1, last=0.93)]
+    rows += [good._replace(task="vit", method="thin", last=0.865), good._replace(task="vit", lr=0.1, last=0.91)]
+    broken, fedavg, thin = strangers.verdict([*rows, good._replace(method="mapo", status="diverged", last=0.1)])[:3]
+    assert not broken.holds
+    assert "tabular mapo seed 1 diverged" in broken.text
+    assert not fedavg.holds
+    assert "within 2 points of its best rate: tabular -3.0, vit -1.0" in fedavg.text
+    assert not thin.holds  # on every task, not in the mean of the tasks alone
+    assert "within 3 points of fedavg: tabular -1.5, vit -3.5" in thin.text
     assert all(check.holds for check in strangers.verdict(rows[:2]))
     missing = strangers.verdict([good, good._replace(method="thin", status="refused", last=None)])
-    assert [check.holds for check in missing] == [False, True, False]
-    assert [check.holds for check in strangers.verdict([good._replace(lr=0.3)])] == [False, False]
+    assert [check.holds for check in missing] == [False, False]
+    assert [check.holds for check in strangers.verdict([good._replace(lr=0.3)])] == [False]
 
 
 def test_examples_in_docstrings():
@@ -91,30 +88,8 @@ def test_examples_in_docstrings():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_untouched_presets_neither_diverge_nor_collapse_and_thin_is_near_fedavg(name):
-    """The whole check has 20 seeds: `python benchmarks/strangers.py --processes 15`."""
-    rows = [strangers.train(strangers.Case(name, method, seed)) for seed in (101, 102) for method in strangers.METHODS]
+def test_untouched_presets_are_near_fedavg(name):
+    """The whole check, 5 seeds and FedAvg at its best of five rates, is `python benchmarks/strangers.py`."""
+    rows = [strangers.train(strangers.Case(name, method, seed=101)) for method in strangers.METHODS]
     failed = [check.text for check in strangers.verdict(rows) if not check.holds]
     assert not failed, strangers.table(rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [101, 102, 103])
-def test_untouched_presets_are_near_fedavg_on_series_of_twelve_unequal_clients(seed, monkeypatch):
-    """Minutes a seed; with 16 clients: `python benchmarks/strangers.py --tasks series --methods fedavg flasc topk`."""
-    monkeypatch.setitem(TASKS, "series", functools.partial(stranger_tasks.series_gru, clients=12))
-    methods = ("fedavg", "mapo", "thin", "fedpara", "topk", "lora", "flasc")
-    rows = {method: strangers.train(strangers.Case("series", method, seed)) for method in methods}
-    assert {row.status for row in rows.values()} == {"finished"}
-    assert all(row.best >= rows["fedavg"].best - 0.06 for row in rows.values()), strangers.table([*rows.values()])
-
-
-def test_the_page_of_the_recipe_has_the_output_of_the_published_runs(capsys, monkeypatch):
-    root = Path(__file__).parent.parent
-    monkeypatch.setattr("sys.argv", ["strangers.py", "--table", str(root / "docs/results/strangers.jsonl")])
-    with contextlib.suppress(SystemExit):
-        strangers.main()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("holds", "FAILS", "fails"))]
-    assert len(lines) == 3
-    page = (root / "docs/recipe.md").read_text()
-    assert all(line in page for line in lines)

@@ -10,6 +10,7 @@ import torch
 
 import thinwire as tw
 from thinwire.core.registry import entries
+from thinwire.errors import UnknownName
 from thinwire.methods.fedavg import arguments_on_tasks, on
 from thinwire.runs.presets import presets
 

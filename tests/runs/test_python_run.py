@@ -103,18 +103,22 @@ def test_a_finished_run_is_returned_without_training(whole):
 
 
 def test_a_finished_run_is_given_more_rounds(tmp_path):
-    straight, path = simulate(rounds=11), tmp_path / "run"
-    simulate(out=path)
+    path, constant = tmp_path / "run", {"schedule": "constant"}  # a rate that does not depend on the number of rounds
+    straight = simulate(rounds=11, **constant)
+    simulate(out=path, **constant)
     with pytest.raises(KeyboardInterrupt):
-        simulate(out=path, resume=True, rounds=9, on_round=interrupted(8, KeyboardInterrupt()))
-    simulate(out=path, resume=True, rounds=9)
-    run = simulate(out=path, resume=True, rounds=11)
-    assert timeless(run) == timeless(straight)  # a constant rate does not depend on the number of rounds
+        simulate(out=path, **constant, resume=True, rounds=9, on_round=interrupted(8, KeyboardInterrupt()))
+    simulate(out=path, **constant, resume=True, rounds=9)
+    run = simulate(out=path, **constant, resume=True, rounds=11)
+    assert timeless(run) == timeless(straight)
     assert same(run.weights, straight.weights)
     assert run._table["extended"] == [6, 9]
-    assert simulate(out=path, rounds=11, on_message=lambda *_: pytest.fail("it was trained")).summary == run.summary
+    assert (
+        simulate(out=path, **constant, rounds=11, on_message=lambda *_: pytest.fail("it was trained")).summary
+        == run.summary
+    )
     with pytest.raises(tw.CheckpointError, match="rounds = 11 there, 6 here"):
-        simulate(out=path)
+        simulate(out=path, **constant)
 
 
 def test_an_extended_run_keeps_its_method_and_its_schedule_goes_on_as_in_a_longer_run(tmp_path):

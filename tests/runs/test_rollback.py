@@ -19,7 +19,7 @@ def test_a_run_goes_back_and_continues_with_the_same_bits(thinwire, tmp_path):
     assert "has no checkpoint of round 2; it has 3, 4, 5" in err
     assert (run / "summary.json").is_file(), "nothing was changed"
     code, _, err = thinwire("resume", "run", "--from", "3")
-    assert code == 0
+    assert code == 0, err
     assert "is back at round 3: 2 rounds and " in err
     assert "run goes on after round 3 of 5" in err
     assert (run / "model.safetensors").read_bytes() == model

@@ -61,6 +61,6 @@ def test_the_number_of_checkpoints_does_not_make_another_run(tmp_path):
         RunFolder(tmp_path, to_table(resolve("fedavg", "digits", {"checkpoint.keep": keep}))) for keep in (2, 5)
     )
     assert (two.keep, five.keep) == (2, 5)
-    assert two.config == five.config
+    assert two.configs == five.configs
     with pytest.raises(ConfigError, match="2 or more, not 1"):
         resolve("fedavg", "digits", {"checkpoint.keep": 1})

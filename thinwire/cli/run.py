@@ -92,8 +92,8 @@ def resume(
 
     if number is not None:
         back = roll_back(run, number)
-        where, rounds = f"round {number}" if number else "the start", back.round - number
-        note(f"{run} is back at {where}: {rounds} rounds and {human_bytes(back.bytes_abandoned)} given up")
+        where, lost = f"round {number}" if number else "the start", back.round - number
+        note(f"{run} is back at {where}: {lost} rounds and {human_bytes(back.bytes_abandoned)} given up")
     settings = RunFolder.open(run).experiment
     if on_divergence is not None:
         saving = replace(settings.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]

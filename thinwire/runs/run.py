@@ -124,7 +124,7 @@ def _rounds_of(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Options with the number of rounds that the run in the folder `out` began with, and all numbers that it had."""
     given, wanted = dict(options), options.get("rounds")
     config = Path(options.get("out") or "") / "config.toml"
-    if not options.get("out") or not isinstance(wanted, int) or options.get("overwrite") or not config.is_file():
+    if not options.get("out") or not isinstance(wanted, int) or options.get("overwrite") or not os.path.isfile(config):
         return given, []
     rounds = rounds_of(read_config(config.parent))
     if wanted > rounds[-1] and options.get("resume"):
