@@ -16,7 +16,7 @@ the mean over the seeds,
 the accuracy of a constant prediction. Differences are taken seed by seed. The exit code is 1 if the check fails.
 
 `--json` writes a line after each run, so a run that is killed keeps its results; seeds come in order, each with all
-tasks and methods. `--lr` and `--rounds` are for exploration: such rows are marked, and there is no verdict.
+tasks and methods.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Case(NamedTuple):
     seed: int
     lr: float | None = None
     rounds: int | None = None
+    device: str = "cpu"
 
 
 class Row(NamedTuple):
@@ -106,6 +107,7 @@ def train(case: Case) -> Row:
                 case.method,
                 test=task.test,
                 seed=case.seed,
+                device=case.device,
                 on_round=history.append,
                 **{name: value for name, value in (("lr", case.lr), ("rounds", case.rounds)) if value is not None},
             )
@@ -124,7 +126,7 @@ def train(case: Case) -> Row:
         last, best = chance.share, max(chance.share, best or 0.0)
     sent = sum(record.bytes_up + record.bytes_down + record.bytes_catchup for record in history)
     curve = tuple(round(accuracies[len(accuracies) * i // 10 - 1], 4) for i in range(1, 11) if len(accuracies) >= 10)
-    return Row(*case, status, why, last, best, sent, time.perf_counter() - began, curve)
+    return Row(*case[:5], status, why, last, best, sent, time.perf_counter() - began, curve)
 
 
 def measure(cases: Sequence[Case], processes: int) -> Iterator[Row]:
@@ -245,13 +247,14 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--json", type=Path, help="a file that gets one line a run, as soon as it is known")
     parser.add_argument("--table", type=Path, nargs="+", help="train nothing; read files that --json wrote")
-    parser.add_argument("--lr", type=float, nargs="+", help="for exploration: learning rates instead of the preset's")
-    parser.add_argument("--rounds", type=int, help="for exploration: other rounds than the task's")
+    parser.add_argument("--lr", type=float, nargs="+", help="learning rates instead of the one that is found")
+    parser.add_argument("--rounds", type=int, help="for exploration: other than 50 rounds")
     options = parser.parse_args()
     cases = [
-        Case(task, method, seed, lr, options.rounds)
+        Case(task, method, seed, lr, options.rounds, options.device)
         for seed in options.seeds
         for task in options.tasks
         for method in options.methods
