@@ -458,8 +458,8 @@ class Admission:
         if (last := max(site.clients)) < self.count:
             return ""
         return (
-            f"site {site.name} has client {last} on the roster, the experiment has clients 0 to {self.count - 1}; the run "
-            f"goes on without it: a run with it needs an app with --clients {last + 1}"
+            f"site {site.name} has client {last} on the roster, the experiment has clients 0 to {self.count - 1}; the "
+            f"run goes on without it: a run with it needs an app with --clients {last + 1}"
         )
 
     def _say_beyond(self, known: Mapping[str, Site]) -> None:
