@@ -46,6 +46,7 @@ from thinwire.runs.records import rounds_in
 from thinwire.runs.run_directory import DEPLOYMENT, RunFolder
 from thinwire.runs.task_files import anchored
 from thinwire.runs.toml import read_toml
+from thinwire.secure.frames import tolerance
 from thinwire.secure.keys import need_cryptography
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire resume --from` goes back to one of them
@@ -254,6 +255,8 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
         def prepare() -> Federation:
             server = Federation(experiment.engine, job(None), clients)
             server.try_model()
+            if server.job.method.secure_aggregation and (warning := tolerance(server.job.cohort)):
+                log(warning)
             return server
 
         try:

@@ -62,6 +62,7 @@ from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, referen
 from thinwire.protocol.round import EVALUATE, Closed, Reply, Response, Round
 from thinwire.protocol.upload import MAX_EXAMPLES
 from thinwire.runs.deployment_records import SiteRecord, Status
+from thinwire.secure.frames import threshold
 from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation
 
@@ -77,7 +78,8 @@ class FlowerClients(Collector):
         order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
         self.forget(round.version, out)
         size = min(sampler.size, len(order))
-        return FlowerCollected(round, state, order=order, size=size, needed=self.policy.needed(size))
+        least = threshold(size) if self.job.method.secure_aggregation else 1
+        return FlowerCollected(round, state, order=order, size=size, needed=max(least, self.policy.needed(size)))
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of a cohort that is drawn from the clients that are there."""
@@ -133,8 +135,7 @@ class FlowerClients(Collector):
         deadline = Deadline(self.policy.seconds, self.clock)
         for client, one in self.ask(got, requests, read, deadline, refuse=refuse):
             found[client] = one
-            if len(found) >= self.policy.needed(len(requests)) and self.policy.grace >= 0:
-                deadline.at_most(self.policy.grace)
+            self.end_soon(deadline, len(found), self.policy.needed(len(requests)))
         if not found:
             self.log(f"{start}no client evaluated the model")
         named = {self.names([client]): as_numbers(found[client]) for client in sorted(found)}

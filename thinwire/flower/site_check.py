@@ -14,6 +14,7 @@ from thinwire.federation.federation import Federation
 from thinwire.federation.settings import Settings
 from thinwire.flower.apps import job_in, own_data
 from thinwire.runs.check import check
+from thinwire.secure.frames import tolerance
 
 
 def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
@@ -39,6 +40,8 @@ def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
         )
     task, facts = site.job.task, check(experiment, job=site.job)
     facts["examples"] = len(task.train)
+    if site.job.method.secure_aggregation:
+        facts["note"] = " ".join(filter(None, (facts["note"], tolerance(site.job.cohort))))
     if is_classification(task.loss) and task.class_names:
         counts = torch.bincount(task.train.targets, minlength=len(task.class_names)).tolist()
         facts["examples_by_class"] = {visible(x, 40): n for x, n in zip(task.class_names, counts, strict=True)}
