@@ -184,7 +184,13 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
             else:
                 client = open_node(config)
                 software = Software(client.contract.schema.digest, version())
-                report = introduce(config, run, nonce, context.node_id, len(client.job.task.clients), software)
+                task = client.job.task
+                report = introduce(config, run, nonce, context.node_id, len(task.clients), software)
+                who = f"site {report.site}" if report.site else f"clients {sorted(report.clients)}"
+                print(
+                    f"thinwire: connected, introduced as {visible(who, 100)}; {len(task.train):,} examples loaded",
+                    flush=True,
+                )
         except ThinwireError as error:
             report = Report(error=f"{type(error).__name__}: {error}")
             print(f"thinwire: this node cannot take part: {visible(str(error))}", flush=True)
@@ -203,6 +209,8 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
                     save(stored)
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
+        if response.error:
+            print(f"thinwire: client {number} cannot respond: {visible(response.error, 300)}", flush=True)
         return Message(pack(response), reply_to=message)
 
     app.query()(query)

@@ -116,6 +116,7 @@ class Collector(Clients):
         self.on_sites, self.goes_back = on_sites, goes_back
         self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
         self.attempt = 0  # how often the run went back
+        self.gone = ""  # who was absent in the last round, and why
         self.asynchronous = self.contract.method.asynchronous
         self.asked: dict[int, Asked] = {}  # the clients that were asked to train and have not responded
         self.here: Set[int] = frozenset()  # who was there when this was last asked
@@ -340,6 +341,10 @@ class Collector(Clients):
     def say(self, got: FlowerCollected, line: str) -> None:
         """Log a line about a round."""
         self.log(f"round {got.number}: {line}")
+
+    def site(self, client: int) -> str:
+        """What records call a client: the name of its site on the roster, or its number."""
+        return self.transport.name(client).removeprefix("site ")
 
     def names(self, clients: Iterable[int]) -> str:
         """The names of some clients, as text: at most 20."""

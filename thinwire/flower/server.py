@@ -138,7 +138,7 @@ class FlowerClients(Collector):
             self.end_soon(deadline, len(found), self.policy.needed(len(requests)))
         if not found:
             self.log(f"{start}no client evaluated the model")
-        named = {self.names([client]): as_numbers(found[client]) for client in sorted(found)}
+        named = {self.site(client): as_numbers(found[client]) for client in sorted(found)}
         record = record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + got.bytes_catchup)
         return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
 
@@ -192,14 +192,20 @@ class FlowerClients(Collector):
     def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
         losses = {i: one.loss for i, one in got.counted.items()}
-        records = []
-        for i in got.cohort:
+        records, there = [], {*got.cohort, *self.record.rounds[got.number].available}
+        away = [i for i in sorted(self.transport.known() & set(got.order)) if i not in there]
+        for i in (*got.cohort, *away):
             status, why = _status(i, got)
+            why = "not connected" if i in away else why
             numbers = (one[i] if math.isfinite(one.get(i, math.nan)) else None for one in (norms, losses))
             seconds = round(got.seconds[i], 3) if i in got.seconds else None
             facts: Any = (*numbers, seconds, got.up[i], got.down[i], why, self.attempt)
-            records.append(SiteRecord(got.number, self.transport.name(i), i, status, *facts))
+            records.append(SiteRecord(got.number, self.site(i), i, status, *facts))
         self.on_sites(records)
+        gone = ", ".join(f"{self.names([one.client])} ({one.why})" for one in records if one.status == "absent")
+        if gone not in ("", self.gone):
+            self.say(got, f"without {gone}")
+        self.gone = gone
 
 
 def _status(client: int, got: FlowerCollected) -> tuple[Status, str]:
