@@ -151,7 +151,8 @@ def test_a_first_round_with_a_roster_waits_for_its_sites_only():
     server.round(server.start())
     assert transport.began == 30
     awaited = "waiting for client 5: 2 clients are there, 3 are wanted"
-    assert lines == [awaited, "round 1: 2 of 3 clients are there after 30 seconds"]
+    there = "round 1: 2 of 3 clients are there after 30 seconds"
+    assert lines == [awaited, there, "round 1: without client 5 (not connected)"]
 
 
 def test_sites_join_and_leave_between_rounds():
