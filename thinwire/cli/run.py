@@ -109,11 +109,12 @@ def resume(
             )
         from thinwire.flower.local import deploy as runner
         from thinwire.runs.files import read_json
+        from thinwire.runs.watch import how_to_resume
 
         deployment = {key: value for key, value in read_json(run / "deployment.json").items() if key != "run"}
         how |= {"nodes": deployment.pop("nodes", 0), "settings": deployment}
         if not how["nodes"]:
-            line = f"{run} was started with `flwr run`; start its app again with the same run-dir"
+            line = f"{run} was started with `flwr run`; {how_to_resume(run, {})}"
             if number is None:
                 raise ConfigError(line)
             print(visible(line))

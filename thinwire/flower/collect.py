@@ -216,7 +216,7 @@ class Collector(Clients):
             self.say(got, f"{sent} responded, {got.needed} are needed")
         else:
             line = f"{sent} sent an upload that can be used, {got.needed} are needed"
-            raise WireError(f"round {got.number}: {line}; `thinwire resume` continues when they are back")
+            raise WireError(f"round {got.number}: {line}; the same command continues when they are back")
         if self.asynchronous.active:
             got.cohort += tuple(i for i in (*got.uploads, *got.refused) if i not in got.cohort)
         elif got.late:

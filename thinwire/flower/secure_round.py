@@ -89,7 +89,7 @@ class SecureRound:
                 return self._session(attempt)
             except _SessionFailed as failed:
                 self.collector.say(self.got, str(failed))
-        line = "too few clients took part in secure aggregation; `thinwire resume` continues when they are back"
+        line = "too few clients took part in secure aggregation; the same command continues when they are back"
         raise WireError(f"round {self.got.number}: {line}")
 
     def _session(self, attempt: int) -> None:

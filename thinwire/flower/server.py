@@ -94,7 +94,7 @@ class FlowerClients(Collector):
             except VersionSpent as error:
                 spent.append(error)
                 if sum(one.trained for one in spent) > self.policy.tries or len(spent) > MAX_SKIPPED:
-                    line = f"{len(spent)} versions were spent ({error}); `thinwire resume` continues"
+                    line = f"{len(spent)} versions were spent ({error}); the same command continues"
                     raise WireError(f"round {got.number}: {line}") from error
                 skipped = f"version {got.round.version} is skipped, since no client answers a version twice"
                 self.say(got, f"{error}; {skipped}")
