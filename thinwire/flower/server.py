@@ -192,11 +192,12 @@ class FlowerClients(Collector):
     def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
         losses = {i: one.loss for i, one in got.counted.items()}
-        records, there = [], {*got.cohort, *self.record.rounds[got.number].available}
+        records, available = [], set(self.record.rounds[got.number].available)
+        there = (available - self.asked.keys()).union(got.cohort)  # else it works on an earlier request
         away = [i for i in sorted(self.transport.known() & set(got.order)) if i not in there]
         for i in (*got.cohort, *away):
             status, why = _status(i, got)
-            why = "not connected" if i in away else why
+            why = "not connected" if i in away and i not in available else why
             numbers = (one[i] if math.isfinite(one.get(i, math.nan)) else None for one in (norms, losses))
             seconds = round(got.seconds[i], 3) if i in got.seconds else None
             facts: Any = (*numbers, seconds, got.up[i], got.down[i], why, self.attempt)
