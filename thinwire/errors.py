@@ -8,6 +8,7 @@
     ├── WireError              a message is refused: damaged, too long, or of another method
     ├── Drifted                the public state of a client differs from the server's; the client requests a full state
     ├── CheckpointError        a run directory or checkpoint is damaged or belongs to another run
+    │   └── InUse              another process writes to the run directory
     └── Diverged               training produced a non-finite value
         └── Unfit              the next state of a deployment is not fit, by clients that can be left out
 
@@ -68,6 +69,10 @@ class Drifted(ThinwireError):
 
 class CheckpointError(ThinwireError):
     """A run directory or checkpoint is damaged or belongs to another run."""
+
+
+class InUse(CheckpointError):
+    """Another process writes to the run directory."""
 
 
 class Diverged(ThinwireError):

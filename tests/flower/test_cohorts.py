@@ -150,7 +150,9 @@ def test_a_first_round_with_a_roster_waits_for_its_sites_only():
     transport.known = lambda: {1, 2, 5}
     server.round(server.start())
     assert transport.began == 30
-    assert lines == ["round 1: 2 of 3 clients are there after 30 seconds"]
+    awaited = "waiting for client 5: 2 clients are there, 3 are wanted"
+    there = "round 1: 2 of 3 clients are there after 30 seconds"
+    assert lines == [awaited, there, "round 1: without client 5 (not connected)"]
 
 
 def test_sites_join_and_leave_between_rounds():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from logging import getLogger
 
 import pytest
 
+from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.flower.apps import client_app, deployable, job_of, server_app
 from thinwire.flower.grid_transport import Question, unpack
+from thinwire.flower.supervisor import HOPELESS
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
 
@@ -104,3 +107,39 @@ def test_node_with_another_method_or_duplicate_clients_is_skipped(tmp_path, caps
     printed = capsys.readouterr().out
     assert "node 3 is not used: it runs another method" in printed
     assert "node 4 is not used: it reports client 0, which another node has" in printed
+
+
+def test_changed_settings_end_the_run_in_one_line_and_a_new_run_begins_from_its_checkpoint(tmp_path, capsys, caplog):
+    """Another learning rate and more rounds: the old directory is refused for good, a new one goes on from there."""
+
+    def served(path, rounds, lr, **config):
+        options = {"task.clients": 2, "cohort.size": 2, "local.steps": 1, "rounds": rounds}
+        experiment = deployable(resolve("scaffold", "digits", {**options, "method.client_opt.lr": lr}, recipe="paper"))
+
+        def job(node_config):
+            return job_of(experiment, node_config)
+
+        states = {"state-dir": str(tmp_path / "nodes")}
+        grid = DirectGrid(client_app(job), {1: {"partition-id": 0, "num-partitions": 1, **states}})
+        serve(server_app(experiment, job), grid, path, seconds=30.0, **config)
+        return capsys.readouterr().out
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    served(one, 2, 0.1)
+    with pytest.raises(CheckpointError, match="rounds = 2 there, 4 here") as error:
+        served(one, 4, 0.05)
+    out = capsys.readouterr().out
+    assert f'from="{one}"' in out
+    assert out.splitlines()[-1] == HOPELESS
+    getLogger("flwr").error("ServerApp raised an exception", exc_info=error.value)  # as Flower does
+    assert "ServerApp raised" in caplog.text
+    assert "Traceback" not in caplog.text
+    out = served(two, 4, 0.05, **{"from": str(one)})
+    assert f"begins with round 2 of {one}; clients are sent the whole state" in out
+    assert [row["lr"] for row in lines(two)] == [0.1, 0.1, 0.05, 0.05]
+    assert lines(two)[:2] == lines(one)
+    assert lines(two)[2]["drifted"] == 0
+    assert "begins with" not in served(two, 4, 0.05, **{"from": str(one)})  # it has begun
+    for path, rounds, words in (("three", 2, "has 2 rounds already"), ("one", 4, "another configuration")):
+        with pytest.raises(ThinwireError, match=words):
+            served(tmp_path / path, rounds, 0.05, **{"from": str(one)})

@@ -13,6 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.flower.apps import client_app, deployable, job_of, server_app
 from thinwire.flower.sites import KEY_VARIABLE, Roster
 from thinwire.runs.config import resolve
+from thinwire.runs.deployment_records import read_sites
 from thinwire.runs.execute import execute
 from thinwire.secure.keys import make_key, read_public_key
 
@@ -81,6 +82,23 @@ def test_run_of_sites_equals_the_simulation_and_impostors_are_named_on_both_side
     log = (tmp_path / "run/server.log").read_text()
     assert all(who in log for who in refusals)
     assert "site north joined (node 2): client 0" in log
+    assert {one.site for one in read_sites(tmp_path / "run")} == {"north", "south", "east"}
+    for words in ("connected, introduced as site south; 1,", "client 0 trained version 3: "):
+        assert len([line for line in printed if line.startswith(f"thinwire: {words}")]) == 1
+
+
+def test_an_absent_site_is_named_in_log_record_and_metrics(sites, tmp_path, thinwire):
+    configs = {i: {"site": name, "site-key": sites[name]} for i, name in enumerate(("north", "south"), 1)}
+    run(tmp_path, configs, wait=3.0)
+    log = (tmp_path / "run/server.log").read_text()
+    assert log.count("waiting for site east: 2 clients are there, 3 are wanted") == 1
+    assert log.count("round 1: without site east (not connected)") == log.count("without site east") == 1
+    rows = [one for one in read_sites(tmp_path / "run") if one.site == "east"]
+    assert [(one.round, one.status, one.why) for one in rows] == [(i, "absent", "not connected") for i in range(1, 5)]
+    assert thinwire("watch", str(tmp_path / "run"), "--once", "--prometheus", str(tmp_path / "p"))[0] == 0
+    text = (tmp_path / "p").read_text()
+    for site, connected in (("north", 1.0), ("east", 0.0)):
+        assert f'thinwire_site_connected{{run="{tmp_path}/run",site="{site}"}} {connected}\n' in text
 
 
 def test_site_is_revoked_and_another_joins_in_mid_run(sites, tmp_path, capsys):

@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.flower.in_memory import FlowerServer, InMemory
 from tests.own_code import forgotten
+from tests.own_files import write_csv
 from tests.own_sites import SIZES, write_stays
 from thinwire.errors import ConfigError, DataError, WireError
 from thinwire.federation.evaluation import as_numbers, with_client_evaluations
@@ -283,6 +284,19 @@ def test_folders_and_settings_that_do_not_fit_are_refused(tmp_path):
         job_of(replace(experiment, seed=1), None)
 
 
+def test_a_simulation_has_the_clients_of_the_roster(tmp_path):
+    experiment, data = hospitals(tmp_path)
+    sites = {"west": 0, "south": 2, "north": 1}
+    tables = [f'[[sites]]\nname = "{name}"\nkey = "k"\nclients = [{client}]\n' for name, client in sites.items()]
+    revoked = f"{tables[0].replace('west', 'east')}revoked = true\n"
+    (data / "roster.toml").write_text("\n".join([revoked, *tables]))
+    task = build_job(experiment, data).task
+    assert list(task.client_names) == ["west", "north", "south"]
+    (data / "roster.toml").write_text("sites = 3")
+    with pytest.raises(DataError, match=r"roster.toml is not a roster .* copy that of the deployment, or remove it"):
+        build_job(experiment, data)
+
+
 def test_a_model_that_is_not_a_function_of_the_seed_is_refused(tmp_path):
     draw = "self.last = nn.Linear(hidden, classes)\n        self.last.bias.data.fill_(random.random())"
     drawn = "import random\n" + TASK.replace("self.last = nn.Linear(hidden, classes)", draw)
@@ -302,6 +316,15 @@ def test_the_commands(tmp_path, monkeypatch, thinwire):
     code, out, err = thinwire("site", "check", "my-app", "--data-dir", "data/west", "--json")
     assert code == 0, err
     assert json.loads(out)["examples_by_class"]["long"] == 0
+    assert "warning" not in json.loads(out)
+    (tmp_path / "months").mkdir()
+    rows = list(csv.DictReader((tmp_path / "data/north/stays.csv").open()))
+    months = [{**row, "age": 12 * float(row["age"])} for row in rows]
+    write_csv(tmp_path / "months/stays.csv", {key: [row[key] for row in months] for key in months[0]})
+    warning = json.loads(thinwire("site", "check", "my-app", "--data-dir", "months", "--json")[1])["warning"]
+    assert re.match(
+        r"column 'age' has mean 6\d\d and .* here, the app states 60 and 20: is it in other units\?$", warning
+    )
     code, out, err = thinwire("run", "my-app/federated/experiment.toml", "--data-dir", "data", "--out", "run", "-q")
     assert code == 0, err
     summary = json.loads((tmp_path / "run/summary.json").read_text())

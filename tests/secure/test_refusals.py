@@ -300,7 +300,9 @@ def test_a_round_with_site_keys_confirms_the_survivors(monkeypatch, signed):
     play(setup.server, 1)
     assert (sums[0] == plain_sum(words, 0, [0, 2, 3, 4, 5, 6, 7])).all()
     assert sorted(setup.transport.sent("confirm")) == [0, 3, 4, 5, 6, 7]
-    assert not setup.log
+    silent = ("client 1 (phase 'upload')", "client 2 (phase 'confirm')")
+    assert setup.lines[:2] == [f"round 1: no answer of {who}" for who in silent]
+    assert setup.lines[2:] == ["round 1: without client 1 (no response in time)"]
 
 
 def test_with_site_keys_a_server_cannot_put_itself_between_two_clients(signed):

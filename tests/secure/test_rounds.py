@@ -8,7 +8,9 @@ import pytest
 from tests.federation import same_public
 from tests.flower.in_memory import FlowerServer, InMemory
 from tests.flower.test_server import experiment, play
-from tests.secure.federation import Setup, plain_sum, record_words
+from tests.flower.timed import Timed
+from tests.secure.federation import EIGHT, Setup, plain_sum, record_words
+from thinwire.errors import WireError
 from thinwire.federation.simulation import make_simulation
 from thinwire.flower.client import Client
 from thinwire.flower.policy import RoundPolicy
@@ -70,7 +72,37 @@ def test_two_of_eight_clients_drop_out_and_the_sum_is_exact(name, monkeypatch):
     assert (record.clients, record.absent) == (len(left), len(gone))
     assert sorted(state.clients) == list(range(8))
     assert state.server.public.version == 2
-    assert not setup.log
+    silent = [line for line in setup.lines if line.startswith("round 1: no answer of client ")]
+    assert len(silent) == len({phase for _, phase, _ in DROPS[name]})
+    assert [line.startswith("round 1: without client ") for line in setup.lines if line not in silent] == [True] * bool(
+        gone
+    )
+
+
+def test_a_silent_client_costs_the_time_of_grace_once_and_is_named():
+    """Four clients, of which one is listed but silent; three are enough. Then one more goes, and too few are left."""
+    quick = {**EIGHT, "task.clients": 4, "cohort.size": 4}
+    chosen, gone = experiment("fedavg", **quick), {3}
+    job = build_job(chosen)
+    transport = Timed(Client(chosen.engine, job), offline=lambda: frozenset(gone), listed=lambda: frozenset(range(4)))
+    lines: list[str] = []
+    policy = RoundPolicy(seconds=60.0, grace=3.0, tries=1, wait=30.0)
+    server = FlowerServer(chosen.engine, job, transport, policy, lines.append, clock=transport.clock)
+    state, record = server.round(server.start())
+    assert transport.clock.now < 3.0 + 4 * 4.0  # four phases with three answers, one after another
+    assert lines == ["round 1: no answer of client 3 (phase 'keys')", "round 1: without client 3 (no response in time)"]
+    assert record.absent == 1
+    state, before = state, transport.clock.now
+    state, _ = server.round(state)
+    assert transport.clock.now - before < 4 * 4.0  # it is not waited for again
+    gone.add(2)
+    with pytest.raises(WireError, match="too few clients took part"):
+        server.round(state)
+    assert "round 3: no answer of client 2, client 3 (phase 'keys')" in lines
+    transport.listed = lambda: frozenset(range(2))
+    with pytest.raises(WireError):
+        server.round(state)
+    assert "waiting for client 2, client 3: 2 clients are there, 3 are wanted" in lines
 
 
 def test_loss_and_examples_of_one_client_are_not_sent():

@@ -109,11 +109,12 @@ def resume(
             )
         from thinwire.flower.local import deploy as runner
         from thinwire.runs.files import read_json
+        from thinwire.runs.watch import how_to_resume
 
         deployment = {key: value for key, value in read_json(run / "deployment.json").items() if key != "run"}
         how |= {"nodes": deployment.pop("nodes", 0), "settings": deployment}
         if not how["nodes"]:
-            line = f"{run} was started with `flwr run`; start its app again with the same run-dir"
+            line = f"{run} was started with `flwr run`; {how_to_resume(run, {})}"
             if number is None:
                 raise ConfigError(line)
             print(visible(line))
@@ -212,7 +213,7 @@ def watch(
         run: Run directory; it is only read.
         once: Print the state once and exit.
         every: Seconds between two reads of the files.
-        prometheus: Also write a text file for Prometheus (pip install prometheus-client).
+        prometheus: Also write a text file for Prometheus.
     """
     from thinwire.runs.watch import follow, standing, status_line
 
@@ -236,13 +237,18 @@ def watch(
 
 
 def _write_prometheus(status: Standing, file: Path) -> None:
-    """Write the state of a run to a file for Prometheus."""
-    try:
-        from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-    except ImportError as error:
-        raise ConfigError("--prometheus needs its library: pip install prometheus-client") from error
-    registry = CollectorRegistry()
+    """Write the state of a run and of its sites to a file, in the text format of Prometheus."""
+    from thinwire.runs.deployment_records import by_site
+    from thinwire.runs.files import write_atomically
+
+    def label(**named: str) -> str:
+        return ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named.items())
+
+    rows = list[tuple[str, str, Any]]()
     for name in ("round", "loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup"):
-        if (value := getattr(status, name)) is not None:
-            Gauge(f"thinwire_{name}", f"{name} of a run", ["run"], registry=registry).labels(status.run).set(value)
-    write_to_textfile(str(file), registry)
+        rows.append((name, label(run=status.run), getattr(status, name)))
+    for site, values in by_site(Path(status.run)).items():
+        rows += [(f"site_{name}", label(run=status.run, site=site), value) for name, value in values.items()]
+    lines = (f"thinwire_{name}{{{labels}}} {float(value)}\n" for name, labels, value in rows if value is not None)
+    write_atomically(file, "".join(lines).encode())
+    file.chmod(0o644)  # another user's exporter reads it

@@ -11,6 +11,7 @@ have no example of a class.
 
 from __future__ import annotations
 
+import tomllib
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ from thinwire.metrics.base import Metric, metrics_by_name
 Pair = tuple[Any, Any]  # inputs and targets, one row for each example: tensors, or lists of rows that differ in length
 Scale = tuple[float, float]  # mean and standard deviation
 
+FAR = 3.0  # standard deviations from which `site check` warns about a column
 BLANK = 2  # examples of the machine without data: batch norm needs two
 _FIRST = SEPARATOR + 1  # id of a word
 
@@ -82,6 +84,10 @@ class SiteData(ABC):
         """What a site's folder holds, in a few words, for error messages."""
         return f"the file {self.file}"
 
+    def warnings(self, folder: Path) -> list[str]:
+        """What is unusual about the records of a site, though they can be trained on."""
+        return []
+
     def is_site(self, folder: Path) -> bool:
         """Whether a folder is that of a site."""
         return (folder / self.file).is_file()
@@ -123,13 +129,15 @@ class OwnData:
         """The task of all sites, for a simulation.
 
         Args:
-            data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order.
+            data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order, or, as in a
+                deployment, that of the roster, if the folder has its `roster.toml`.
             clients: number of sites.
         """
         folder, one = Path(data_dir or "").expanduser(), f"site that has {self.data.expected}"
         if data_dir is None or not folder.is_dir():
             raise DataError(f"{folder}: no such folder; write --data-dir FOLDER, with one folder for each {one}")
-        found = sorted(path for path in folder.iterdir() if path.is_dir() and self.data.is_site(path))
+        listed = _by_client(folder / "roster.toml") or sorted(path.name for path in folder.iterdir() if path.is_dir())
+        found = [folder / name for name in listed if self.data.is_site(folder / name)]
         if len(found) != clients:
             raise DataError(
                 f"{folder}: {len(found)} of its folders are those of a {one}, but task.clients is {clients}; "
@@ -176,6 +184,17 @@ class OwnData:
             class_names=self.data.classes,
             **more,
         )
+
+
+def _by_client(roster: Path) -> list[str]:
+    """The names of the sites of a roster in the order of their clients; empty if there is no file."""
+    if not roster.is_file():
+        return []
+    try:
+        sites = [one for one in tomllib.loads(roster.read_text())["sites"] if not one.get("revoked")]
+        return [name for _, name in sorted((client, str(one["name"])) for one in sites for client in one["clients"])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{roster} is not a roster ({error}); copy that of the deployment, or remove it") from error
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -280,6 +299,22 @@ class SiteTable(SiteData):
             return inputs, _class_targets(rows, self.target, self.classes)
         code = TargetCode("regression", (self.target,), (self.target,), mean=(mean,), std=(std,))
         return inputs, code.encode(rows)
+
+    def warnings(self, folder: Path) -> list[str]:
+        """Columns whose mean or standard deviation is far from that of the app, as in other units."""
+        rows, found = read_table(folder / self.file), []
+        for name, scale in {**self.numbers, self.target: None if self.classes else self.target_scale}.items():
+            values = rows.need_numbers(name, "a number") if scale else np.zeros(0)
+            values = values[~np.isnan(values)]
+            if scale is None or len(values) < 2:
+                continue
+            mean, std = float(values.mean()), float(values.std())
+            if abs(mean - scale[0]) > FAR * scale[1] or not 0.1 < std / scale[1] < FAR:
+                found.append(
+                    f"column {name!r} has mean {mean:.3g} and standard deviation {std:.3g} here, the app states "
+                    f"{scale[0]:g} and {scale[1]:g}: is it in other units?"
+                )
+        return found
 
     def blank(self, rows: int) -> Pair:
         """Rows of zeros."""

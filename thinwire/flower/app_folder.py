@@ -65,6 +65,8 @@ roster = ""       # file of the sites that may take part (thinwire site); if emp
 grace = -1.0      # seconds after the quorum at which a round is closed; below 0, it waits for all until `seconds` end
 over-select = 0.0 # fraction of the cohort that is asked in addition
 wait = 120.0      # seconds that the first round waits for clients to connect
+rollback = true   # whether the run goes back when a client destroyed the model
+from = ""         # run directory of another run, with whose newest checkpoint this one begins
 """
 
 # the function is in the app's package, by which its files are found and compared

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
+from logging import LogRecord, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from thinwire.core.key import Key
 from thinwire.core.reference import OWN, load_reference, own_kind
 from thinwire.core.text import human_seconds, version, visible
 from thinwire.data.site import OwnData
-from thinwire.errors import ConfigError, ThinwireError, WireError
+from thinwire.errors import ConfigError, InUse, ThinwireError, WireError
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import Job, RoundRecord
@@ -36,14 +37,16 @@ from thinwire.flower.sites import Admission, Report, RosterFile, Software, intro
 from thinwire.flower.supervisor import FAILED, HOPELESS
 from thinwire.protocol.round import Response
 from thinwire.runs.build import build_job, call_own, chosen_of, job_on
-from thinwire.runs.config import from_table
+from thinwire.runs.config import from_table, to_table
 from thinwire.runs.deployment_records import CohortLog, append_sites
 from thinwire.runs.execute import default_folder, execute, settled
-from thinwire.runs.files import append, read_json, write_json
+from thinwire.runs.files import append, locked, message_of, read_json, write_json
 from thinwire.runs.progress import RunningTotals
 from thinwire.runs.records import rounds_in
+from thinwire.runs.run_directory import DEPLOYMENT, RunFolder
 from thinwire.runs.task_files import anchored
 from thinwire.runs.toml import read_toml
+from thinwire.secure.frames import tolerance
 from thinwire.secure.keys import need_cryptography
 
 ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire resume --from` goes back to one of them
@@ -181,7 +184,13 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
             else:
                 client = open_node(config)
                 software = Software(client.contract.schema.digest, version())
-                report = introduce(config, run, nonce, context.node_id, len(client.job.task.clients), software)
+                task = client.job.task
+                report = introduce(config, run, nonce, context.node_id, len(task.clients), software)
+                who = f"site {report.site}" if report.site else f"clients {sorted(report.clients)}"
+                print(
+                    f"thinwire: connected, introduced as {visible(who, 100)}; {len(task.train):,} examples loaded",
+                    flush=True,
+                )
         except ThinwireError as error:
             report = Report(error=f"{type(error).__name__}: {error}")
             print(f"thinwire: this node cannot take part: {visible(str(error))}", flush=True)
@@ -200,6 +209,8 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
                     save(stored)
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
+        if response.error:
+            print(f"thinwire: client {number} cannot respond: {visible(response.error, 300)}", flush=True)
         return Message(pack(response), reply_to=message)
 
     app.query()(query)
@@ -221,7 +232,7 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
 
     Keys of the run configuration: `run-dir`; the fields of `RoundPolicy`, which are `seconds`, `quorum`, `tries`,
     `grace`, `over-select` and `wait`; `roster` (see `Roster`); `rollback=false` to continue where the next state is not
-    fit.
+    fit; `from`, the directory of another run with whose newest checkpoint this one begins.
     """
     need_flower()
     from flwr.app import Context
@@ -236,9 +247,10 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
         config = context.run_config
         path = Path(str(config.get("run-dir") or default_folder(experiment)))
         settings = {key: config[key] for key in ("nodes", *KEYS) if key in config}
-        policy, log = RoundPolicy.of(settings), partial(write_log, path)
+        log = partial(write_log, path)
 
         def clients(federation: Federation) -> FlowerClients:
+            policy = RoundPolicy.of(settings)
             contract, roster = federation.contract, str(config.get("roster", ""))
             limit_replies(grid, max(stage.longest_up for stage in contract.stages) + SPARE, policy.seconds, log)
             sites = RosterFile(Path(roster), log) if roster else None
@@ -251,21 +263,41 @@ def server_app(experiment: Settings, job: MakeJob, on_message: OnMessage | None 
         def prepare() -> Federation:
             server = Federation(experiment.engine, job(None), clients)
             server.try_model()
+            if server.job.method.secure_aggregation and (warning := tolerance(server.job.cohort)):
+                log(warning)
             return server
 
         try:
             lines = RoundLines(experiment, log)
             watchers = {"on_round": lines.after, "on_message": on_message, "on_continue": lines.start_after}
             with private():
+                if origin := str(config.get("from", "")):
+                    begin_from(Path(origin), RunFolder(path, to_table(experiment)), log)
                 execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
         except (ThinwireError, OSError) as error:
-            log(f"{FAILED} {error}")
-            if isinstance(error, ConfigError):
+            log(f"{FAILED} {message_of(error)}")
+            if not isinstance(error, (WireError, InUse, OSError)):  # these may be over when it is started again
                 log(HOPELESS)
+            getLogger("flwr").addFilter(_without_traceback)  # the line above says it
             raise
 
     app.main()(main)
     return app
+
+
+def begin_from(origin: Path, folder: RunFolder, log: Callable[[str], None]) -> None:
+    """Begin a run with the newest checkpoint of another one, unless it has begun."""
+    with locked(folder.path):
+        if not (folder.exists and rounds_in(folder.checkpoints)):
+            done = folder.begin_from(origin)
+            log(f"begins with round {done} of {origin}; clients are sent the whole state")
+
+
+def _without_traceback(record: LogRecord) -> bool:
+    """Leave the traceback out of what Flower logs of our errors."""
+    if record.exc_info and isinstance(record.exc_info[1], (ThinwireError, OSError)):
+        record.exc_info = None
+    return True
 
 
 def write_log(path: Path, line: str) -> None:
@@ -281,7 +313,7 @@ def run_name(path: Path, settings: Mapping[str, Any]) -> str:
 
     The name is written to the run directory, with the settings of the deployment.
     """
-    file = path / "deployment.json"
+    file = path / DEPLOYMENT
     known = read_json(file).get("run") if file.is_file() and rounds_in(path / "checkpoints") else None
     name = str(known or secrets.token_hex(8))
     write_json(file, {"run": name, **settings})

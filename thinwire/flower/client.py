@@ -207,6 +207,10 @@ class Client:
             loss, samples = float(update.loss[0]), work.samples[0]
             if not math.isfinite(loss):
                 raise Diverged(f"its training loss is {loss} over {samples} examples; try a smaller learning rate")
+            print(
+                f"thinwire: client {client} trained version {public.version}: {samples} examples, loss {loss:.4f}",
+                flush=True,
+            )
             masks = cohort(loss, samples) if cohort else None
             ((message, after),) = make_uploads(self.contract, group, update, masks)
         return Response(bytes(message), loss, samples, evaluation=evaluation), after

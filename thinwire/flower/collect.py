@@ -38,6 +38,7 @@ from thinwire.protocol.upload import MAX_EXAMPLES, Upload
 from thinwire.runs.deployment_records import CohortLog, SiteRecord
 from thinwire.wire import message as wire
 
+SILENT = 5.0  # seconds of a wait before the log says for whom
 OnSites = Callable[[Sequence[SiteRecord]], None]
 
 
@@ -115,6 +116,7 @@ class Collector(Clients):
         self.on_sites, self.goes_back = on_sites, goes_back
         self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
         self.attempt = 0  # how often the run went back
+        self.gone = ""  # who was absent in the last round, and why
         self.asynchronous = self.contract.method.asynchronous
         self.asked: dict[int, Asked] = {}  # the clients that were asked to train and have not responded
         self.here: Set[int] = frozenset()  # who was there when this was last asked
@@ -172,18 +174,28 @@ class Collector(Clients):
         """Who is there, when all that are wanted are or `wait` seconds end, and enough are or `seconds` end."""
         for_all = Deadline(self.policy.wait if wanted else 0.0, self.clock)
         for_enough = Deadline(self.policy.seconds, self.clock)
+        silent: Deadline | None = Deadline(min(SILENT, self.policy.seconds / 2), self.clock)
         while True:
             here = self.here = frozenset(everyone & self.transport.clients())
             self.asked = {i: one if i in here else one._replace(until=0.0) for i, one in self.asked.items()}
             enough = len(here) >= needed or not for_enough.left()
             if enough and (wanted <= here or not for_all.left()):
                 return here
+            if silent and not silent.left():
+                silent, awaited = None, (wanted or everyone & self.transport.known() or everyone) - here
+                there = f"{len(here)} clients are there, {max(needed, len(wanted))} are wanted"
+                self.log(f"waiting for {self.names(sorted(awaited))}: {there}")
             self.clock.sleep(min(1.0, self.policy.seconds / 10))
 
     def working(self) -> Set[int]:
         """The clients that work on an earlier request."""
         now = self.clock.monotonic()
         return {client for client, one in self.asked.items() if one.until > now}
+
+    def end_soon(self, deadline: Deadline, responded: int, needed: int) -> None:
+        """Once enough have responded, the others have `grace` seconds."""
+        if responded >= needed and self.policy.grace >= 0:
+            deadline.at_most(self.policy.grace)
 
     def forget(self, version: int, left_out: Set[int]) -> None:
         """Forget who was asked to train this version or a later one, which a run that went back makes a second time."""
@@ -204,7 +216,7 @@ class Collector(Clients):
             self.say(got, f"{sent} responded, {got.needed} are needed")
         else:
             line = f"{sent} sent an upload that can be used, {got.needed} are needed"
-            raise WireError(f"round {got.number}: {line}; `thinwire resume` continues when they are back")
+            raise WireError(f"round {got.number}: {line}; the same command continues when they are back")
         if self.asynchronous.active:
             got.cohort += tuple(i for i in (*got.uploads, *got.refused) if i not in got.cohort)
         elif got.late:
@@ -216,26 +228,25 @@ class Collector(Clients):
         requests = requests_to(asked, got)
         new = {i: one.data for i, one in requests.items() if i not in got.requested}
         got.count_ordinary(got.round.downloads.split(new)[0])
-        self._note(got, requests)
+        self.note(got, requests)
+        got.downloads |= {i: wire.Parts((one.data,)) for i, one in requests.items()}
         deadline = Deadline(self.policy.seconds, self.clock)
         end, awaited = deadline.end, frozenset(self.asked) if self.asynchronous.active else requests.keys()
         for client, upload in self.ask(got, requests, partial(self._read, got), deadline, awaited):
             got.uploads[client] = upload
-            if len(got.uploads) >= got.needed and self.policy.grace >= 0:
-                deadline.at_most(self.policy.grace)
+            self.end_soon(deadline, len(got.uploads), got.needed)
             if len(got.uploads) >= got.size and self.asked.keys() & awaited:
                 deadline.at_most(0.0)
                 break
         if deadline.end < end and not deadline.left():  # the round was closed early
             got.late = (requests.keys() & self.asked.keys()) - got.refused.keys()
 
-    def _note(self, got: FlowerCollected, requests: Mapping[int, Request]) -> None:
-        """Note what clients are asked to train."""
+    def note(self, got: FlowerCollected, requests: Mapping[int, Request]) -> None:
+        """Note what clients are asked, and have not answered yet."""
         now = self.clock.monotonic()
         for i, request in requests.items():
             asked = Asked(got.round.version, request.accepted, now, now + self.policy.seconds)
             self.asked[i] = got.requested[i] = asked
-            got.downloads[i] = wire.Parts((request.data,))
 
     def _read(self, got: FlowerCollected, client: int, response: Response) -> Upload | Request | None:
         """The decoded upload in a response, or a request with the whole state that a client needs; raises if it is
@@ -254,7 +265,8 @@ class Collector(Clients):
         message = wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up)
         if message.kind == wire.LOST:
             whole = Request(got.round.downloads.full_state(response.data, client), asked.accepted)
-            self._note(got, {client: whole})
+            self.note(got, {client: whole})
+            got.downloads[client] = wire.Parts((whole.data,))
             return whole
         if (
             waited and active and message.version < asked.version
@@ -330,9 +342,14 @@ class Collector(Clients):
         """Log a line about a round."""
         self.log(f"round {got.number}: {line}")
 
+    def site(self, client: int) -> str:
+        """What records call a client: the name of its site on the roster, or its number."""
+        return self.transport.name(client).removeprefix("site ")
+
     def names(self, clients: Iterable[int]) -> str:
-        """The names of some clients, as text."""
-        return ", ".join(map(self.transport.name, clients))
+        """The names of some clients, as text: at most 20."""
+        first, rest = (some := list(clients))[:20], len(some) - 20
+        return ", ".join([*map(self.transport.name, first), *([f"{rest} more"] if rest > 0 else [])])
 
 
 def requests_to(clients: Iterable[int], got: FlowerCollected, phase: str = "") -> dict[int, Request]:

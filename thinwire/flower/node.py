@@ -36,8 +36,11 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from importlib import import_module, metadata
 from pathlib import Path
+from ssl import create_default_context
 from typing import Any, NoReturn
 
 from thinwire.core.text import visible
@@ -49,6 +52,7 @@ from thinwire.runs.toml import loads, read_toml
 
 KNOWN = ("1.40", "1.41", "1.42")  # tests/flower/test_pinned_nodes.py runs a deployment with each
 PROJECT = "pyproject.toml"
+MOST_AHEAD = 4.0  # seconds of a clock; Flower refuses a node whose clock is 5 seconds ahead
 LONGEST_PROJECT = 1_000_000
 LONGEST_LIST = 32_000_000  # bytes of the list of replies and their objects; an error of an app is in it
 
@@ -136,6 +140,8 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
         app: the folder of the only app that it runs; by default it runs what the server sends.
     """
     need_flower()
+    if not hasattr(os, "fork"):
+        raise ConfigError("`thinwire site start` needs Linux or macOS (os.fork); here write flower-supernode instead")
     os.environ |= {**FLOWER_ENV, **os.environ}
     words = [word for option in options for word in option.split("=", 1)]  # --option value, or --option=value
     if (option := "--auth-supernode-private-key") in words[:-1]:
@@ -166,7 +172,25 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     os.write(write, secret)
     os.close(write)
     sys.argv += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{read}"]
-    flower_supernode()
+    try:
+        flower_supernode()
+    except SystemExit as end:
+        if end.code:
+            print(f"thinwire: this node is not connected: {_why_not_connected(parsed)}", flush=True)
+        raise
+
+
+def _why_not_connected(parsed: Any) -> str:
+    """The likely reason why a SuperLink refused this node: its clock, or its key."""
+    server = HTTPSConnection(parsed.superlink, context=create_default_context(cafile=parsed.root_certificates))
+    try:
+        server.request("HEAD", "/v1/fleet")
+        ahead = time.time() - parsedate_to_datetime(server.getresponse().headers["Date"]).timestamp()
+    except (OSError, ValueError, TypeError, HTTPException) as error:
+        return f"{parsed.superlink} does not respond: {error}"
+    if abs(ahead) > MOST_AHEAD:
+        return f"the clock of this machine differs from that of the server by {ahead:.0f} seconds; set it"
+    return "its key is not registered there; write on the server: flwr supernode register KEY.pub CONNECTION"
 
 
 def _shorten_waits(name: str, clock: AdaptiveTime) -> Any:

@@ -89,7 +89,7 @@ class SecureRound:
                 return self._session(attempt)
             except _SessionFailed as failed:
                 self.collector.say(self.got, str(failed))
-        line = "too few clients took part in secure aggregation; `thinwire resume` continues when they are back"
+        line = "too few clients took part in secure aggregation; the same command continues when they are back"
         raise WireError(f"round {self.got.number}: {line}")
 
     def _session(self, attempt: int) -> None:
@@ -194,6 +194,7 @@ class SecureRound:
         collector, answers = self.collector, dict[int, Any]()
 
         def checked(client: int, response: Response) -> Any:
+            collector.asked.pop(client, None)
             if client not in framed or client in answers:
                 return None
             if response.error.startswith(AlreadyAnswered.__name__):
@@ -216,6 +217,11 @@ class SecureRound:
             deadline = Deadline(collector.policy.seconds, collector.clock)
             for client, answer in collector.ask(self.got, requests, checked, deadline, refuse=refuse):
                 answers[client] = answer
+                collector.end_soon(deadline, len(answers), self.least)
+            if silent := sorted(requests.keys() - answers.keys() - self.got.refused.keys()):
+                collector.say(self.got, f"no answer of {collector.names(silent)} (phase {phase or 'upload'!r})")
+                if collector.policy.grace >= 0:  # the next cohort takes others first
+                    collector.note(self.got, {i: requests[i] for i in silent})
             if len(answers) >= self.least:
                 return dict(sorted(answers.items()))
         why = f"{len(answers)} clients {DONE[phase]}, {self.least} are needed"

@@ -62,6 +62,7 @@ from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, referen
 from thinwire.protocol.round import EVALUATE, Closed, Reply, Response, Round
 from thinwire.protocol.upload import MAX_EXAMPLES
 from thinwire.runs.deployment_records import SiteRecord, Status
+from thinwire.secure.frames import threshold
 from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation
 
@@ -77,7 +78,8 @@ class FlowerClients(Collector):
         order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
         self.forget(round.version, out)
         size = min(sampler.size, len(order))
-        return FlowerCollected(round, state, order=order, size=size, needed=self.policy.needed(size))
+        least = threshold(size) if self.job.method.secure_aggregation else 1
+        return FlowerCollected(round, state, order=order, size=size, needed=max(least, self.policy.needed(size)))
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of a cohort that is drawn from the clients that are there."""
@@ -92,7 +94,7 @@ class FlowerClients(Collector):
             except VersionSpent as error:
                 spent.append(error)
                 if sum(one.trained for one in spent) > self.policy.tries or len(spent) > MAX_SKIPPED:
-                    line = f"{len(spent)} versions were spent ({error}); `thinwire resume` continues"
+                    line = f"{len(spent)} versions were spent ({error}); the same command continues"
                     raise WireError(f"round {got.number}: {line}") from error
                 skipped = f"version {got.round.version} is skipped, since no client answers a version twice"
                 self.say(got, f"{error}; {skipped}")
@@ -133,11 +135,10 @@ class FlowerClients(Collector):
         deadline = Deadline(self.policy.seconds, self.clock)
         for client, one in self.ask(got, requests, read, deadline, refuse=refuse):
             found[client] = one
-            if len(found) >= self.policy.needed(len(requests)) and self.policy.grace >= 0:
-                deadline.at_most(self.policy.grace)
+            self.end_soon(deadline, len(found), self.policy.needed(len(requests)))
         if not found:
             self.log(f"{start}no client evaluated the model")
-        named = {self.names([client]): as_numbers(found[client]) for client in sorted(found)}
+        named = {self.site(client): as_numbers(found[client]) for client in sorted(found)}
         record = record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + got.bytes_catchup)
         return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
 
@@ -191,14 +192,21 @@ class FlowerClients(Collector):
     def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
         losses = {i: one.loss for i, one in got.counted.items()}
-        records = []
-        for i in got.cohort:
+        records, available = [], set(self.record.rounds[got.number].available)
+        there = (available - self.asked.keys()).union(got.cohort)  # else it works on an earlier request
+        away = [i for i in sorted(self.transport.known() & set(got.order)) if i not in there]
+        for i in (*got.cohort, *away):
             status, why = _status(i, got)
+            why = "not connected" if i in away and i not in available else why
             numbers = (one[i] if math.isfinite(one.get(i, math.nan)) else None for one in (norms, losses))
             seconds = round(got.seconds[i], 3) if i in got.seconds else None
             facts: Any = (*numbers, seconds, got.up[i], got.down[i], why, self.attempt)
-            records.append(SiteRecord(got.number, self.transport.name(i), i, status, *facts))
+            records.append(SiteRecord(got.number, self.site(i), i, status, *facts))
         self.on_sites(records)
+        gone = ", ".join(f"{self.names([one.client])} ({one.why})" for one in records if one.status == "absent")
+        if gone not in ("", self.gone):
+            self.say(got, f"without {gone}")
+        self.gone = gone
 
 
 def _status(client: int, got: FlowerCollected) -> tuple[Status, str]:

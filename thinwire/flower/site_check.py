@@ -14,6 +14,7 @@ from thinwire.federation.federation import Federation
 from thinwire.federation.settings import Settings
 from thinwire.flower.apps import job_in, own_data
 from thinwire.runs.check import check
+from thinwire.secure.frames import tolerance
 
 
 def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
         experiment: that of the app.
         folder: the folder of the site's data.
     """
-    if own_data(experiment) is None:
+    if (own := own_data(experiment)) is None:
         raise ConfigError(
             f"{experiment.task.label} is not the task of an `OwnData`; write `thinwire app METHOD DIR --template "
             "own-data` for an app with data of its own, and in task.py `task = own.task`"
@@ -39,7 +40,11 @@ def check_site(experiment: Settings, folder: Path) -> dict[str, Any]:
         )
     task, facts = site.job.task, check(experiment, job=site.job)
     facts["examples"] = len(task.train)
+    if site.job.method.secure_aggregation:
+        facts["note"] = " ".join(filter(None, (facts["note"], tolerance(site.job.cohort))))
     if is_classification(task.loss) and task.class_names:
         counts = torch.bincount(task.train.targets, minlength=len(task.class_names)).tolist()
         facts["examples_by_class"] = {visible(x, 40): n for x, n in zip(task.class_names, counts, strict=True)}
+    if warnings := own.data.warnings(folder.expanduser()):
+        facts["warning"] = visible("; ".join(warnings), 1000)
     return facts

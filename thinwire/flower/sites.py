@@ -344,8 +344,7 @@ class Admission:
         self.nodes: dict[int, Node] = {}  # all that are connected
         self.roster = self._read()
         self.nonce = secrets.token_bytes(32) if sites else b""  # in all questions of this process
-        for why in filter(None, map(self._beyond, self.roster.active)):
-            raise ConfigError(why)
+        self._say_beyond({})
 
     def clients(self) -> frozenset[int]:
         """The clients of all nodes that are used."""
@@ -374,6 +373,7 @@ class Admission:
         self.roster = now
         for name in sorted(before.keys() ^ after.keys()):
             self.log(f"roster: site {name} was {'added' if name in after else 'revoked or removed'}")
+        self._say_beyond(before)
         for node in self.nodes.values():
             if node.site and after.get(node.site.name) != node.site:
                 node.clients, node.site, node.ask_at = frozenset(), None, 0.0
@@ -457,7 +457,16 @@ class Admission:
     def _beyond(self, site: Site) -> str:
         if (last := max(site.clients)) < self.count:
             return ""
-        return f"site {site.name} has client {last} on the roster, the experiment has clients 0 to {self.count - 1}"
+        return (
+            f"site {site.name} has client {last} on the roster, the experiment has clients 0 to {self.count - 1}; the "
+            f"run goes on without it: a run with it needs an app with --clients {last + 1}"
+        )
+
+    def _say_beyond(self, known: Mapping[str, Site]) -> None:
+        """Log the sites whose clients the experiment does not have, but for those that were known before."""
+        for site in self.roster.active:
+            if known.get(site.name) != site and (why := self._beyond(site)):
+                self.log(f"roster: {why}")
 
     def _ask_refused_again(self) -> None:
         for node in self.nodes.values():

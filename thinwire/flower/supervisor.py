@@ -64,6 +64,9 @@ def supervise(
     given = [word for text in (f'run-dir="{run_dir.resolve()}"', *config) for word in ("-c", text)]
     command = ["flwr", "run", str(app.resolve()), connection, "--stream", *given]
     failures = 0
+    if (done := read_totals(run_dir)) is not None:
+        begin = f"-c 'from=\"{run_dir}\"'"
+        log(f"supervisor: {run_dir} is finished; for other settings name another --run-dir, and {begin}")
     while (done := read_totals(run_dir)) is None:
         before = _rounds(run_dir)
         stop_server(run_dir)

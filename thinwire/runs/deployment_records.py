@@ -15,6 +15,7 @@ back, the lines of the abandoned rounds stay: lines that follow have a higher `a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +34,7 @@ class SiteRecord(NamedTuple):
 
     Args:
         round: the round, from 1.
-        site: what logs call the client: the name of its site, or its number.
+        site: the name of its site on the roster, with its number if the site has several; else its number.
         client: its number.
         status: `accepted`; `bounded`: accepted and scaled down; `refused`: not used; `absent`: no response in time;
             `late`: the round was closed before it responded.
@@ -153,6 +154,17 @@ def read_sites(path: Path) -> list[SiteRecord]:
         return record._replace(site=visible(record.site, 100), why=visible(record.why, 300))
 
     return read_lines(path / SITES, parse)
+
+
+def by_site(path: Path) -> dict[str, Counter[str]]:
+    """Of each site: bytes and seconds of all rounds, how often it was refused, and whether it is connected."""
+    found: dict[str, Counter[str]] = {}
+    for one in read_sites(path):
+        site = found.setdefault(one.site.partition(",")[0], Counter())
+        site.update({key: getattr(one, key) or 0 for key in ("bytes_up", "bytes_down", "seconds")})
+        site.update(refused=one.status == "refused")
+        site["connected"] = int(one.status != "absent")
+    return found
 
 
 def cut_sites(path: Path, rounds: int, attempt: int) -> None:

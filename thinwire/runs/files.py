@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from thinwire.core.text import visible
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, InUse
 
 try:
     import fcntl
@@ -254,7 +254,7 @@ def locked(path: Path) -> Iterator[None]:
             except OSError as error:
                 if attempt == TRIES - 1:
                     message = f"another process is writing to {path}; wait for it or stop it"
-                    raise CheckpointError(message) from error
+                    raise InUse(message) from error
                 time.sleep(PAUSE)
         yield
     except BaseException:

@@ -11,6 +11,7 @@ best.safetensors   the weights of the best round, if they are kept
 clients.jsonl      the numbers of each client at the end, the worst first, where clients have validation examples
 SHA256SUMS         of these, when there are totals: `sha256sum --check SHA256SUMS`
 process.json       the process that writes, while the run is not finished
+deployment.json    of a deployment: the name of the run, and how it was started
 checkpoints/       see `checkpoint.py`
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 
@@ -36,10 +37,10 @@ from typing import Any
 import torch
 
 from thinwire.core.text import visible
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import KEEP, Settings
-from thinwire.runs.checkpoint import Checkpoint, load_checkpoint
+from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from thinwire.runs.config import digest, from_table
 from thinwire.runs.deployment_records import COHORTS, SITES, cut_sites
 from thinwire.runs.files import (
@@ -64,6 +65,12 @@ from thinwire.runs.toml import Table, dumps, flat
 
 Summary = dict[str, Any]
 FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
+# settings that a run may have of its own if it begins from a checkpoint of another
+CHANGEABLE = (
+    *("name", "rounds", "extended", "local.", "cohort.", "eval.", "checkpoint.", "engine."),
+    *("method.client_opt.", "method.lr_schedule.", "method.aggregator.", "method.norm_bound"),
+)
+DEPLOYMENT = "deployment.json"  # of a deployment: the name of the run, and how it was started
 METRICS = "metrics.jsonl"
 RETRIES = "retries.json"
 RESULTS = ("summary.json", SUMS, "model.safetensors", BEST, CLIENTS)  # of a finished run
@@ -113,9 +120,11 @@ class RunFolder:
             raise other_task(f"{self.path} holds a run that began", known, now)
         if theirs.configs[0] not in self.configs:
             what = _difference(identity(theirs.table), identity(self.table))
+            remedy = "or delete it with --overwrite"
+            if (self.path / DEPLOYMENT).is_file():
+                remedy = f"with -c 'from=\"{self.path}\"' to begin there from the newest checkpoint of this run"
             raise CheckpointError(
-                f"{self.path} holds a run of another configuration: {what}; name another directory, or delete it with "
-                "--overwrite"
+                f"{self.path} holds a run of another configuration: {what}; name another directory, {remedy}"
             )
         return True
 
@@ -142,6 +151,32 @@ class RunFolder:
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
         write_atomically(self.path / "config.toml", dumps(self.table).encode())
         note_process(self.path)
+
+    def begin_from(self, path: Path) -> int:
+        """Begin with the newest checkpoint of another run, its records and bytes; returns its round.
+
+        Clients begin without a state of their own, and are sent the whole state.
+
+        Args:
+            path: the directory of the other run, whose settings may differ in those of `CHANGEABLE`.
+        """
+        other = RunFolder.open(path)
+        if (found := other.load("cpu")) is None:
+            raise CheckpointError(f"{path} has no checkpoint to begin from; name a run with one")
+        fixed = [
+            {key: value for key, value in flat(one.table).items() if not key.startswith(CHANGEABLE)}
+            for one in (other, self)
+        ]
+        if what := _difference(*fixed):
+            raise CheckpointError(f"a run cannot begin from {path} with other settings than its own: {what}")
+        if self.table["method"].get("privacy", {}).get("kind", "none") != "none":
+            raise ConfigError(f"{path} has differential privacy, which is not accounted over runs with other settings")
+        if (done := found.state.round) >= self.table["rounds"]:
+            raise ConfigError(f"{path} has {done} rounds already; write rounds = {2 * done}")
+        self.create()
+        state = found.state._replace(clients={}, waiting=())
+        save_checkpoint(self.checkpoints, found._replace(state=state), self.configs[0], self.keep)
+        return done
 
     def clear_results(self) -> None:
         """Delete what a finished run has; it is then unfinished."""

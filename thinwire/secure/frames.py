@@ -229,6 +229,18 @@ def threshold(clients: int) -> int:
     return 2 * clients // 3 + 1
 
 
+def tolerance(clients: int) -> str:
+    """A warning if no client of a cohort may drop out; "" if one may.
+
+    >>> tolerance(3)
+    'secure aggregation of 3 clients needs all of them: while one is absent, no round is made; 4 tolerate one absence'
+    >>> tolerance(4)
+    ''
+    """
+    needs_all = f"secure aggregation of {clients} clients needs all of them: while one is absent, no round is made"
+    return f"{needs_all}; 4 tolerate one absence" if threshold(clients) >= clients else ""
+
+
 def pack_totals(loss: float, examples: int, clients: int) -> tuple[int, ...]:
     """Loss and number of examples as integers that are summed under the masks, so that no client reports its own.
 
