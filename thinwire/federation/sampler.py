@@ -102,9 +102,9 @@ class Sampler:
     @cached_property
     def _at_once(self) -> int:
         """Rounds that are planned at a time."""
-        examples = self.size * max(len(self.clients.client(i)) for i in self.eligible[:10])
-        passes = max(1, self.local.epochs if not self.local.steps else 1)
-        return max(1, min(MOST_ROUNDS, FEW // max(1, examples * passes)))
+        longest = max(1, *(len(self.clients.client(i)) for i in self.eligible[:10]))
+        examples, passes = self.size * longest, 1 if self.local.steps else self.local.passes(longest)
+        return max(1, min(MOST_ROUNDS, FEW // (examples * passes)))
 
     def _begin(self, first: int) -> dict[int, Future[Planned]]:
         """Begin to plan some rounds."""

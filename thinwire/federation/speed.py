@@ -74,7 +74,7 @@ class ClientSpeeds:
     def steps(self, client: int) -> int:
         """The number of local steps of a client in a round."""
         local, size = self.local, self.sizes[client]
-        return local.steps or local.epochs * (math.ceil(size / local.batch) if local.batch else 1)
+        return local.steps or local.passes(size) * (math.ceil(size / local.batch) if local.batch else 1)
 
     def seconds(self, client: int, version: int, down: int, up: int) -> float:
         """How long a client takes from the request to the arrival of its upload.

@@ -388,7 +388,7 @@ def _source(what: str | Method) -> tuple[str, str, Table, str]:
 DATASET_OF = {".csv": "table", ".parquet": "table", ".npz": "arrays", ".jsonl": "causal-lm"}  # by suffix of a file
 FOLDER_DATASET = "image-folder"
 # where neither model nor data is known; cohorts of 10 or all clients
-OWN_TASK: Table = {"rounds": 50, "cohort": {"size": 0}, "local": {"epochs": 2, "batch": 16}, "auto_lr": True}
+OWN_TASK: Table = {"rounds": 50, "cohort": {"size": 0}, "local": {"epochs": 0, "batch": 16}, "auto_lr": True}
 
 
 def task_layers(on: str) -> list[Table]:

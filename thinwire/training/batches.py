@@ -29,7 +29,7 @@ class Local:
     """How much a client trains in one round.
 
     Args:
-        epochs: passes over its examples.
+        epochs: passes over its examples; 0 for two, or up to four until a client has 32 batches.
         batch: examples in a step; 0 means all of them in one step.
         steps: if above 0, exactly this many steps instead of whole epochs.
         logit_adjustment: for clients with few classes: in training, outputs are shifted by this factor times the
@@ -42,7 +42,7 @@ class Local:
             a reference such as `my_trainer.py:fit`; "" for none. `records.batches()` has epochs, batch and steps.
     """
 
-    epochs: PositiveInt = 1
+    epochs: NonNegativeInt = 1
     batch: NonNegativeInt = 32
     steps: NonNegativeInt = 0
     logit_adjustment: NonNegativeFloat = rare(0.0)
@@ -60,6 +60,14 @@ class Local:
             )
         if self.trainer and self.accumulate > 1:
             raise ConfigError("a trainer of one's own takes its own steps; accumulate there, and leave accumulate at 1")
+
+    def passes(self, examples: int) -> int:
+        """The number of epochs of a client with so many examples.
+
+        >>> [Local(epochs=0, batch=16).passes(n) for n in (40, 200, 5000)], Local(epochs=1).passes(40)
+        ([4, 3, 2], 1)
+        """
+        return self.epochs or min(4, max(2, -(-32 * self.batch // examples)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +103,7 @@ def plan_rounds(rounds: Sequence[tuple[Sequence[int], Sequence[Key]]], local: Lo
     for sizes, keys in rounds:
         width = max(min(n, local.batch) if local.batch else n for n in sizes)
         epochs = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
-        steps = [local.steps or local.epochs * len(rows) for _, rows in epochs]
+        steps = [local.steps or local.passes(n) * len(rows) for n, (_, rows) in zip(sizes, epochs, strict=True)]
         plans.append((width, epochs, steps))
         for key, n, count, (_, rows) in zip(keys, sizes, steps, epochs, strict=True):
             drawn += [(key.fold("epoch", epoch), n) for epoch in range(-(-count // len(rows)))]
