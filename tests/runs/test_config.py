@@ -80,7 +80,7 @@ def test_a_misspelled_name_is_refused_with_the_most_similar_one(overrides, near)
         ({"method.download": "carrier-pigeon"}, "Known: full, incremental"),
         ({"engine.device": "tpu9"}, "device must be cpu or cuda"),
         ({"checkpoint.every": 0}, "checkpoint.every must be 1 or more"),
-        ({"local.epochs": 0}, "epochs must be 1 or more"),
+        ({"local.epochs": -1}, "epochs must be 0 or more"),
         ({"rounds": True}, "rounds must be of type int"),
     ],
 )

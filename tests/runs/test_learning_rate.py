@@ -100,5 +100,5 @@ def test_a_method_that_changes_one_part_keeps_the_recipe():
 
 
 def test_a_run_that_still_improves_says_so():
-    assert "still improving" in repr(simulated(rounds=10, lr=0.05))
+    assert "still improving" in repr(simulated(rounds=10, lr=0.02))
     assert "still improving" not in repr(simulated(rounds=30, lr=1.0))

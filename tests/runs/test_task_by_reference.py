@@ -46,7 +46,7 @@ def weights(experiment) -> torch.Tensor:
 def test_the_default_settings(project):
     experiment = resolve("fedavg", "my_task.py:task")
     assert experiment.task.kind == f"{project}/my_task.py:task"
-    assert (experiment.rounds, experiment.local.epochs, experiment.local.batch) == (50, 2, 16)
+    assert (experiment.rounds, experiment.local.epochs, experiment.local.batch) == (50, 0, 16)
     assert experiment.auto_lr
     assert to_table(experiment)["method"]["client_opt"]["clip_norm"] == 5.0, "the recipe"
     assert from_table(to_table(experiment)) == experiment
