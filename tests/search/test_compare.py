@@ -100,8 +100,8 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     assert [row.label for row in compared.rows] == ["slow", "fast"]
     tuned = tw.tune("fedavg", line, over={"lr": [0.001, 0.1]}, rounds=4, out=tmp_path / "search", recipe="paper")
     assert tuned.settings == {"method.client_opt.lr": 0.1}
-    assert tuned.chosen_by.startswith("loss on the 10 %")
-    assert tuned.best.accuracy is None
+    assert tuned.chosen_by.startswith("r2 on the 10 %")
+    assert tuned.best.outcome.startswith("r2 ")
 
 
 def _sgd(rate):

@@ -11,6 +11,7 @@ from thinwire.cli.app import app
 from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.federation.simulation import make_simulation
+from thinwire.metrics.objective import Objective
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import Chance, validation_chance
 from thinwire.runs.config import resolve
@@ -46,7 +47,7 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
         for trial in rung:
             run = by_run[trial.point[0][1], trial.rounds]
             assert trial.bytes == run.summary["bytes_total_honest"] > 0
-            assert trial.accuracy == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
+            assert trial.value == run.summary["final_client_accuracy"] != run.summary["final_accuracy"]
             assert trial.loss == run.records[-1]["client_loss"] != run.records[-1]["test_loss"]
     assert tuned.rungs[-1][-1].point == tuned.start == (("lr", 0.01),)
     assert tuned.bytes == sum(run.summary["bytes_total_honest"] for run in runs)
@@ -97,7 +98,7 @@ def test_flasc_s_on_real_runs(tmp_path):
     assert len(trials) < 6, "fewer runs than a grid has"
     assert start.point == tuned.start == (("rank", 8), ("density", 0.25))
     assert rung[0].point == (("rank", 1), ("density", 1.0))
-    assert tuned.best.accuracy == max(trial.accuracy for trial in rung)
+    assert tuned.best.value == max(trial.value for trial in rung)
     for wrong in ({"rank": [1, 4]}, {"rank": [4, 1], "density": [1]}, {"rank": [1], "density": [0.5, 1]}):
         with pytest.raises(ConfigError, match="--flasc-s searches two settings with ascending values"):
             tune("flasc", tmp_path, over=wrong, flasc_s=True)
@@ -167,14 +168,19 @@ def test_a_run_is_judged_by_validation_examples_alone(tmp_path):
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return read_run(tmp_path)._replace(summary={"status": status, "rounds": len(values), "bytes_total_honest": 3})
 
-    assert trial_of((), ran([0.2] * 5), chance).status == "at chance so far"
-    assert trial_of((), ran([0.2] * 12), chance).status == "at chance"
-    assert trial_of((), ran([0.2, 0.8, 0.2]), chance).status == "collapsed"
-    assert trial_of((), ran([0.8] * 3, "diverged"), chance).status == "diverged"
-    assert trial_of((), ran([0.8] * 3, "at chance"), chance).status == "finished", "that status is of the test set"
-    assert trial_of((), ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance).accuracy == pytest.approx(0.7), "the last tenth"
+    by = Objective()
+    assert trial_of((), ran([0.2] * 5), chance, by).status == "at chance so far"
+    assert trial_of((), ran([0.2] * 12), chance, by).status == "at chance"
+    assert trial_of((), ran([0.2, 0.8, 0.2]), chance, by).status == "collapsed"
+    assert trial_of((), ran([0.8] * 3, "diverged"), chance, by).status == "diverged"
+    assert trial_of((), ran([0.8] * 3, "at chance"), chance, by).status == "finished", (
+        "that status is of the test set"
+    )
+    assert trial_of((), ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance, by).value == pytest.approx(0.7), (
+        "the last tenth"
+    )
     with pytest.raises(ConfigError, match="no accuracy and no loss on validation examples"):
-        trial_of((), ran([]), chance)
+        trial_of((), ran([]), chance, by)
 
 
 def test_counts_of_rounds_keep_their_fraction_of_the_run(tmp_path):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 RUNS = Path("runs")
 NOTHING_FOUND = 1  # exit code if nothing trains
+NO_PAGE = 1  # exit code if `thinwire report` cannot write its page
 
 Methods = Annotated[
     list[str] | None,
@@ -208,17 +209,16 @@ def report(
         html: Page with charts and tables.
         md: Write the tables as Markdown.
     """
-    from thinwire.reports.report import report as write_report
+    from thinwire.reports.report import check_page, report as read
 
-    table = write_report(runs, html, md, targets=targets or ())
-    _show(table, table.plain(), as_json)
-    for file in (html, md):
-        if file:
-            note(f"wrote {file}")
+    check_page([file for file in (html, md) if file])
+    table = read(runs, targets=targets or ())
+    if not _show(table, table.plain(), as_json, html, md):
+        sys.exit(NO_PAGE)
 
 
-def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None) -> None:
-    """Print a table, or facts as JSON, and write its page if a run has a finished round."""
+def _show(table: Table, facts: Any, as_json: bool, html: Path | None = None, md: Path | None = None) -> bool:
+    """Print a table, or facts as JSON, and write its pages if a run has a finished round; returns whether they are."""
     from thinwire.reports.report import report
 
     if as_json:
@@ -228,12 +228,16 @@ def _show(table: Table, facts: Any, as_json: bool, page: Path | None = None) -> 
             show_cells(cells)
         for text in table.notes():
             console.print(visible(text, 1000), soft_wrap=True)
-    if page and any(run.records for run in table.runs):
+    pages = [str(file) for file in (html, md) if file]
+    if pages and any(run.records for run in table.runs):
         try:
-            report(table, page, targets=table.targets)
-            note(f"wrote {page}")
+            report(table, html, md, targets=table.targets)
         except Exception as error:  # of any kind: the runs are complete
-            note(f"thinwire: note: the page {page} was not written ({type(error).__name__}: {error})")
+            note(f"thinwire: note: the page {' or '.join(pages)} was not written ({type(error).__name__}: {error})")
+            return False
+        for file in pages:
+            note(f"wrote {file}")
+    return True
 
 
 def nothing_trains(error: Exception | str) -> NoReturn:

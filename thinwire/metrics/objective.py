@@ -52,6 +52,15 @@ class Objective:
         """
         return f"test {self.name}" if self.name in _FIELDS else self.name
 
+    @property
+    def validation_key(self) -> str:
+        """Where records have its value on the validation examples of the clients (`reports.rows.metric_value`).
+
+        >>> Objective().validation_key, Objective("r2").validation_key
+        ('client_accuracy', 'clients_eval.r2')
+        """
+        return f"client_{self.name}" if self.name in _FIELDS else f"clients_eval.{self.name}"
+
     def value(self, record: Mapping[str, Any]) -> float | None:
         """Its value in a record as a dictionary; None in rounds without evaluation, and where it is not finite."""
         found = record.get(_FIELDS[self.name]) if self.name in _FIELDS else (record.get("metrics") or {}).get(self.name)

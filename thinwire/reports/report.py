@@ -51,6 +51,8 @@ def report(
         )
         raise ConfigError(f"nothing to report: these runs have no finished round{next(broken, ' yet')}")
     check_page([], targets, next((row.objective.name for row in table.rows if row.objective != ACCURACY), ""))
+    if html is None and md is None:
+        return table
     chapters = []
     for name, part in table.parts.items():
         part = replace(part, title=name, targets=targets or choose_targets(part.rows, part.baseline))

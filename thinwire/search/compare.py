@@ -167,8 +167,8 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
 
 def _ranked(title: str, rows: Sequence[Row]) -> Table:
     """The table of a sweep: its rows, the best first, with differences to the best, on held-out examples if any."""
-    by, clients = rows[0].objective, {"accuracy": "client_accuracy", "loss": "client_loss"}
-    key = clients.get(by.name, f"clients_eval.{by.name}")
+    by = rows[0].objective
+    key = by.validation_key
     held = any(evaluations(run, key) for row in rows for run in row.runs)
 
     def value(run: SavedRun) -> float | None:

@@ -1,8 +1,8 @@
 """Trials: runs of candidates, judged on validation examples of the clients alone.
 
-    criterion   accuracy; the loss for tasks without class labels, or if the loss is the objective of the run
+    criterion   the objective of the run: accuracy, loss, or a metric (`metrics/objective.py`)
 
-Both are means over the clients on the examples that each holds out from training (`task.validation_fraction`), over the
+It is the mean over the clients on the examples that each holds out from training (`task.validation_fraction`), over the
 last evaluations of a run. The test set is not used, neither to compare runs nor to tell whether one failed. A run is at
 chance if it is not above the accuracy of a constant prediction.
 """
@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from thinwire.core.text import human_bytes, percent
-from thinwire.data.losses import bce
+from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
+from thinwire.metrics.objective import Objective
 from thinwire.reports.rows import metric_value, value_text
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, Status, judge, validation_chance
@@ -42,19 +42,21 @@ class Trial(NamedTuple):
 
     Args:
         point: the candidate.
-        accuracy: the criterion, larger is better; None if the loss is.
-        loss: decides between equal accuracies, smaller is better; None if unknown.
+        value: the criterion; None if it is unknown, or the loss.
+        loss: decides between equal values, smaller is better; None if unknown.
         bytes: bytes that were sent; decides between equal losses.
         rounds: rounds that were trained.
         status: whether training failed.
+        by: the criterion.
     """
 
     point: Point
-    accuracy: float | None
+    value: float | None
     loss: float | None
     bytes: int
     rounds: int
     status: TrialStatus = "finished"
+    by: Objective = Objective()
 
     @property
     def name(self) -> str:
@@ -81,19 +83,20 @@ class Trial(NamedTuple):
         """
         if self.status != "finished":
             return self.status.removesuffix(" so far")
-        value = f"loss {self.loss:.4g}" if self.accuracy is None else percent(self.accuracy)
-        return f"{value} ({human_bytes(self.bytes)})"
+        value = f"loss {self.loss:.4g}" if self.value is None else self.by.text(self.value)
+        metric = "" if self.value is None or self.by.name == "accuracy" else f"{self.by.name} "
+        return f"{metric}{value} ({human_bytes(self.bytes)})"
 
     def plain(self) -> dict[str, Any]:
         """Its values, for JSON."""
-        return {**self._asdict(), "point": dict(self.point)}
+        return {**self._asdict(), "point": dict(self.point), "by": self.by.name}
 
 
 Measure = Callable[[Point, int], Trial]  # of a candidate and a number of rounds
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Trials, the best first: by accuracy (or loss, if that is the criterion), loss, bytes; those that failed last.
+    """Trials, the best first: by the criterion, loss, bytes; those that failed last.
 
     Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
 
@@ -103,9 +106,10 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
     """
 
     def key(trial: Trial) -> tuple[bool, float, float, int]:
-        noise = trial.accuracy is None or trial.status == "at chance so far"
+        noise = trial.value is None or trial.status == "at chance so far"
+        sign = -1 if trial.by.higher_is_better else 1
         loss = math.inf if trial.loss is None or math.isnan(trial.loss) else trial.loss
-        return trial.failed, math.inf if noise else -(trial.accuracy or 0.0), loss, trial.bytes
+        return trial.failed, math.inf if noise else sign * (trial.value or 0.0), loss, trial.bytes
 
     return sorted(trials, key=key)
 
@@ -123,9 +127,7 @@ class ValidationRuns:
     def __init__(self, experiment: Settings, fraction: float, out: Path, data_dir: Path | None = None) -> None:
         held = held_out(experiment, fraction)
         simulation = make_simulation(held.engine, build_job(held, data_dir))
-        task = simulation.job.task
-        labels = task.loss is bce or not task.train.targets.is_floating_point()
-        self.by_loss = not labels or simulation.job.ranked_by.name == "loss"
+        self.by = simulation.job.ranked_by
         self.chance = validation_chance(simulation)
         self.fraction, self.out, self.data_dir = held.task.validation_fraction, out, data_dir
 
@@ -135,23 +137,22 @@ class ValidationRuns:
         path = default_folder(settings, self.out)
         with suppress(Diverged):  # its totals until then are written
             execute(settings, path, data_dir=self.data_dir, resume=True)
-        return trial_of(point, read_run(path), self.chance, self.by_loss)
+        return trial_of(point, read_run(path), self.chance, self.by)
 
     @property
     def chosen_by(self) -> str:
         """The criterion in words."""
-        criterion = "loss" if self.by_loss else "accuracy"
-        return f"{criterion} on the {100 * self.fraction:g} % of each client's examples that are held out"
+        return f"{self.by.name} on the {100 * self.fraction:g} % of each client's examples that are held out"
 
 
-def trial_of(point: Point, run: SavedRun, chance: Chance | None, by_loss: bool = False) -> Trial:
-    """Accuracy and loss on validation examples, cost and status of a run.
+def trial_of(point: Point, run: SavedRun, chance: Chance | None, by: Objective) -> Trial:
+    """The criterion on validation examples, cost and status of a run.
 
     Args:
         point: the candidate.
         run: its run, finished or diverged.
         chance: the chance accuracy on the validation examples; None if unknown.
-        by_loss: whether the loss is the criterion; without accuracy it is.
+        by: the criterion; without accuracy it is the loss.
     """
     records, totals = run.records, run.summary or {}
     accuracy, loss = (mean_of_last(records, name) for name in ("client_accuracy", "client_loss"))
@@ -162,7 +163,8 @@ def trial_of(point: Point, run: SavedRun, chance: Chance | None, by_loss: bool =
         if chance is not None and accuracy is not None and accuracy <= chance.ceiling:
             status = "at chance so far"
     cost = totals["bytes_total_honest"], totals["rounds"]
-    return Trial(point, None if by_loss else accuracy, loss, *cost, status)
+    value = None if by.name == "loss" else mean_of_last(records, by.validation_key)
+    return Trial(point, value, loss, *cost, status, by)
 
 
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:

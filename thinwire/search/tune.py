@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from thinwire.core.text import human_bytes, percent, read_bytes
+from thinwire.core.text import human_bytes, read_bytes
 from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
@@ -118,7 +118,7 @@ class Tuned:
             [
                 *(value_text(value) for _, value in one.point),
                 f"{one.rounds:,}",
-                percent(one.accuracy),
+                "-" if one.value is None else one.by.text(one.value),
                 "-" if one.loss is None else f"{one.loss:.4g}",
                 human_bytes(one.bytes),
                 one.status,
@@ -126,7 +126,8 @@ class Tuned:
             for one in self.trials
         ]
         title = f"{self.experiment.name} on {self.experiment.task.label}: the runs of the search"
-        return Cells(title, [*names, "rounds", "validation %", "loss", "bytes", "status"], rows, left=len(names))
+        heads = [*names, "rounds", f"validation {self.best.by.name}", "loss", "bytes", "status"]
+        return Cells(title, heads, rows, left=len(names))
 
     def plain(self) -> dict[str, Any]:
         """The result as plain values, for JSON."""
