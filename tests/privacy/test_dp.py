@@ -116,7 +116,7 @@ def test_uploads_besides_the_update_are_refused(changes, words):
 def test_dp_combines_with_other_methods():
     flasc = update(tw.Method(), preset("methods", "flasc").table["method"])
     private = resolve("flasc+dp-fedadam", "digits", recipe="paper").method
-    assert private == replace(flasc, privacy=tw.privacy.DP(clip=0.1, sigma=0.34))
+    assert private == replace(flasc, privacy=tw.privacy.DP(clip=0.1, sigma=0.34), server_opt=tw.optimizers.Adam(0.01))
     federation = Federation(private)
     federation.round((0, 1, 2))
     assert math.isfinite(federation.losses[-1])

@@ -173,12 +173,8 @@ def test_a_run_is_judged_by_validation_examples_alone(tmp_path):
     assert trial_of((), ran([0.2] * 12), chance, by).status == "at chance"
     assert trial_of((), ran([0.2, 0.8, 0.2]), chance, by).status == "collapsed"
     assert trial_of((), ran([0.8] * 3, "diverged"), chance, by).status == "diverged"
-    assert trial_of((), ran([0.8] * 3, "at chance"), chance, by).status == "finished", (
-        "that status is of the test set"
-    )
-    assert trial_of((), ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance, by).value == pytest.approx(0.7), (
-        "the last tenth"
-    )
+    assert trial_of((), ran([0.8] * 3, "at chance"), chance, by).status == "finished", "that status is of the test set"
+    assert trial_of((), ran([0.5] * 20 + [0.6, 0.7, 0.8]), chance, by).value == pytest.approx(0.7), "the last tenth"
     with pytest.raises(ConfigError, match="no accuracy and no loss on validation examples"):
         trial_of((), ran([]), chance, by)
 

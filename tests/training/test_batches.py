@@ -88,7 +88,7 @@ def test_the_order_depends_on_the_key_alone():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"epochs": 0}, "epochs"), ({"batch": -1}, "batch"), ({"steps": -1}, "steps")],
+    [({"epochs": -1}, "epochs"), ({"batch": -1}, "batch"), ({"steps": -1}, "steps")],
 )
 def test_invalid_settings_are_an_error(settings, message):
     with pytest.raises(ConfigError, match=message):

@@ -41,8 +41,9 @@ class Chain(Wrapper):
 
     @classmethod
     def of(cls, *codecs: Codec) -> Chain:
-        """These codecs in sequence; the parts of chains among them are parts of the result."""
-        return cls(tuple(one for codec in codecs for one in (codec.parts if isinstance(codec, Chain) else [codec])))
+        """These codecs in sequence, with the parts of chains among them; equal neighbors count once (`ef+topk`)."""
+        parts = [one for codec in codecs for one in (codec.parts if isinstance(codec, Chain) else [codec])]
+        return cls(tuple(one for before, one in zip([None, *parts], parts, strict=False) if one != before))
 
     def __post_init__(self) -> None:
         if isinstance(self.parts, list):

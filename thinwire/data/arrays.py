@@ -171,7 +171,8 @@ def _targets(values: Any, where: str) -> tuple[Columns, str]:
     found = _array(values, where)
     if found.ndim > 2 or not found.size:
         raise DataError(
-            f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example"
+            f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example; "
+            "labels of pixels go to tw.simulate(model, [(x, y), ...])"
         )
     table = found.reshape(len(found), -1)
     several, kind = table.shape[1] > 1, "regression" if found.dtype.kind == "f" else "classification"

@@ -229,8 +229,6 @@ def _chain(expression: str, slot: str, names: Sequence[str], first: Any, second:
     """Two codecs in sequence, or an error that names the order in which they can be chained."""
     from thinwire.codecs.chain import Chain  # late: it imports torch
 
-    if isinstance(second, Chain) and second.parts[0] == first:  # ef+topk: top-k has error feedback already
-        return second
     try:
         return Chain.of(first, second)
     except ConfigError as error:
