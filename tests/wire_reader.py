@@ -532,8 +532,11 @@ def _coded(data, count, model):
 def _read_lattice(codec, data, blocks, key):
     c = Cursor(data)
     exponents = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks)))
-    values = iter(read_integers(c.take(), count_of(blocks)))
-    out = {}
+    levels = read_integers(c.take(), count_of(blocks))
+    if codec.get("dither"):
+        words = philox64(fold(key[0], "quantise"), len(levels))
+        levels = [_as("f4", q - ((w >> 8) / 2**24 - 0.5)) for q, w in zip(levels, words, strict=True)]
+    values, out = iter(levels), {}
     for (name, shape, kind), exponent in zip(blocks, exponents, strict=True):
         assert -126 <= exponent <= 100
         out[name] = [_as(kind, next(values) * 2.0**exponent) for _ in range(math.prod(shape))]

@@ -44,6 +44,24 @@ def test_stochastic_rounding_is_unbiased():
     assert float((mean - x).abs().mean()) < 0.08
 
 
+def test_dither_is_unbiased_with_half_the_variance_and_as_many_bytes():
+    x, variance, size = Key(5).normal(300), {}, {}
+    for name in ("stochastic", "dither"):
+        found = [sent(Lattice(2.0, **{name: True}), {"x": x}, Peer(Key(i))) for i in range(600)]
+        values = torch.stack([back["x"] for _, back in found])
+        assert float((values.mean(0) - x).abs().mean()) < 0.08
+        variance[name], size[name] = float(values.var(0).mean()), sum(len(data) for data, _ in found)
+    assert 0.4 < variance["dither"] / variance["stochastic"] < 0.6
+    assert 0.97 < size["dither"] / size["stochastic"] < 1.03
+
+
+def test_dither_keeps_zero_blocks_and_refuses_a_second_way_to_round():
+    _, back = sent(Lattice(3.0, dither=True), {"x": torch.zeros(20), "y": Key(1).normal(20)})
+    assert float(back["x"].abs().max()) < 1e-37
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        Lattice(stochastic=True, dither=True)
+
+
 def test_one_step_takes_about_two_bits_a_value():
     data, _ = sent(Lattice(1.0, stochastic=True), {"x": Key(1).normal(4000)})
     assert 8 * len(data) / 4000 < 2.6

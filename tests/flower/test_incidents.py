@@ -54,9 +54,9 @@ class Sites:
             command = [*THINWIRE, "start", "--app", str(self.app), *words, "--node-config", config]
             self.nodes[name] = self.processes.start(f"node-{name}", command, {"FLWR_HOME": f"{home}/{name}.home"})
 
-    def supervise(self) -> subprocess.Popen[bytes]:
+    def supervise(self) -> None:
         config = f"roster={json.dumps(self.roster)} grace={GRACE} seconds=60.0 wait=40.0"
-        return self.processes.start(
+        self.supervisor = self.processes.start(
             "run", [*THINWIRE, "supervise", str(self.app), CONNECTION, "--run-dir", str(self.run), "-c", config]
         )
 
@@ -93,8 +93,8 @@ def none(sites: Sites) -> None:
 
 def change_settings(sites: Sites) -> None:
     """The run is stopped, and its app has more rounds when it is started again."""
-    sites.processes.running[-1].send_signal(signal.SIGTERM)
-    assert sites.processes.running[-1].wait(60) == 130
+    sites.supervisor.send_signal(signal.SIGTERM)
+    assert sites.supervisor.wait(60) == 130
     file = sites.app / "federated/experiment.toml"
     file.write_text(file.read_text().replace(f"rounds = {ROUNDS}", f"rounds = {2 * ROUNDS}"))
     sites.supervise()
@@ -119,13 +119,14 @@ def test_a_run_goes_on_or_ends_in_one_line(name, secure, tmp_path):
     with Processes(home, None) as processes:
         sites = Sites(processes, tmp_path, secure)
         sites.start(*(NAMES[:3] if name == "absent" else NAMES))
-        supervisor, before = sites.supervise(), 0
+        sites.supervise()
+        before = 0
         while not before:
-            assert supervisor.poll() is None, processes.log_tail("run")
+            assert sites.supervisor.poll() is None, processes.log_tail("run")
             before = len(sites.rounds)
             time.sleep(0.1)
         incident(sites)
-        assert processes.running[-1].wait(300) == code, processes.log_tail("run")
+        assert sites.supervisor.wait(300) == code, processes.log_tail("run")
         logs = {file.stem: file.read_text(errors="replace") for file in home.glob("*.log")}
     assert not {log: text for log, text in logs.items() if "Traceback" in text}
     assert re.search(words, sites.log)

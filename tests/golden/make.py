@@ -176,6 +176,7 @@ CODECS = {
     "quantize-sign-magnitude": Quantize(scheme="sign-magnitude", block=100),
     "lattice": Lattice(0.7),
     "lattice-stochastic": Lattice(1.0, stochastic=True),
+    "lattice-dither": Lattice(3.0, dither=True),
     "lattice-fine": Lattice(0.01),
     "on-lattice": OnLattice(TopK(0.3, inner=Quantize(4)), 0.5),
     "lattice-sum": LatticeSum(),

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, Wrapper, cut_finite
-from thinwire.core.registry import register_part
+from thinwire.core.registry import rare, register_part, short_repr
 from thinwire.core.text import PositiveFloat
 from thinwire.core.tree import Spec, Tree
-from thinwire.errors import WireError
+from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, integers
 from thinwire.wire.bits import Bytes, prefixed, read_prefixed, read_varint, varint
 
@@ -33,11 +33,14 @@ _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or over
 class Lattice(FloatCodec):
     """Round each value to a multiple of a power of two; sums of such values are exact.
 
-        x ~ s q,    s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
+        x ~ s q,          s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
+        x ~ s (q - u),    q = x / s + u rounded, with `dither`
 
     Args:
         step: the distance of levels as a multiple of the root mean square; 1 takes about 2 bits a value, 0.25 about 4.
         stochastic: round up or down at random, without bias; otherwise to the nearest level.
+        dither: shift each level by a number u from [-1/2, 1/2) that both ends draw from the shared key: without bias
+            too, with half the variance of `stochastic`. Sums of messages are on no lattice, so it is for uploads.
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -53,19 +56,28 @@ class Lattice(FloatCodec):
 
     step: PositiveFloat = 1.0
     stochastic: bool = False
+    dither: bool = rare(False)
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        if self.stochastic and self.dither:
+            raise ConfigError("stochastic and dither are two ways to round without bias; leave one of them out")
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
         blocks = [_numbers(block) for block in tree.values()]
-        exponents = [exponent_of(x, self.step) for x in blocks]
+        exponents = [exponent_of(x, self.step) if not self.dither or x.any() else _LOWEST for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
         x = np.concatenate([np.zeros(0), *scaled])
-        up = peer.key.fold("quantise").cpu_uniform()(len(x)) if self.stochastic else None
-        return _pack(exponents, (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)), state
+        if self.stochastic:
+            levels = np.floor(x + _uniform(peer, len(x)))
+        else:
+            levels = np.rint(x + (_uniform(peer, len(x)) - 0.5) if self.dither else x)
+        return _pack(exponents, levels.astype(np.int64)), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The levels times their steps."""
-        return _unpack(data, spec)
+        """The levels times their steps, without the dither."""
+        return _unpack(data, spec, shift=_uniform(peer, spec.size) - np.float32(0.5) if self.dither else None)
 
 
 @register_part("codec", "lattice-sum")
@@ -133,6 +145,11 @@ def read_exponents(data: Bytes, spec: Spec) -> list[int]:
     return exponents
 
 
+def _uniform(peer: Peer, count: int) -> np.ndarray:
+    """Random numbers from [0, 1), the same at both ends."""
+    return peer.key.fold("quantise").cpu_uniform()(count)
+
+
 def _numbers(block: Tensor) -> np.ndarray:
     return block.detach().cpu().double().numpy().reshape(-1)
 
@@ -196,11 +213,18 @@ def _bounded(levels: np.ndarray) -> np.ndarray:
     return levels
 
 
-def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = integers.decode) -> Tree:
-    """Blocks from exponents and levels."""
+def _unpack(
+    data: Bytes,
+    spec: Spec,
+    read: Callable[[Bytes, int], np.ndarray] = integers.decode,
+    shift: np.ndarray | None = None,
+) -> Tree:
+    """Blocks from exponents and levels, of which `shift` is subtracted."""
     exponents = read_exponents(data, spec)
     # exact: a level has 24 bits, and no exponent leaves the range of float32
     x, start = _bounded(read(data[len(spec.blocks) :], spec.size)).astype(np.float32), 0
+    if shift is not None:
+        x -= shift
     for block, exponent in zip(spec, exponents, strict=True):
         piece = x[start : start + block.numel]
         np.ldexp(piece, exponent, out=piece)
