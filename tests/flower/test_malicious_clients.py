@@ -19,6 +19,7 @@ from thinwire.core.tree import Tree, all_finite, tmap
 from thinwire.errors import IncompatibleParts, WireError
 from thinwire.federation.engine import Engine
 from thinwire.federation.job import Job
+from thinwire.federation.standing import Standing
 from thinwire.flower.client import Client
 from thinwire.flower.policy import RoundPolicy
 from thinwire.protocol.method import Method
@@ -163,6 +164,7 @@ def attacked(name: str, aggregator: str) -> int:
     for attack in ATTACKS:
         transport.attack = attack
         del lines[:]
+        state = state._replace(standing=Standing())  # else it is left out, see tests/federation
         state, record = server.round(state)
         after = state.server
         trees = (*after.public[1:], *after.opt.values(), after.correction, after.schedule, after.codec)
@@ -174,7 +176,7 @@ def attacked(name: str, aggregator: str) -> int:
             assert record.refused + record.bounded >= 1, f"{name}, {aggregator}: {attack} is in no record"
             assert any(f"client {MALICIOUS}" in line for line in lines), attack
         assert record.loss < 1e4, (attack, record.loss)
-    transport.attack = ""
+    transport.attack, state = "", state._replace(standing=Standing())
     state, record = server.round(state)
     assert (record.clients, record.refused) == (CLIENTS, 0), "a client is accepted again when its upload is valid"
     return sent

@@ -80,11 +80,13 @@ def test_a_run_with_five_hostile_clients_of_eight_ends_as_the_honest_one(honest,
     assert abs(summary["final_accuracy"] - honest["final_accuracy"]) < 0.02
     for number in range(1, 7):
         for client in attacks:
-            named = [line for line in lines if line.startswith(f"round {number}: ") and f"client {client}" in line]
-            assert len(named) == 1, (number, client, named)
-            found = [one for one in read_sites(tmp_path / "run") if (one.round, one.client) == (number, client)]
-            assert [one.status for one in found] == ["refused"]
-            assert found[0].why
+            named = [
+                line for line in lines if line.startswith(f"round {number}: refused ") and f"client {client}" in line
+            ]
+            (found,) = [one for one in read_sites(tmp_path / "run") if (one.round, one.client) == (number, client)]
+            assert (found.status, len(named)) in [("refused", 1), ("left out", 0)], (number, client, named)
+            assert found.why
+            assert found.status == "refused" or number > 3
     assert max(map(len, lines)) < 600
     assert all(line.isprintable() for line in lines)
     assert (tmp_path / "run/sites.jsonl").stat().st_size < 48 * 600
@@ -105,7 +107,7 @@ def test_a_hostile_client_alone_in_its_cohort_is_left_out(tmp_path):
     assert summary["bytes_abandoned"] == back["bytes_abandoned"] > 0
 
 
-BACK = {"task.clients": 4, "cohort.size": 3, "rounds": 9}
+BACK = {"task.clients": 4, "cohort.size": 3, "rounds": 9, "method.norm_bound": 10.0}
 
 
 def far_off(path, **more):
@@ -133,7 +135,7 @@ def test_a_state_that_is_not_fit_is_given_up(rolled_back):
     assert {one.attempt for one in sites} == {0, 1}
     abandoned = [one for one in sites if one.round == 6 and one.attempt == 0]
     assert any(one.norm > 100 * losses[0] or one.status == "bounded" for one in abandoned)
-    again = [one.client for one in sites if one.attempt == 1]
+    again = [one.client for one in sites if one.attempt == 1 and one.status != "left out"]
     assert not set(again) & set(back["left_out"])
 
 

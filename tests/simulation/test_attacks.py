@@ -120,6 +120,7 @@ def test_robust_rules_withstand_sign_flips_and_the_mean_does_not():
         "rounds": 12,
         "eval.every": 12,
         "local.steps": 3,
+        "method.norm_bound": 0.0,  # else the attackers are left out
         "attack": {"kind": "sign-flip", "fraction": 0.2},
     }
     found = {}

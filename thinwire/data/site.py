@@ -168,7 +168,8 @@ class OwnData:
             validation: whether sites hold examples out to evaluate the model.
         """
         every, note = _each(BLANK, clients), "This machine has no data: the examples are at the sites."
-        return self._task([self.data.blank(BLANK)], every, note, client_tests=every if validation else None)
+        tests = every if validation else None
+        return self._task([self.data.blank(BLANK)], every, note, client_tests=tests, blank=True)
 
     def _task(self, pairs: Sequence[Pair], clients: Assignment, note: str = "", **more: Any) -> Task:
         """The task of the examples of some sites."""

@@ -60,6 +60,7 @@ class Task:
             targets are class labels (`metrics/objective.py`).
         class_names: names of classes or labels for readers, by number; empty if they have none.
         client_names: names of clients for readers, by number; empty if they have none.
+        blank: whether this machine has no data, and the examples are placeholders.
     """
 
     model: nn.Module
@@ -73,6 +74,7 @@ class Task:
     objective: str = ""
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    blank: bool = False
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.clients.sizes() == 0)

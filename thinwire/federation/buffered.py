@@ -10,8 +10,7 @@ bit.
 
 from __future__ import annotations
 
-from thinwire.errors import WireError
-from thinwire.federation.federation import Collected, mean_loss
+from thinwire.federation.federation import Collected
 from thinwire.federation.job import RunState
 from thinwire.federation.simulated import SimulatedClients
 from thinwire.protocol.round import Reply, Round
@@ -31,12 +30,8 @@ class BufferedClients(SimulatedClients):
             if len(got.uploads) == self.federation.sampler.size:
                 break
             taken[one.client] = one
-            try:
-                got.uploads[one.client] = round.read(one)
-            except WireError as error:  # too stale, or of other blocks than this round synchronizes
-                got.refused[one.client] = str(error)
+            self.accept(got, one.client, self.usable(got, one))
         got.replies, got.cohort = taken, tuple(got.uploads)
-        got.loss = mean_loss({i: taken[i] for i in got.uploads})
         got.waiting = tuple(one for one in waiting if one.client not in taken)
         got.clock = max([state.clock, *(one.arrives for one in taken.values())])
 
@@ -44,6 +39,6 @@ class BufferedClients(SimulatedClients):
         """The clients that are asked at the beginning of a round, in addition to those that still train."""
         sampler = self.federation.sampler
         most = self.job.method.asynchronous.clients(sampler.size, len(self.federation.eligible))
-        training = {one.client for one in state.waiting}
+        training = {one.client for one in state.waiting} | self.left_out(state).keys()
         idle = [i for i in sampler.order(state.round) if i not in training]
-        return tuple(idle[: most - len(training)])
+        return tuple(idle[: most - len(state.waiting)])

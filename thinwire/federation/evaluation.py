@@ -23,7 +23,9 @@ A metric is undefined for some clients, for example where a class is missing; it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -32,6 +34,8 @@ from thinwire.core.tree import Tree
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.base import Metric, ModelMetric, SumMetric
 from thinwire.metrics.clients import summarize
+from thinwire.protocol.bounds import EXAMPLES_LIMIT, LOSS_LIMIT, Recent, factors, reference
+from thinwire.protocol.round import Reply
 from thinwire.training.evaluation import Evaluation
 
 
@@ -139,3 +143,55 @@ def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | N
     pairs = [(x, w) for x, w in zip(values, weights, strict=True) if x is not None and math.isfinite(x)]
     total = math.fsum(w for _, w in pairs)
     return math.fsum(x * w for x, w in pairs) / total if total else None
+
+
+def training_loss(
+    replies: Mapping[int, Reply], recent: Recent, sizes: Mapping[int, int], limited: bool = True
+) -> tuple[float, dict[int, str], dict[str, float]]:
+    """The mean loss over all examples, with both bounded as uploads are; the clients that were bounded, with reasons;
+    and the medians of both.
+
+    Args:
+        replies: the replies that were used.
+        recent: the latest rounds.
+        sizes: the number of examples of the clients of which it is known.
+        limited: whether they are bounded.
+    """
+    losses, weights, medians = bounded([*replies.values()], recent, [sizes.get(i, 0) for i in replies])
+    why = {
+        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
+        for (client, one), *found in zip(replies.items(), losses, weights, strict=True)
+        if found != [one.loss, one.examples]
+    }
+    if not limited:
+        losses, weights, why = [one.loss for one in replies.values()], [one.examples for one in replies.values()], {}
+    return sum(map(mul, losses, weights)) / sum(weights), why, medians
+
+
+def bounded(
+    reports: Sequence[Reply | Evaluation], recent: Recent, sizes: Sequence[int]
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """The losses and the numbers of examples of some reports, those far above the median scaled down; the medians.
+
+    Args:
+        reports: those of several clients.
+        recent: the latest rounds.
+        sizes: the number of examples of each client; 0 where it is not known.
+    """
+    losses, examples = [abs(one.loss) for one in reports], [float(one.examples) for one in reports]
+    medians = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
+    usual = medians["loss"]
+    if all(sizes):  # no client can claim examples: the median example
+        usual = max(usual, next(loss for loss, share in _shares(losses, sizes) if share >= 0.5))
+    by_loss = factors(losses, LOSS_LIMIT * usual)
+    by_count = factors(examples, EXAMPLES_LIMIT * medians["examples"])
+    counts = map(mul, examples, by_count)
+    known = [min(one, size) if size else count for one, count, size in zip(examples, counts, sizes, strict=True)]
+    return [one.loss * by for one, by in zip(reports, by_loss, strict=True)], known, medians
+
+
+def _shares(losses: Sequence[float], sizes: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """The losses in ascending order, and the share of the examples with at most this loss."""
+    pairs = sorted(zip(losses, sizes, strict=True))
+    total = accumulate(size for _, size in pairs)
+    return ((loss, upto / sum(sizes)) for (loss, _), upto in zip(pairs, total, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,21 +22,24 @@ from torch.utils._pytree import tree_map
 
 from thinwire.core.key import Key
 from thinwire.core.parallel import compute_with, on_one_core
+from thinwire.core.text import visible
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.checks import check_task
 from thinwire.data.examples import Examples, Inputs
-from thinwire.errors import ConfigError, Diverged, Unfit
+from thinwire.errors import ConfigError, Diverged, Unfit, WireError
 from thinwire.federation.attacks import poisoned
 from thinwire.federation.engine import Engine
-from thinwire.federation.evaluation import averaged, where_defined, with_client_accuracies
+from thinwire.federation.evaluation import averaged, training_loss, where_defined, with_client_accuracies
 from thinwire.federation.job import Job, RoundRecord, RunState
 from thinwire.federation.sampler import Sampler
+from thinwire.federation.standing import left_out
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
+from thinwire.protocol.bounds import Known, Recent
 from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract
 from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts
-from thinwire.protocol.upload import Upload, as_received
+from thinwire.protocol.upload import MAX_EXAMPLES, Upload, as_received, received_weight
 from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluation, evaluate
 from thinwire.training.functional import Functional
@@ -44,6 +47,7 @@ from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
 from thinwire.wire.message import Parts
 
+NAMED = 20  # clients whose reasons are in a record
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
 
@@ -66,10 +70,12 @@ class Collected:
         bytes_up: bytes of uploads.
         bytes_down: bytes of ordinary downloads.
         bytes_catchup: bytes beyond these, because clients had missed rounds.
-        bounded: clients whose reports were bounded, with reasons.
+        bounded: clients whose upload or reports were bounded, with reasons.
+        bad: clients that lose standing: refused, or scaled down heavily.
         late: clients that the round did not wait for.
         absent: places of the cohort without a response.
         drifted: clients that were sent the whole state.
+        left_out: clients that it was drawn without, and until when.
         asked: the most clients that were asked in a round so far, and the fewest that were there; 0 for the job's.
     """
 
@@ -88,9 +94,11 @@ class Collected:
     bytes_down: int = 0
     bytes_catchup: int = 0
     bounded: dict[int, str] = field(default_factory=dict)
+    bad: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
     absent: int = 0
     drifted: int = 0
+    left_out: dict[int, str] = field(default_factory=dict)
     asked: tuple[int, int] = (0, 0)
 
     @property
@@ -103,6 +111,11 @@ class Collected:
         """Bytes of the round: up, down, and for catching up."""
         return self.bytes_up, self.bytes_down, self.bytes_catchup
 
+    @property
+    def counted(self) -> dict[int, Reply]:
+        """The replies that are used."""
+        return {i: self.replies[i] for i in self.uploads}
+
 
 class Clients:
     """The clients of a federation: they train, and their uploads are collected.
@@ -113,13 +126,15 @@ class Clients:
 
     def __init__(self, federation: Federation) -> None:
         self.federation, self.contract, self.job = federation, federation.contract, federation.job
+        self.without: Mapping[int, int] = {}  # clients far off when the run went back, and the last round without them
+        self.attempt = 0  # how often the run went back
 
     backend: tuple[Backend, str] = ("loop", "clients are in other processes")
     """The training backend before the first round, and the reason if it is not the default."""
 
     def open(self, round: Round, state: RunState) -> Collected:
         """A round before anything was received."""
-        return Collected(round, state)
+        return Collected(round, state, left_out=self.left_out(state))
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of a round. A federation without clients, as a node has it, has no rounds."""
@@ -128,9 +143,102 @@ class Clients:
     def count(self, got: Collected) -> None:
         """Count the bytes of the messages that were produced, where that was not done before."""
 
+    # -- one path for all uploads, of simulated and of real clients: read, refuse, bound -----------------------------
+
+    def read(self, got: Collected, reply: Reply) -> Upload:
+        """The decoded upload of a client; raises WireError or Diverged if it is refused."""
+        upload = got.round.read(reply)
+        if not (math.isfinite(reply.loss) and 0 < reply.examples <= MAX_EXAMPLES):
+            raise Diverged(f"its training loss is {reply.loss} over {reply.examples} examples")
+        return upload
+
+    def usable(self, got: Collected, reply: Reply) -> Upload | str:
+        """The decoded upload of a client, or why it is refused."""
+        try:
+            return self.read(got, reply)
+        except (WireError, Diverged) as error:
+            return str(error)
+
+    def accept(self, got: Collected, client: int, found: Upload | str) -> None:
+        """Add an upload to a round, or the reason why it is refused."""
+        if isinstance(found, str):
+            self.refuse(got, client, found)
+        else:
+            got.uploads[client] = found
+
+    def refuse(self, got: Collected, client: int, why: str, bad: bool = True) -> None:
+        """Remove an upload; each refused client is named once in the log of a round.
+
+        Args:
+            got: the round.
+            client: the client.
+            why: the reason.
+            bad: whether the client loses standing.
+        """
+        if client not in got.refused:
+            self.say(got, f"refused {self.names([client])}: {why}")
+        got.refused[client] = why
+        got.uploads.pop(client, None)
+        got.bad.update([client] if bad else [])
+
     def close(self, got: Collected) -> Closed:
-        """The next version from these uploads."""
-        return got.round.close(got.uploads, len(self.job.task.clients), sum_masked=sum_masked)
+        """The next version from these uploads; clients that are refused then are removed from what was received."""
+        state, method, version = got.state, self.job.method, got.round.version
+        recent, lr = state.recent, self.contract.at(version).client_opt(version).lr
+        if got.refused and not got.uploads:
+            raise Diverged(f"no upload can be used: {next(iter(got.refused.values()))}; try a smaller learning rate")
+        known = {i: one for i in got.uploads if (one := self.known(state, i))}
+        clients = len(self.job.task.clients)
+        closed = got.round.close(got.uploads, clients, self.noise(), recent.sizes(lr), known, sum_masked)
+        claimed = {i: one.weight for i, one in got.uploads.items() if i not in known}
+        for client, why in closed.uploads.refused.items():
+            self.refuse(got, client, why)
+        own = self.job.task.clients
+        examples = {i: len(own.client(i)) for i in got.uploads if not self.job.task.blank}
+        got.loss, odd, medians = training_loss(got.counted, recent, examples, method.norm_bound > 0)
+        got.bounded = {i: why for i, why in {**odd, **closed.uploads.bounded}.items() if i in got.uploads}
+        for i, why in got.bounded.items():
+            self.say(got, f"bounded {self.names([i])}: {why}")
+        got.bad |= closed.uploads.heavy
+        sizes = {i: size for i, size in closed.uploads.sizes.items() if i in got.uploads}
+        recent = recent.after({**closed.uploads.medians, **medians}, lr, sizes, state.round)
+        if self.contract.at(version + 1) is not self.contract.at(version):  # its coordinates have other sizes
+            recent = Recent()
+        standing = state.standing
+        if claimed and not method.secure_aggregation:
+            standing = standing._replace(weights={**claimed, **standing.weights})
+        if not (method.privacy.active or method.secure_aggregation):  # there, no client decides who takes part
+            standing = standing.after(got.number, got.bad, got.uploads.keys() - got.bad)
+        for client, last in sorted(standing.until.items() - state.standing.until.items()):
+            self.say(got, f"{self.names([client])} is left out until round {last}, after several such uploads")
+        got.state = state._replace(recent=recent, standing=standing)
+        return closed
+
+    def noise(self) -> Key | None:
+        """The source of noise for differential privacy; None for the seed, which clients know."""
+        return None
+
+    def known(self, state: RunState, client: int) -> Known | None:
+        """The weight and the local steps of a client, from the task or from earlier rounds; None if it is new."""
+        task, weights = self.job.task, state.standing.weights
+        if task.blank:
+            return Known(weights[client]) if client in weights else None
+        size = len(task.clients.client(client))
+        return Known(received_weight(self.contract, size), self.job.local.steps_of(size))
+
+    def left_out(self, state: RunState) -> dict[int, str]:
+        """The clients that the next round leaves out, and until when: at most half."""
+        until = {**state.standing.until}
+        until |= {i: max(number, until.get(i, 0)) for i, number in self.without.items()}
+        out = left_out(until, state.round + 1, self.federation.eligible)
+        return {i: f"until round {last}, after uploads that were refused or far off" for i, last in out.items()}
+
+    def say(self, got: Collected, line: str) -> None:
+        """Log a line about a round; a simulation has no log."""
+
+    def names(self, clients: Iterable[int]) -> str:
+        """The names of some clients, as text."""
+        return ", ".join(f"client {i}" for i in clients)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A context in which the model is evaluated."""
@@ -149,12 +257,13 @@ class Clients:
         return []
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
-        """Leave clients out of cohorts; only those of a deployment are.
+        """Leave clients out of cohorts.
 
         Args:
             until: the last round without each of them.
             attempt: how often the run went back so far.
         """
+        self.without, self.attempt = dict(until), attempt
 
 
 class Federation:
@@ -251,21 +360,23 @@ class Federation:
     def _finished(self, got: Collected, closed: Closed) -> tuple[RunState, RoundRecord]:
         """State and record after a round, without evaluation."""
         state, method, version = got.state, self.job.method, got.round.version
-        used = [got.replies[i] for i in got.uploads]
-        new = ((one.client, one.state) for one in used if one.client not in closed.uploads.refused)
-        left: list[tuple[int, ClientState]] = []
+        used = [*got.counted.values()]
+        new = ((one.client, one.state) for one in used)
+        handed: list[tuple[int, ClientState]] = []
         if method.opt_owner == "place":  # clients that are not in this cohort have handed their optimizer state over
             kept = [(i, state.clients[i]) for i in state.cohort if i in state.clients and i not in got.cohort]
-            left = [(i, replace(one, opt={})) for i, one in kept]
+            handed = [(i, replace(one, opt={})) for i, one in kept]
         after = state._replace(
             round=state.round + 1,
             server=closed.server,
-            clients=ClientStates.updated(state.clients, (*left, *new)),
+            clients=ClientStates.updated(state.clients, (*handed, *new)),
             cohort=got.cohort,
             sync_counts=got.round.counts(state.sync_counts, got.uploads),
             clock=state.clock if got.clock is None else got.clock,
             waiting=got.waiting,
         )
+        kinds = {"refused": got.refused, "bounded": got.bounded, "left out": got.left_out}
+        reasons = [(i, f"{kind}: {why}") for kind, found in kinds.items() for i, why in found.items()]
         record = RoundRecord(
             round=after.round,
             loss=got.loss,
@@ -278,8 +389,10 @@ class Federation:
             seconds=0.0,
             lr=self.contract.at(version).client_opt(version).lr,
             drifted=got.drifted,
-            refused=len({**got.refused, **closed.uploads.refused}),
-            bounded=len({**got.bounded, **closed.uploads.bounded}.keys() & got.uploads.keys()),
+            refused=len(got.refused),
+            bounded=len(got.bounded),
+            left_out=len(got.left_out),
+            why={str(i): visible(text, 300) for i, text in reasons[:NAMED]},
             absent=got.absent,
             late=len(got.late),
             clock=got.clock,
@@ -401,16 +514,6 @@ def _show(got: Collected, on_message: OnMessage) -> None:
         on_message(got.number, "down", client, bytes(message))
     for client, reply in got.replies.items():
         on_message(got.number, "up", client, bytes(reply.message))
-
-
-def mean_loss(replies: Mapping[int, Reply]) -> float:
-    """The mean training loss of clients, weighted by examples; raises Diverged if it is not finite."""
-    loss = examples = 0.0
-    for one in replies.values():
-        loss, examples = loss + one.loss * one.examples, examples + one.examples
-    if not math.isfinite(loss):
-        raise Diverged(f"the training loss is {loss / examples}; try a smaller learning rate")
-    return loss / examples
 
 
 def _conv(engine: Engine, device: torch.device) -> Products | None:

@@ -16,6 +16,7 @@ from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.federation.attacks import Attack
 from thinwire.federation.speed import Speed
+from thinwire.federation.standing import Standing
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.metrics.objective import Objective, objective_of
 from thinwire.protocol.bounds import Recent
@@ -48,6 +49,8 @@ class RoundRecord(NamedTuple):
     drifted: int = 0  # clients whose public state was not the server's and that were sent the whole state
     refused: int = 0  # clients whose upload could not be used
     bounded: int = 0  # clients whose upload was far above the cohort's median and was scaled down
+    left_out: int = 0  # clients that the cohort was drawn without, because of earlier uploads
+    why: Mapping[str, str] = {}  # by client: why it was refused, bounded or left out; 20 clients at most
     absent: int = 0  # places of the cohort without a response: its client did not respond, or too few were there
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
@@ -168,6 +171,7 @@ class RunState(NamedTuple):
     sync_counts: SyncCounts
     chunk: int = 0  # number of clients trained together, where the memory of a GPU limits it
     average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated
-    recent: Recent = Recent()  # medians of the latest rounds; empty in a simulation
+    recent: Recent = Recent()  # medians of the latest rounds
+    standing: Standing = Standing()  # what is held against clients
     clock: float = 0.0  # simulated seconds since the start
     waiting: tuple[Reply, ...] = ()  # uploads of asynchronous rounds that have not arrived, in the order asked

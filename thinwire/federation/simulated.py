@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from thinwire.core.parallel import each
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.attacks import replaced
 from thinwire.federation.backends import Backends
 from thinwire.federation.evaluation import as_numbers, with_client_evaluations
-from thinwire.federation.federation import Clients, Collected, Federation, mean_loss
+from thinwire.federation.federation import Clients, Collected, Federation
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.speed import ClientSpeeds, Speed
 from thinwire.federation.transfer import to_host
@@ -72,19 +72,24 @@ class SimulatedClients(Clients):
 
     def cohort(self, round: Round, state: RunState) -> tuple[int, ...]:
         """The clients of a round; within a window of the schedule the cohort stays the same."""
-        keep = state.cohort and not round.plan.resample
-        return state.cohort if keep else self.federation.sampler.cohort(state.round)
+        keep, sampler, away = state.cohort and not round.plan.resample, self.federation.sampler, self.left_out(state)
+        if not away:
+            return state.cohort if keep else sampler.cohort(state.round)
+        return tuple(i for i in (state.cohort if keep else sampler.order(state.round)) if i not in away)[: sampler.size]
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of the cohort."""
         round = got.round
         self.train_cohort(got, self.cohort(round, got.state))
-        got.loss = mean_loss(got.replies)
         contract, clients = self.contract.at(round.version), sorted(got.cohort)
         for client in clients if contract.has_hints else ():
             round.hints(client)  # once for each tier, before threads need them
-        read = each(lambda i: round.read(got.replies[i]), clients, contract.code.nbytes)
-        got.uploads = dict(zip(clients, read, strict=True))
+        for client, found in zip(
+            clients, each(lambda i: self.usable(got, got.replies[i]), clients, contract.code.nbytes), strict=True
+        ):
+            self.accept(got, client, found)
+        if got.refused and contract.method.secure_aggregation:  # masks cancel only in the sum of all
+            raise Diverged(f"{next(iter(got.refused.values()))}; try a smaller learning rate")
         if self.speeds is not None:
             got.clock = max(self.arrivals(got).values())
 

@@ -71,11 +71,6 @@ class ClientSpeeds:
         count = round(self.speed.slow_fraction * len(self.sizes))
         return frozenset(map(int, self.key.fold("slow").choice(len(self.sizes), count)))
 
-    def steps(self, client: int) -> int:
-        """The number of local steps of a client in a round."""
-        local, size = self.local, self.sizes[client]
-        return local.steps or local.passes(size) * (math.ceil(size / local.batch) if local.batch else 1)
-
     def seconds(self, client: int, version: int, down: int, up: int) -> float:
         """How long a client takes from the request to the arrival of its upload.
 
@@ -93,4 +88,4 @@ class ClientSpeeds:
             slowness *= math.exp(speed.jitter * float(self.key.fold("jitter", version, client).normal(1)))
         links = ((down, speed.down_mbps), (up, speed.up_mbps))
         sent = sum(8e-6 * size / mbps for size, mbps in links if mbps)
-        return speed.latency + sent + speed.step_seconds * self.steps(client) * slowness
+        return speed.latency + sent + speed.step_seconds * self.local.steps_of(self.sizes[client]) * slowness

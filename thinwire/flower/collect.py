@@ -18,7 +18,6 @@ The phases of secure aggregation (`secure_round.py`) and evaluations (`server.py
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -34,7 +33,7 @@ from thinwire.flower.grid_transport import GridTransport
 from thinwire.flower.policy import TOO_LONG, Deadline, Log, RoundPolicy
 from thinwire.protocol.round import Reply, Request, Response
 from thinwire.protocol.state import ClientState
-from thinwire.protocol.upload import MAX_EXAMPLES, Upload
+from thinwire.protocol.upload import Upload
 from thinwire.runs.deployment_records import CohortLog, SiteRecord
 from thinwire.wire import message as wire
 
@@ -73,11 +72,6 @@ class FlowerCollected(Collected):
     down: Counter[int] = field(default_factory=Counter)
     seconds: dict[int, float] = field(default_factory=dict)
 
-    @property
-    def counted(self) -> dict[int, Reply]:
-        """The replies that are used."""
-        return {i: self.replies[i] for i in self.uploads}
-
     def count_ordinary(self, size: int) -> None:
         """Count bytes as ordinary downloads: all that are sent count as catching up at first, also repeated ones."""
         self.bytes_down += size
@@ -114,8 +108,6 @@ class Collector(Clients):
         self.transport = transport
         self.policy, self.log, self.record, self.clock = policy or RoundPolicy(), log, record or CohortLog(), clock
         self.on_sites, self.goes_back = on_sites, goes_back
-        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
-        self.attempt = 0  # how often the run went back
         self.gone = ""  # who was absent in the last round, and why
         self.asynchronous = self.contract.method.asynchronous
         self.asked: dict[int, Asked] = {}  # the clients that were asked to train and have not responded
@@ -277,9 +269,7 @@ class Collector(Clients):
         known = ClientState(asked.version)  # the server knows only the version of a client's last accepted upload
         facts = response.loss, response.examples, known, response.evaluation
         reply = Reply(client, asked.version, response.data, *facts)
-        upload = got.round.read(reply)
-        if not (math.isfinite(response.loss) and 0 < response.examples <= MAX_EXAMPLES):
-            raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
+        upload = self.read(got, reply)
         got.replies[client] = reply
         return upload
 
@@ -314,7 +304,8 @@ class Collector(Clients):
             try:
                 answer = read(client, response)
             except (WireError, Diverged) as error:
-                (refuse or partial(self.refuse, got))(client, str(error))
+                bad = not response.error  # a client that could not respond does not lie
+                (refuse or partial(self.refuse, got, bad=bad))(client, str(error))
                 continue
             if not isinstance(answer, Request):
                 if answer is not None:
@@ -330,15 +321,7 @@ class Collector(Clients):
             got.bytes_catchup += len(request.data)
         self.transport.send(requests, deadline.left())
 
-    def refuse(self, got: FlowerCollected, client: int, why: str) -> None:
-        """Remove an upload; each refused client is named once in the log of a round."""
-        if client not in got.refused:
-            self.say(got, f"refused {self.transport.name(client)}: {why}")
-        got.refused[client] = why
-        got.uploads.pop(client, None)
-        got.replies.pop(client, None)
-
-    def say(self, got: FlowerCollected, line: str) -> None:
+    def say(self, got: Collected, line: str) -> None:
         """Log a line about a round."""
         self.log(f"round {got.number}: {line}")
 

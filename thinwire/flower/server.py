@@ -10,7 +10,7 @@ What can go wrong, and what then happens:
     a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
     a client is malicious                      bounded by the medians of cohort and latest rounds, or refused
-                                               (`norm_bound.py`); outvoted, if the method has a robust aggregator
+                                               (`protocol/bounds.py`); outvoted, if the method has a robust aggregator
     the next state is not fit                  the run goes back without the clients that were far off (below)
     a response arrives twice                   the first counts
     a client is too late for its round         in asynchronous rounds its upload counts in a later one
@@ -38,32 +38,30 @@ keeps nothing, and sends numbers. The downloads count as catch-up.
 
     a number that is not finite, an accuracy outside 0 to 1, a metric that the job does not have    refused
     examples                                    at most 1,000 times the median client's count in means
-    losses                                      at most `method.norm_bound` times the median client's in means
+    losses                                      at most 10 times the median client's in means
     a metric that is not finite                 left out: it is not defined for this client
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from operator import mul
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from thinwire.core.key import SecretKey
+from thinwire.core.key import Key, SecretKey
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.federation.evaluation import as_numbers, with_client_evaluations
+from thinwire.federation.evaluation import as_numbers, bounded, with_client_evaluations
 from thinwire.federation.federation import Collected
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.flower.collect import Collector, FlowerCollected, check_error, requests_to
 from thinwire.flower.policy import Deadline
 from thinwire.flower.secure_round import SecureRound, VersionSpent, skip_version
-from thinwire.protocol.bounds import FAR, WEIGHT_LIMIT, Recent, factors, reference
-from thinwire.protocol.round import EVALUATE, Closed, Reply, Response, Round
+from thinwire.protocol.bounds import Recent, reference
+from thinwire.protocol.round import EVALUATE, Closed, Response, Round
 from thinwire.protocol.upload import MAX_EXAMPLES
 from thinwire.runs.deployment_records import SiteRecord, Status
 from thinwire.secure.frames import threshold
-from thinwire.secure.masks import sum_masked
 from thinwire.training.evaluation import Evaluation
 
 MAX_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
@@ -73,13 +71,14 @@ class FlowerClients(Collector):
     """Clients in other processes, reached over a transport: opens and closes rounds."""
 
     def open(self, round: Round, state: RunState) -> FlowerCollected:
-        """A round before anything was received, without clients that are left out, as long as there are others."""
-        sampler, out = self.federation.sampler, {i for i, until in self.left_out.items() if state.round < until}
-        order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
-        self.forget(round.version, out)
+        """A round before anything was received, without clients that are left out."""
+        sampler, out = self.federation.sampler, self.left_out(state)
+        order = tuple(i for i in sampler.order(state.round) if i not in out)
+        self.forget(round.version, out.keys())
         size = min(sampler.size, len(order))
         least = threshold(size) if self.job.method.secure_aggregation else 1
-        return FlowerCollected(round, state, order=order, size=size, needed=max(least, self.policy.needed(size)))
+        needed = max(least, self.policy.needed(size))
+        return FlowerCollected(round, state, left_out=out, order=order, size=size, needed=needed)
 
     def collect(self, got: Collected) -> None:
         """Collect the uploads of a cohort that is drawn from the clients that are there."""
@@ -102,10 +101,6 @@ class FlowerClients(Collector):
                 again = self.open(Round.open(self.contract, state.server), state)
                 again.bytes_catchup = sum(got.sent)  # what was sent for nothing
                 vars(got).update(vars(again))
-
-    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
-        """Leave clients out of cohorts."""
-        self.left_out, self.attempt = dict(until), attempt
 
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record with the evaluations of the clients that are there, if the round is evaluated at sites.
@@ -140,20 +135,21 @@ class FlowerClients(Collector):
             self.log(f"{start}no client evaluated the model")
         named = {self.site(client): as_numbers(found[client]) for client in sorted(found)}
         record = record._replace(sites_eval=named, bytes_catchup=record.bytes_catchup + got.bytes_catchup)
-        return in_record(record, [found[client] for client in sorted(found)], method.norm_bound)
+        return in_record(record, [found[client] for client in sorted(found)])
+
+    def noise(self) -> Key | None:
+        """A secret: noise from the seed, which clients know, would hide nothing from them."""
+        return SecretKey.draw()
 
     def close(self, got: Collected) -> Closed:
-        """The next version; clients that are refused then are removed from what was received."""
+        """The next version, or `Unfit`; the records of cohort and clients."""
         assert isinstance(got, FlowerCollected)
-        state, recent, method = got.state, got.state.recent, self.job.method
+        state, method = got.state, self.job.method
         losses = [abs(one.loss) for one in got.counted.values()]
-        if recent.loss_is_unfit(loss := reference(losses) if losses else 0.0):
+        if state.recent.loss_is_unfit(loss := reference(losses) if losses else 0.0):
             self._go_back(got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
-        lr = self.contract.at(got.round.version).client_opt(got.round.version).lr
         try:
-            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
-            registered = len(self.job.task.clients)
-            closed = got.round.close(got.uploads, registered, noise, recent.sizes(lr), sum_masked)
+            closed = super().close(got)
         except Unfit as error:
             for client, why in error.far.items():
                 self.refuse(got, client, why)
@@ -162,36 +158,28 @@ class FlowerClients(Collector):
         except Diverged as error:
             self._go_back(got, str(error))
             raise
-        for client, why in closed.uploads.refused.items():
-            self.refuse(got, client, why)
         counted = got.counted
         based = [counted[i].version for i in sorted(counted)] if method.asynchronous.active else None
         self.record.closed(got.number, sorted(counted), sorted(got.late), based)
         got.asked = self.record.extremes()
-        got.loss, odd, medians = training_loss(counted, method.norm_bound, recent)
-        got.bounded = {i: why for i, why in {**odd, **closed.uploads.bounded}.items() if i in counted}
-        for i, why in got.bounded.items():
-            self.say(got, f"bounded {self.names([i])}: {why}")
-        self._write_sites(got, closed.uploads.norms)
+        self._write_sites(got)
         places = max(len(got.cohort), got.size) - len(got.late)
         got.absent = places - len(counted.keys() | got.refused.keys())
-        norms = {client: size for client, size in closed.uploads.norms.items() if client in counted}
-        far = far_off(norms, recent.sizes(lr).get("code", 0.0))
-        got.state = state._replace(recent=recent.after({**closed.uploads.medians, **medians}, lr, far))
         return closed
 
     def _go_back(self, got: FlowerCollected, why: str) -> None:
         """Raise `Unfit` if clients were far off in the round that made this state."""
-        done, far = got.state.round, got.state.recent.far
+        _, far, good = got.state.recent
         if not self.goes_back or not far or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
             return
-        line = f"{why}, and {self.names(far)} was far off in round {done}"
-        self.say(got, f"{line}; the run goes back to round {done - 1} without")
-        raise Unfit(f"round {got.number}: {line}", dict.fromkeys(far, f"far off in round {done}"), got.sent, done - 1)
+        line = f"{why}, and {self.names(far)} was far off in round {good + 1}"
+        self.say(got, f"{line}; the run goes back to round {good} without")
+        raise Unfit(f"round {got.number}: {line}", dict.fromkeys(far, f"far off in round {good + 1}"), got.sent, good)
 
-    def _write_sites(self, got: FlowerCollected, norms: Mapping[int, float] = {}) -> None:
+    def _write_sites(self, got: FlowerCollected) -> None:
         """Pass on the lines of `sites.jsonl`: what each client of the cohort sent, and what became of it."""
         losses = {i: one.loss for i, one in got.counted.items()}
+        norms = {i: one.norm for i, one in got.uploads.items()}
         records, available = [], set(self.record.rounds[got.number].available)
         there = (available - self.asked.keys()).union(got.cohort)  # else it works on an earlier request
         away = [i for i in sorted(self.transport.known() & set(got.order)) if i not in there]
@@ -202,6 +190,8 @@ class FlowerClients(Collector):
             seconds = round(got.seconds[i], 3) if i in got.seconds else None
             facts: Any = (*numbers, seconds, got.up[i], got.down[i], why, self.attempt)
             records.append(SiteRecord(got.number, self.site(i), i, status, *facts))
+        for i, why in sorted(got.left_out.items()):
+            records.append(SiteRecord(got.number, self.site(i), i, "left out", why=why, attempt=self.attempt))
         self.on_sites(records)
         gone = ", ".join(f"{self.names([one.client])} ({one.why})" for one in records if one.status == "absent")
         if gone not in ("", self.gone):
@@ -217,56 +207,6 @@ def _status(client: int, got: FlowerCollected) -> tuple[Status, str]:
     if client in got.late:
         return "late", "the round was closed before it responded"
     return "absent", "no response in time"
-
-
-def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
-    """The clients whose update is far longer than the median of the round, or than that of the latest rounds.
-
-    >>> far_off({0: 1.0, 1: 1.2, 2: 9.0}, recent=0.0), far_off({0: 8.0}, recent=1.0)
-    ((2,), (0,))
-    """
-    if not norms:
-        return ()
-    middle = reference(list(norms.values()))
-    most = FAR * (min(middle, recent) if recent and middle else recent or middle)
-    return tuple(client for client, size in sorted(norms.items()) if size > most > 0)
-
-
-def training_loss(
-    replies: Mapping[int, Reply], limit: float, recent: Recent
-) -> tuple[float, dict[int, str], dict[str, float]]:
-    """The mean loss over all examples, with both bounded as uploads are; the clients that were bounded, with reasons;
-    and the medians of both.
-
-    Args:
-        replies: the replies that were used.
-        limit: the largest loss, in units of the median; 0 for no bound.
-        recent: the latest rounds.
-    """
-    losses, weights, medians = bounded([*replies.values()], limit, recent)
-    why = {
-        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
-        for (client, one), *found in zip(replies.items(), losses, weights, strict=True)
-        if found != [one.loss, one.examples]
-    }
-    return sum(map(mul, losses, weights)) / sum(weights), why, medians
-
-
-def bounded(
-    reports: Sequence[Reply | Evaluation], limit: float, recent: Recent
-) -> tuple[list[float], list[float], dict[str, float]]:
-    """The losses and the numbers of examples of some reports, those far above the median scaled down; the medians.
-
-    Args:
-        reports: those of several clients.
-        limit: the largest loss, in units of the median; 0 for no bound.
-        recent: the latest rounds.
-    """
-    losses, examples = [abs(one.loss) for one in reports], [float(one.examples) for one in reports]
-    medians = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
-    by_loss = factors(losses, limit * medians["loss"])
-    by_count = factors(examples, WEIGHT_LIMIT * medians["examples"])
-    return [one.loss * by for one, by in zip(reports, by_loss, strict=True)], [*map(mul, examples, by_count)], medians
 
 
 def checked(response: Response, metrics: Collection[str]) -> Evaluation:
@@ -291,16 +231,15 @@ def checked(response: Response, metrics: Collection[str]) -> Evaluation:
     return found
 
 
-def in_record(record: RoundRecord, found: Sequence[Evaluation], limit: float) -> RoundRecord:
+def in_record(record: RoundRecord, found: Sequence[Evaluation]) -> RoundRecord:
     """The record with means and quantiles over clients; examples and losses far above the median are bounded.
 
     Args:
         record: the record of the round.
         found: the evaluation of each client.
-        limit: the largest loss in units of the median; 0 for no bound.
     """
     if not found:
         return record
-    losses, weights, _ = bounded(found, limit, Recent())
+    losses, weights, _ = bounded(found, Recent(), [0] * len(found))
     fair = [one._replace(loss=loss) for one, loss in zip(found, losses, strict=True)]
     return with_client_evaluations(record, fair, weights)

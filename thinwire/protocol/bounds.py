@@ -1,49 +1,62 @@
-"""Bounds on the influence of one client in a round, relative to the median client.
+"""Bounds on the influence of one client on the next public state, in units of the median client.
 
-    x_i <- x_i min(1, limit m / |x_i|),    m = min(median of |x_j| over the cohort, 3 r)
+    influence    a_i = f_i |x_i| / e_i          x_i <- x_i min(1, limit m / a_i)
+    median       m = min(lower median of all a_j, 3 r)
+    weight       w_i <- min(w_i, known weight of i),  and 10 times the median weight where its size is not known
 
-x is in turn the update of the coordinates, the reports of correction and schedule, the change of the buffers, and the
-client's weight. r is the median of the latest rounds (`Recent`), which a server of real clients remembers; without
-it, or before three rounds, m is the lower median of the cohort. As long as fewer than half of the clients are
-malicious, m is at most the norm of an honest client, so that one client moves the mean by at most `limit / clients`
-honest updates.
+x_i is in turn each thing that is averaged: the update of the coordinates, the report of the correction, and each block
+of the buffers and of the report of the schedule. f_i is what the server multiplies the update by: FedNova's division
+by the local steps, and the factor of a stale update. e_i is 1, and for a client that is known to take more local steps
+than the median client, as many times more: a client with a million examples beside clients with one is not cut.
+r is the median of m over the latest ten rounds (`Recent`); it bounds a cohort of one or two clients, and one of mostly
+malicious clients. Before three rounds, m is the lower median of the cohort.
 
-Clients are scaled down, not refused: an honest client that trained on many more examples than others still counts. Only
-an update or a weight above `REFUSED` times its bound is refused: no client trains that.
+As long as fewer than half of the clients are malicious, m is at most the influence of an honest client. So one client
+moves any part of the state by at most `limit` times the share of its known weight of an honest client's change.
 
-The decision depends on a norm in float32, whose last digits depend on the machine. Where m is 0, nothing is bounded.
+Clients are scaled down, not refused; only an update above `REFUSED` medians is refused: no client trains that. Where
+most updates are 0, m is the median of the others; where most changes of another part are 0, all of them become 0.
 
-Medians of the latest rounds, with which the uploads of the next round are compared.
-
-A cohort of one or two clients, or one of mostly malicious clients, has no median that can be trusted. The median of the
-rounds before it can: it is that of other cohorts.
-
-    r      the median, over the latest ten rounds, of the median size of an upload in a round
-    far    the update of a client whose norm is above 3 min(m, r), with m the median of its own round
-
-The norm of an update is divided by the learning rate of the clients, so that a schedule does not change r.
+The decision depends on a norm in float32, whose last digits depend on the machine. The norm of an update is divided by
+the learning rate of the clients before it is remembered, so that a schedule does not change r.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from thinwire.core.tree import Tree, add, norm, scale, sub
+from thinwire.core.tree import Tree, norm, scale, sub
 from thinwire.protocol.upload import Upload
 
-WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients than their updates do
-REFUSED = 100.0  # times the bound
+WEIGHT_LIMIT = 10.0  # medians: the weight of a client whose size is not known
+EXAMPLES_LIMIT = 1000.0  # medians: examples of such a client in the mean of losses, which decides nothing
+LOSS_LIMIT = 10.0  # medians
+REFUSED = 1000.0  # medians
+HEAVY = 2.0  # times the bound: a client that is scaled down so much loses standing
+WIDER = 2.0  # times the bound of updates, of other parts: their sizes differ more between honest clients
+SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
 _PARTS = {
-    "code": "update",
     "report": "report of the correction",
     "schedule_report": "report of the schedule",
     "buffers": "change of the buffers",
-    "weight": "weight",
+    "code": "update",
 }
-SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
+_BLOCKWISE = ("schedule_report", "buffers")  # their blocks have different units
+
+
+class Known(NamedTuple):
+    """What a server knows about a client without its upload.
+
+    Args:
+        weight: its weight in the mean: of the task, or the first that it claimed.
+        steps: its local steps in a round; 0 if its size is not known, and the weight is what it claimed.
+    """
+
+    weight: float
+    steps: int = 0
 
 
 class Bounded(NamedTuple):
@@ -53,7 +66,8 @@ class Bounded(NamedTuple):
     bounded: Mapping[int, str] = {}  # clients that were scaled down, with reasons
     refused: Mapping[int, str] = {}  # clients whose upload must not be used, with reasons
     medians: Mapping[str, float] = {}  # m of each part of an upload
-    norms: Mapping[int, float] = {}  # of the update of each client
+    sizes: Mapping[int, float] = {}  # the influence of the update of each client
+    heavy: frozenset[int] = frozenset()  # clients that were scaled down by more than `HEAVY`
 
 
 def reference(sizes: Sequence[float], recent: float = 0.0) -> float:
@@ -80,52 +94,92 @@ def bound_uploads(
     limit: float,
     start: Tree,
     buffers: Tree,
-    recent: Mapping[str, float] | None = None,
+    recent: Mapping[str, float] = {},
+    known: Mapping[int, Known] = {},
+    factor: Callable[[Upload], float] = lambda upload: 1.0,
 ) -> Bounded:
     """Scale down uploads far above the median of the cohort, or of the latest rounds.
 
     Args:
         uploads: the decoded uploads by client, in the order of the clients.
-        limit: the largest norm, in units of the median; 0 for no bound.
+        limit: the largest influence, in units of the median; 0 for no bound.
         start: what is subtracted from uploaded weights to get the update; empty where clients upload updates.
         buffers: the buffers that clients trained from.
-        recent: the median of each part in the latest rounds, as far as it is known; None in a simulation.
+        recent: the median of each part in the latest rounds, as far as it is known.
+        known: what is known about some of the clients.
+        factor: what the update of an upload is multiplied by before it is averaged.
     """
     out = dict(uploads)
-    if not limit or (len(out) < 2 and recent is None):
+    if not limit:
         return Bounded(out)
-    known, why, refused = recent or {}, dict[int, list[str]](), dict[int, str]()
-    medians, norms = dict[str, float](), dict[int, float]()
+    why, refused, heavy = dict[int, list[str]](), dict[int, str](), set[int]()
+    medians, sizes = dict[str, float](), dict[int, float]()
+
+    def cut(client: int, size: float, most: float, reason: str) -> float:
+        """The factor of a size that is above `most`."""
+        if size > HEAVY * most > 0:
+            heavy.add(client)
+        why.setdefault(client, []).append(reason)
+        return most / size
+
+    middle = medians["weight"] = reference([one.weight for one in out.values()], recent.get("weight", 0.0))
+    for i, one in out.items():
+        about = known.get(i, Known(math.inf))
+        most = about.weight if about.steps else min(about.weight, WEIGHT_LIMIT * middle)
+        if one.weight > most:
+            share = cut(i, one.weight, most, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
+            out[i] = one._replace(weight=one.weight * share)
+    steps = [known.get(i, Known(0.0)).steps for i in out]
+    usual = reference(steps)
+    more = {i: max(1.0, its / usual) if usual else 1.0 for i, its in zip(out, steps, strict=True)}
     for part, words in _PARTS.items():
-        is_weight, origin = part == "weight", {"code": start, "buffers": buffers}.get(part)
-        values: dict[int, Any] = {i: getattr(one, part) for i, one in out.items()}
-        if not is_weight and not all(values.values()):
+        if not all(getattr(one, part) for one in out.values()):
             continue
-        if origin:
-            values = {i: sub(tree, origin) for i, tree in values.items()}
-        if part == "code" and not origin:
-            sizes = {i: one.norm for i, one in out.items()}
-        else:
-            sizes = {i: value if is_weight else norm(value) for i, value in values.items()}
-        norms = sizes if part == "code" else norms
-        middle = medians[part] = reference(list(sizes.values()), known.get(part, 0.0))
-        most = (WEIGHT_LIMIT if is_weight else limit) * middle
-        for i, size in sizes.items():
-            if not 0 < most < size:
-                continue
-            factor, far = most / size, f"its {words} is {size / middle:.3g} times as large"
-            why.setdefault(i, []).append(far)
-            if part in ("code", "weight") and factor * REFUSED < 1:
-                refused[i] = f"{far} as the median, more than of any honest client"
-            bounded = values[i] * factor if is_weight else scale(values[i], factor)
-            changed: dict[str, Any] = {part: add(origin, bounded) if origin else bounded}
-            out[i] = out[i]._replace(**changed)
-    reasons = {
-        i: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
-        for i, words in why.items()
-        if i not in refused
-    }
-    return Bounded(out, reasons, refused, medians, norms)
+        first: Tree = getattr(next(iter(out.values())), part)
+        origin = {"code": start, "buffers": buffers}.get(part, {})
+        for unit in first if part in _BLOCKWISE else [""]:
+            values: dict[int, Tree] = {i: _change(getattr(one, part), origin, unit) for i, one in out.items()}
+            as_received = part == "code" and not origin
+            got = {i: (one.norm if as_received else norm(values[i])) / more[i] for i, one in out.items()}
+            key = part + unit
+            if part == "code":
+                key, got = f"code {len(first)}", {i: size * factor(out[i]) for i, size in got.items()}
+            middle = medians[key] = _median([*got.values()], recent.get(key, 0.0), part == "code")
+            sizes = got if part == "code" else sizes
+            widest = limit * (1.0 if part == "code" else limit if part == "schedule_report" else WIDER)
+            for i, size in got.items():
+                if not widest * middle < size:
+                    continue
+                times = f"{size / middle:.3g} times as large as the median" if middle else "not 0, unlike the median"
+                share = cut(i, size, widest * middle, f"its {words} is {times}, and counts as {widest:g} times")
+                if part == "code" and size > REFUSED * middle:
+                    refused[i] = f"its {words} is {times}, more than of any honest client"
+                changed: dict[str, Any] = {part: _with(getattr(out[i], part), origin, unit, values[i], share)}
+                out[i] = out[i]._replace(**changed)
+    reasons = {i: " and ".join(words) for i, words in why.items() if i not in refused}
+    return Bounded(out, reasons, refused, medians, sizes, frozenset(heavy))
+
+
+def _median(sizes: Sequence[float], recent: float, of_codes: bool) -> float:
+    """`reference`; of updates that are mostly 0, that of the others, or infinite where there is one other at most."""
+    middle = reference(sizes, recent)
+    if middle or not of_codes:
+        return middle
+    others = [size for size in sizes if size]
+    return reference(others) if len(others) > 1 else math.inf
+
+
+def _change(tree: Tree, origin: Tree, unit: str) -> Tree:
+    """The change of one block, or of all if it is ""."""
+    tree = {unit: tree[unit]} if unit else tree
+    return sub(tree, origin) if origin else tree
+
+
+def _with(tree: Tree, origin: Tree, unit: str, change: Tree, share: float) -> Tree:
+    """The tree with a share of that change."""
+    part = scale(change, share)
+    part = {name: (origin[name] + one).to(tree[name].dtype) for name, one in part.items()} if origin else part
+    return {**tree, **part} if unit else part
 
 
 ROUNDS = 10  # that are remembered
@@ -135,10 +189,18 @@ UNFIT = 3.0  # times the loss of the latest rounds
 
 
 class Recent(NamedTuple):
-    """Medians of the latest rounds by part of an upload, oldest first, and the clients far off in the newest."""
+    """Medians of the latest rounds by part of an upload, oldest first.
+
+    Args:
+        medians: by part.
+        far: the clients far off in the newest round; if most of them are, those in the round before: then the state
+            that all trained from is bad, and not they.
+        good: the rounds done in the state that the round with these clients began from.
+    """
 
     medians: Mapping[str, tuple[float, ...]] = {}
     far: tuple[int, ...] = ()
+    good: int = 0
 
     def of(self, part: str) -> float:
         """The median of the latest rounds; 0 if there are too few.
@@ -151,19 +213,35 @@ class Recent(NamedTuple):
 
     def sizes(self, lr: float) -> dict[str, float]:
         """The medians of all parts for clients with this learning rate; the loss is left out."""
-        found = {part: self.of(part) * (lr if part == "code" else 1.0) for part in self.medians if part != "loss"}
+        found = {part: self.of(part) * (lr if part[:4] == "code" else 1.0) for part in self.medians if part != "loss"}
         return {part: size for part, size in found.items() if size > 0}
 
-    def after(self, medians: Mapping[str, float], lr: float, far: tuple[int, ...]) -> Recent:
+    def after(self, medians: Mapping[str, float], lr: float, sizes: Mapping[int, float], done: int) -> Recent:
         """What is remembered after one more round.
 
-        >>> Recent().after({"code": 0.5, "loss": 2.0}, lr=0.1, far=()).medians
-        {'code': (5.0,), 'loss': (2.0,)}
+        Args:
+            medians: those of the round.
+            lr: the learning rate of its clients.
+            sizes: the influence of the update of each client.
+            done: the rounds done before it.
+
+        >>> recent = Recent().after({"code 4": 0.5, "loss": 2.0}, 0.1, {0: 1.0, 1: 1.2, 2: 9.0}, 6)
+        >>> recent
+        Recent(medians={'code 4': (5.0,), 'loss': (2.0,)}, far=(2,), good=6)
+        >>> recent._replace(medians={"code 4": (5.0,) * 3}).after({"code 4": 30.0}, 1.0, {0: 30.0, 1: 40.0}, 7)[1:]
+        ((2,), 6)
         """
-        units = {"code": lr} if lr > 0 else {}
-        news = {part: size / units.get(part, 1.0) for part, size in medians.items() if math.isfinite(size)}
-        kept = {part: (*self.medians.get(part, ()), size)[-ROUNDS:] for part, size in news.items()}
-        return Recent({**self.medians, **kept}, far)
+        before = next((size for part, size in self.sizes(lr).items() if part in medians and part[:4] == "code"), 0.0)
+        middle = reference([*sizes.values()]) if sizes else 0.0
+        most = FAR * (min(middle, before) if before and middle else before or middle)
+        far, good = tuple(client for client, size in sorted(sizes.items()) if size > most > 0), done
+        if self.far and 2 * len(far) > len(sizes):
+            far, good = self.far, self.good
+        news = {part: size / lr if part[:4] == "code" and lr > 0 else size for part, size in medians.items()}
+        kept = {
+            part: (*self.medians.get(part, ()), size)[-ROUNDS:] for part, size in news.items() if math.isfinite(size)
+        }
+        return Recent({**self.medians, **kept}, far, good)
 
     def loss_is_unfit(self, loss: float) -> bool:
         """Whether a median loss is far beyond the median of the latest rounds, and beyond each of the last three.

@@ -37,7 +37,7 @@ UploadKind = Literal["delta", "weights"]
 Evaluate = Literal["server", "client", "average"]
 OptLifetime = Literal["round", "window", "run"]
 OptOwner = Literal["client", "place"]
-NORM_BOUND = 10.0  # see `Method.norm_bound`
+NORM_BOUND = 3.0  # see `Method.norm_bound`
 EMA_DECAY = 0.95  # see `Method.ema_decay`
 
 

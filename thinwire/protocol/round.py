@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import Diverged, Unfit, WireError
-from thinwire.protocol.bounds import Bounded, bound_uploads
+from thinwire.protocol.bounds import Bounded, Known, bound_uploads
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import Downloads
 from thinwire.protocol.method import NORM_BOUND
@@ -140,7 +140,8 @@ class Round:
         uploads: Mapping[int, Upload],
         registered: int,
         noise: Key | None = None,
-        recent: Mapping[str, float] | None = None,
+        recent: Mapping[str, float] = {},
+        known: Mapping[int, Known] = {},
         sum_masked: SumMasked | None = None,
     ) -> Closed:
         """Aggregate the uploads and make the next version.
@@ -149,7 +150,8 @@ class Round:
             uploads: the decoded uploads, by client number.
             registered: number of clients in all.
             noise: the source of noise for differential privacy; by default the seed, which clients know.
-            recent: the medians of the latest rounds (`Recent.sizes`); None to compare uploads only with each other.
+            recent: the medians of the latest rounds (`Recent.sizes`).
+            known: what is known about some of the clients.
             sum_masked: sums masked uploads (`thinwire.secure.masks`); needed for secure aggregation.
 
         Uploads far beyond their bound are left out. The whole next state is checked: if it is not finite, clients far
@@ -173,13 +175,19 @@ class Round:
         start = to_device(restrict(public.coords, plan.names), "cpu") if method.upload == "weights" else {}
         buffers = to_device(public.buffers, "cpu") if public.buffers else {}
         limit = 0.0 if method.privacy.bounds else method.norm_bound
-        found = bound_uploads(received, limit, start, buffers, recent)
+
+        def factor(one: Upload) -> float:
+            nova = method.correction.factor(one.report) if method.correction.active else 1.0
+            return nova * (method.asynchronous.factor(one.staleness) if method.asynchronous.active else 1.0)
+
+        given: Any = (start, buffers, recent, known, factor)
+        found = bound_uploads(received, limit, *given)
         if found.refused.keys() == received.keys():
             raise Unfit("no upload of this round can be used", found.refused)
         try:
             return Closed(after(found.uploads, found.refused), found)
         except Diverged:
-            beyond = bound_uploads(received, NORM_BOUND, start, buffers, recent)
+            beyond = bound_uploads(received, NORM_BOUND, *given)
             far = {**beyond.bounded, **beyond.refused}
             none_left = received.keys() == far.keys() | found.refused.keys()
             if not far or none_left or method.privacy.bounds:  # with privacy, one client must not decide who counts

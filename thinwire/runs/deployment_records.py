@@ -26,7 +26,7 @@ from thinwire.runs.files import append_json, json_lines, read_lines, unpack, wri
 
 COHORTS = "cohorts.jsonl"
 SITES = "sites.jsonl"
-Status = Literal["accepted", "bounded", "refused", "absent", "late"]
+Status = Literal["accepted", "bounded", "refused", "absent", "late", "left out"]
 
 
 class SiteRecord(NamedTuple):
@@ -37,7 +37,7 @@ class SiteRecord(NamedTuple):
         site: the name of its site on the roster, with its number if the site has several; else its number.
         client: its number.
         status: `accepted`; `bounded`: accepted and scaled down; `refused`: not used; `absent`: no response in time;
-            `late`: the round was closed before it responded.
+            `late`: the round was closed before it responded; `left out`: because of earlier uploads.
         norm: of its update, as received; None if it was not compared with those of others.
         loss: its training loss, as reported; None if it is not a finite number.
         seconds: from the request to the response; None without a response.

@@ -21,6 +21,7 @@ from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
+from thinwire.federation.standing import left_out_until
 from thinwire.runs.best import Lead, is_improving, selected_by
 from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
@@ -34,7 +35,6 @@ from thinwire.runs.retry import (
     Retry,
     bytes_of,
     halved,
-    left_out_until,
     read_retries,
 )
 from thinwire.runs.run_directory import METRICS, RunFolder, Summary, environment, records_of

@@ -123,7 +123,9 @@ def _trained(federation: Federation, state: RunState, rounds: int) -> float:
     """The training loss after some rounds; inf if it is not finite."""
     try:
         for _ in range(rounds):
-            state, _ = federation.round(state)
+            state, record = federation.round(state)
+            if record.refused:
+                return math.inf
     except Diverged:
         return math.inf
     loss = _loss(federation, state)

@@ -31,7 +31,6 @@ from thinwire.runs.run_directory import RETRIES, RunFolder
 
 MAX_RETRIES = 5
 MAX_ROLLBACKS = 20
-LEFT_OUT_ROUNDS = 10  # without a client that was far off, the first time; each further time twice as many
 
 
 class Retry(NamedTuple):
@@ -74,25 +73,6 @@ def read_retries(path: Path) -> list[Retry]:
 def bytes_of(records: Iterable[Mapping[str, Any]]) -> int:
     """The bytes that were sent in some rounds."""
     return sum(one[f"bytes_{way}"] for one in records for way in ("up", "down", "catchup"))
-
-
-def left_out_until(times: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
-    """The last round without each client.
-
-    Args:
-        times: for each time that a run went back, the rounds done in the state that it went back to, and the clients
-            that were left out.
-
-    >>> left_out_until([(5, [3]), (20, [3, 4])])
-    {3: 40, 4: 30}
-    """
-    until: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    for done, clients in times:
-        for client in clients:
-            counts[client] = counts.get(client, 0) + 1
-            until[client] = done + LEFT_OUT_ROUNDS * 2 ** (counts[client] - 1)
-    return until
 
 
 def halved(method: Method, at: Sequence[int]) -> Method:

@@ -10,6 +10,7 @@ that all batches have one shape; the repeated ones do not count in the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,6 +69,14 @@ class Local:
         ([4, 3, 2], 1)
         """
         return self.epochs or min(4, max(2, -(-32 * self.batch // examples)))
+
+    def steps_of(self, examples: int) -> int:
+        """The number of local steps of a client with so many examples.
+
+        >>> Local(epochs=2, batch=16).steps_of(40), Local(steps=5).steps_of(40)
+        (6, 5)
+        """
+        return self.steps or self.passes(examples) * (math.ceil(examples / self.batch) if self.batch else 1)
 
 
 @dataclass(frozen=True, eq=False)
