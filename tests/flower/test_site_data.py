@@ -171,15 +171,15 @@ def test_numbers_of_sites_are_checked_and_bounded():
         checked(Response(b""), [])
     undefined = checked(sent(metrics={"f1": float("nan")}), ["f1"])
     assert "f1" not in as_numbers(undefined)
-    assert in_record(RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1), [undefined], 10.0).metrics == {}
+    assert in_record(RoundRecord(1, 0.5, None, None, 0, 0, 0, 2, 0.1), [undefined]).metrics == {}
     honest = Evaluation(0.5, 0.5, {"f1": 0.4}, 10)
     record = RoundRecord(1, 0.5, None, None, 0, 0, 0, 3, 0.1)
-    found = in_record(record, [honest, honest, Evaluation(1e300, 0.0, {}, 10**8)], 10.0)
+    found = in_record(record, [honest, honest, Evaluation(1e300, 0.0, {}, 10**8)])
     assert found.test_loss <= 5.0
     assert found.accuracy == pytest.approx(10 / 10020)  # a count of at most 1,000 times the median
     assert found.metrics == {"f1": 0.4}
     assert found.clients_eval["p50"] == 0.5
-    assert in_record(record, [], 10.0) == with_client_evaluations(record, [], None) == record
+    assert in_record(record, []) == with_client_evaluations(record, [], None) == record
 
 
 def write_site(folder: Path, kind: str, rows: int, classes: tuple[str, ...]) -> Path:
