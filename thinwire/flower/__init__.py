@@ -14,6 +14,7 @@ site_check.py        try an app at a site before it joins
 node.py              SuperNodes with low latency; all private names of Flower
 local.py             a deployment on one machine
 supervisor.py        keeps a run going after crashes
+compressed.py        compressed messages in a Flower app of one's own
 """
 
 from __future__ import annotations
