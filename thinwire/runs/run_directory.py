@@ -223,9 +223,8 @@ class RunFolder:
         for name, data in results.items():
             write_atomically(self.path / name, data)
         totals = (json.dumps(summary, indent=1) + "\n").encode()
-        files = {name: self.path / name for name in (METRICS, CONFIG)}
-        covered = {name: one.read_bytes() if one.is_file() else b"" for name, one in files.items()}
-        covered |= {**results, "summary.json": totals}
+        old = {one: (self.path / one).read_bytes() for one in (METRICS, CONFIG) if (self.path / one).is_file()}
+        covered = {METRICS: b"", **results, "summary.json": totals, **old}
         write_atomically(self.path / SUMS, sums_of(covered))
         write_atomically(self.path / "summary.json", totals)
         (self.path / PROCESS).unlink(missing_ok=True)
