@@ -102,7 +102,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             which = f"Note: {row.label}, seed {run.table.get('seed', 0)}"
             notes += [f"{which}, {run.verdict.status}: {run.verdict.why}."] if run in row.broken else []
             notes += [f"{which}, {retry_text(one)}." for one in run.retries]
-            notes += [f"{which}: {found}."] if (found := troubles(run.records)) else []
+            notes += (
+                [f"{which}: {found}; if clients are malicious, try aggregator = multi-krum."]
+                if (found := troubles(run.records))
+                else []
+            )
             told = run.summary or {}
             if is_number(told.get("epsilon")) and is_number(told.get("delta")):
                 notes.append(
