@@ -135,7 +135,7 @@ def encoded(contract: Contract, reply: Reply, body: Any, field: int, change: Cha
         spec, up, peer = contract.sent(plan).code, contract.up(reply.client), contract.peer(reply.version, reply.client)
         try:
             return bytes(up.encode(change(up.decode(body.fields[field], spec, peer)), up.init(spec), peer)[0])
-        except WireError:
+        except (WireError, ValueError):
             return b""
     own = {wire.SHARED: contract.report, wire.BUFFERS: contract.buffers}.get(field, contract.sent(plan).report)
     return bytes(raw(change(unraw(body.fields[field], own))))

@@ -125,7 +125,7 @@ def test_dp_combines_with_other_methods():
 def test_epsilon_equals_that_of_the_accountant():
     part = tw.privacy.DP(sigma=1.1)
     known = part.epsilon(100, 10_000, 1000, 1e-5)
-    assert known == pytest.approx(1.7253, abs=1e-4)
+    assert known == pytest.approx(15.5658, abs=1e-4)
     assert tw.privacy.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == known
     assert part.epsilon(100, 10_000, 2000, 1e-5) > known
     assert tw.privacy.DP(sigma=0.0).epsilon(100, 10_000, 1, 1e-5) == math.inf
@@ -144,7 +144,7 @@ def test_epsilon_counts_participating_clients_only():
     part = experiment.method.privacy
     epsilon, reason = simulation.epsilon(200)
     assert not reason
-    assert epsilon == part.epsilon(2, eligible, 200) > 3 * part.epsilon(2, 20, 200)
+    assert epsilon == part.epsilon(2, eligible, 200) > 1.5 * part.epsilon(2, 20, 200)
 
 
 @pytest.mark.parametrize("name", ["ffa-lora", "full", "flasc", "lora"])
@@ -157,6 +157,7 @@ def test_epsilon_is_reported_each_round_and_in_the_summary(name, tmp_path):
     assert [record.epsilon for record in records] == expected
     assert (summary["epsilon"], summary["delta"]) == (expected[-1], 1e-5)
     assert "epsilon_unknown" not in summary
+    assert "replace-one" in summary["neighbors"]
     assert expected[0] < expected[1]
 
 

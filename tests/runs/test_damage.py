@@ -81,7 +81,7 @@ def damage(file, how, other):
 def test_checksums_of_a_finished_run_match_in_the_format_of_sha256sum(copies):
     verify(copies / "0")
     text = (copies / "0/SHA256SUMS").read_text()
-    assert [line.split()[1] for line in text.splitlines()] == list(COVERED)
+    assert [line.split()[1] for line in text.splitlines()] == [*COVERED, "config.toml"]
     if shutil.which("sha256sum"):
         subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=copies / "0", check=True)
 
@@ -123,13 +123,33 @@ def test_a_diverged_run_has_totals_and_checksums(tmp_path):
     with pytest.raises(Diverged, match="round 1: "):
         execute(wanted, tmp_path / "run")
     path = tmp_path / "run"
-    assert [line.split()[1] for line in (path / "SHA256SUMS").read_text().splitlines()] == [COVERED[0], COVERED[2]]
+    assert [line.split()[1] for line in (path / "SHA256SUMS").read_text().splitlines()] == [
+        COVERED[0],
+        COVERED[2],
+        "config.toml",
+    ]
     with pytest.raises(Diverged, match="known from an earlier run"):
         execute(wanted, path, resume=True)
     assert read_run(path).summary["status"] == "diverged"
     damage(path / "summary.json", "one bit", None)
     with pytest.raises(CheckpointError, match=r"summary\.json is damaged"):
         execute(wanted, path, resume=True)
+
+
+def test_an_edited_configuration_of_a_finished_run_is_noticed(copies):
+    path = copies / "0"
+    file = path / "config.toml"
+    file.write_text(file.read_text() + "# another line\n")
+    for reader in (
+        lambda: execute(quick(), path, resume=True),
+        lambda: verify(path),
+        lambda: RunFolder.open(path).summary(),
+        lambda: tw.load_run(path),
+    ):
+        with pytest.raises(CheckpointError, match=r"config\.toml is damaged.*restore the file, or run it again"):
+            reader()
+    (path / "SHA256SUMS").write_text("".join((path / "SHA256SUMS").read_text().splitlines(keepends=True)[:-1]))
+    verify(path)  # of an earlier version
 
 
 def test_damaged_checksums_are_refused(copies):

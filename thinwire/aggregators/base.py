@@ -139,7 +139,8 @@ class Bounded(UpdateFilter):
         x_i <- x_i * min(1, norm / |x_i|),     weight_i <- min(weight_i, weight)
 
     Args:
-        norm: the largest 2-norm of an update, over all values that a client sends; 0 for no bound.
+        norm: the largest 2-norm of an update, over all values that a client sends; 0 for no bound, or, without a
+            bound of the weight, for the lower median norm of the round.
         weight: the largest client weight, a number of examples if clients are weighted by examples; 0 for no bound.
         inner: the aggregator of the clipped updates.
 
@@ -147,6 +148,9 @@ class Bounded(UpdateFilter):
     >>> codes, weights = Bounded(norm=5.0, weight=100.0).admit([{"w": torch.tensor([30.0, 40.0])}], [1e9])
     >>> codes[0]["w"].tolist(), weights
     ([3.0, 4.0], [100.0])
+    >>> codes, _ = Bounded().admit([{"w": torch.tensor([x])} for x in (1.0, 2.0, -30.0)], [1.0] * 3)
+    >>> [code["w"].item() for code in codes]
+    [1.0, 2.0, -2.0]
 
     Not differential privacy: no noise is added. Not `CenteredClipping`, which clips distances to the middle of the
     clients.
@@ -159,14 +163,12 @@ class Bounded(UpdateFilter):
     @property
     def clips(self) -> bool:  # type: ignore[override]
         """Whether this aggregator or the inner one clips updates."""
-        return self.norm > 0 or self.inner.clips
+        return self.norm > 0 or not self.weight or self.inner.clips
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Clip updates and weights, then apply `admit` of the inner aggregator."""
-        codes = [self._clip(code) for code in codes] if self.norm else codes
+        norms = [math.sqrt(sum(float(block.double().square().sum()) for block in code.values())) for code in codes]
+        most = self.norm or (math.inf if self.weight else sorted(norms)[(len(norms) - 1) // 2] or math.inf)
+        codes = [scale(code, most / one) if one > most else code for code, one in zip(codes, norms, strict=True)]
         weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
         return self.inner.admit(codes, weights)
-
-    def _clip(self, code: Tree) -> Tree:
-        length = math.sqrt(sum(float(block.double().square().sum()) for block in code.values()))
-        return scale(code, self.norm / length) if length > self.norm else code

@@ -6,8 +6,12 @@ thinwire run fedavg --on arrays --set task.file=data.npz
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
+from thinwire.core.text import human_bytes
 from thinwire.data.columns import Columns, listed, objects
 from thinwire.data.examples import Source, image_values, mean_and_std, standardized
 from thinwire.data.files import one_line, own_path
@@ -43,6 +48,11 @@ def arrays(
     path, found = own_path(data_dir, file, "task.file"), dict[str, Any]()
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path}: cannot be read as .npz of numpy.savez")
+    if (needed := needed_memory(path)) > (limit := memory_of_machine()):
+        raise DataError(
+            f"{path} needs {human_bytes(needed)} of memory, expected at most the {human_bytes(limit)} of this machine; "
+            "write fewer examples, or uint8 images"
+        )
     with np.load(path, allow_pickle=False) as archive:
         names = archive.files
         tested = [name for name in ("x_test", "y_test") if {"x_test", "y_test"} & set(names)]
@@ -54,7 +64,32 @@ def arrays(
             except Exception as fault:  # of numpy, zipfile and zlib: Python objects, a damaged or a false header
                 raise DataError(f"{path}: array {name!r} cannot be read ({one_line(fault)})") from None
     test = (found["x_test"], found["y_test"]) if tested else None
-    return from_arrays(found["x"], found["y"], client=found.get("client"), test=test, where=str(path), **options)
+    source = from_arrays(found["x"], found["y"], client=found.get("client"), test=test, where=str(path), **options)
+    return replace(source, note=f"{source.note} Reading the file takes {human_bytes(needed)} of memory.")
+
+
+def needed_memory(path: Path) -> int:
+    """The bytes that the arrays of an .npz need while they are read, by its headers: a few bytes may unpack to many.
+
+    An array is there as stored, and as float32, int64 or bytes. A false header counts nothing: reading refuses it.
+    """
+    needed = 0
+    with zipfile.ZipFile(path) as archive:
+        for one in archive.infolist():
+            with archive.open(one) as file, suppress(ValueError, zlib.error, zipfile.BadZipFile, EOFError):
+                read = {(1, 0): np.lib.format.read_array_header_1_0}.get(np.lib.format.read_magic(file))
+                shape, _, dtype = (read or np.lib.format.read_array_header_2_0)(file)
+                values, images = math.prod(shape), dtype == np.uint8 and len(shape) in (3, 4)
+                if values * dtype.itemsize <= one.file_size:
+                    needed += values * (dtype.itemsize + (1 if images else 4 if len(shape) > 1 else 8))
+    return needed
+
+
+def memory_of_machine() -> float:
+    """The memory of this machine in bytes; infinite where the system does not tell, as Windows."""
+    with suppress(AttributeError, ValueError, OSError):
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return math.inf
 
 
 def from_arrays(

@@ -23,8 +23,7 @@ A metric is undefined for some clients, for example where a class is missing; it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 
 import torch
@@ -181,17 +180,10 @@ def bounded(
     losses, examples = [abs(one.loss) for one in reports], [float(one.examples) for one in reports]
     medians = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
     usual = medians["loss"]
-    if all(sizes):  # no client can claim examples: the median example
-        usual = max(usual, next(loss for loss, share in _shares(losses, sizes) if share >= 0.5))
+    if 2 * (most := max(sizes)) > sum(sizes) and all(sizes):  # no client can claim examples: the median example
+        usual = max(usual, losses[sizes.index(most)])
     by_loss = factors(losses, LOSS_LIMIT * usual)
     by_count = factors(examples, EXAMPLES_LIMIT * medians["examples"])
     counts = map(mul, examples, by_count)
     known = [min(one, size) if size else count for one, count, size in zip(examples, counts, sizes, strict=True)]
     return [one.loss * by for one, by in zip(reports, by_loss, strict=True)], known, medians
-
-
-def _shares(losses: Sequence[float], sizes: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """The losses in ascending order, and the share of the examples with at most this loss."""
-    pairs = sorted(zip(losses, sizes, strict=True))
-    total = accumulate(size for _, size in pairs)
-    return ((loss, upto / sum(sizes)) for (loss, _), upto in zip(pairs, total, strict=True))

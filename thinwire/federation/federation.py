@@ -129,6 +129,9 @@ class Clients:
         self.without: Mapping[int, int] = {}  # clients far off when the run went back, and the last round without them
         self.attempt = 0  # how often the run went back
 
+    simulated = False
+    """Whether clients are on this machine: then none should be refused."""
+
     backend: tuple[Backend, str] = ("loop", "clients are in other processes")
     """The training backend before the first round, and the reason if it is not the default."""
 

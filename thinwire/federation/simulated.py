@@ -53,6 +53,8 @@ class GroupTask(NamedTuple):
 class SimulatedClients(Clients):
     """All clients on this machine."""
 
+    simulated = True
+
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         job, engine = self.job, federation.engine

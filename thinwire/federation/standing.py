@@ -1,9 +1,10 @@
 """Standing of clients: who is left out of cohorts for a while, because its uploads were refused or cut heavily.
 
-    an upload that is refused, or scaled down by more than `HEAVY`    score + 2
-    any other                                                         score - 1, not below 0
-    score 6                                                           left out of the next ten rounds, the second time
-                                                                      twenty, then forty; then with a score of 4
+    an upload that is refused, or scaled down and above      score + 2
+      4 times the upper quartile of its round (`HEAVY`)
+    any other                                                score - 1, not below 0
+    score 6                                                  left out of the next ten rounds, the second time twenty,
+                                                             then forty; then with a score of 4
 
 So three such uploads in a row are needed, and one in three rounds does no harm. At least half of the clients that can
 take part stay.

@@ -168,9 +168,9 @@ class DP(Privacy, MaskedPrivacy):
     # -- privacy accounting ----------------------------------------------------------------------------------------
 
     def epsilon(self, clients: int, population: int, rounds: int, delta: float | None = None) -> float:
-        """An upper bound on the epsilon of a run, if each client is sampled independently each round.
+        """An upper bound on the epsilon of a run whose cohorts are drawn without replacement.
 
-        Neighboring runs differ in one client, which contributes zero in one of them. See `accountant`.
+        Neighboring runs have one client with other data (replace-one). See `accountant`.
 
         Args:
             clients: clients per round; the field `cohort` overrides it.
@@ -186,7 +186,7 @@ class DP(Privacy, MaskedPrivacy):
             )
         if not self.sigma:
             return math.inf
-        c = (1 + _SLACK) / self.sigma
+        c = 2 * (1 + _SLACK) / self.sigma  # one update of norm `clip` is replaced by another
         return accountant.epsilon(c, sampled / total, rounds, self.delta if delta is None else delta)
 
     def spent(self, clients: int, population: int, rounds: int) -> tuple[float | None, str]:

@@ -35,7 +35,7 @@ WEIGHT_LIMIT = 10.0  # medians: the weight of a client whose size is not known
 EXAMPLES_LIMIT = 1000.0  # medians: examples of such a client in the mean of losses, which decides nothing
 LOSS_LIMIT = 10.0  # medians
 REFUSED = 1000.0  # medians
-HEAVY = 2.0  # times the bound: a client that is scaled down so much loses standing
+HEAVY = 4.0  # times the upper quartile of the cohort: a client that is scaled down and was so far off loses standing
 WIDER = 2.0  # times the bound of updates, of other parts: their sizes differ more between honest clients
 SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
 _PARTS = {
@@ -67,7 +67,7 @@ class Bounded(NamedTuple):
     refused: Mapping[int, str] = {}  # clients whose upload must not be used, with reasons
     medians: Mapping[str, float] = {}  # m of each part of an upload
     sizes: Mapping[int, float] = {}  # the influence of the update of each client
-    heavy: frozenset[int] = frozenset()  # clients that were scaled down by more than `HEAVY`
+    heavy: frozenset[int] = frozenset()  # clients that were scaled down, and far above most others
 
 
 def reference(sizes: Sequence[float], recent: float = 0.0) -> float:
@@ -115,9 +115,9 @@ def bound_uploads(
     why, refused, heavy = dict[int, list[str]](), dict[int, str](), set[int]()
     medians, sizes = dict[str, float](), dict[int, float]()
 
-    def cut(client: int, size: float, most: float, reason: str) -> float:
-        """The factor of a size that is above `most`."""
-        if size > HEAVY * most > 0:
+    def cut(client: int, size: float, most: float, usual: float, reason: str) -> float:
+        """The factor of a size that is above `most`, where other clients have the `usual` one."""
+        if size > HEAVY * usual > 0:
             heavy.add(client)
         why.setdefault(client, []).append(reason)
         return most / size
@@ -127,7 +127,7 @@ def bound_uploads(
         about = known.get(i, Known(math.inf))
         most = about.weight if about.steps else min(about.weight, WEIGHT_LIMIT * middle)
         if one.weight > most:
-            share = cut(i, one.weight, most, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
+            share = cut(i, one.weight, most, most, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
             out[i] = one._replace(weight=one.weight * share)
     steps = [known.get(i, Known(0.0)).steps for i in out]
     usual = reference(steps)
@@ -146,12 +146,13 @@ def bound_uploads(
                 key, got = f"code {len(first)}", {i: size * factor(out[i]) for i, size in got.items()}
             middle = medians[key] = _median([*got.values()], recent.get(key, 0.0), part == "code")
             sizes = got if part == "code" else sizes
+            upper = sorted(got.values())[max(0, min((3 * len(got) - 1) // 4, len(got) - 2))]
             widest = limit * (1.0 if part == "code" else limit if part == "schedule_report" else WIDER)
             for i, size in got.items():
                 if not widest * middle < size:
                     continue
                 times = f"{size / middle:.3g} times as large as the median" if middle else "not 0, unlike the median"
-                share = cut(i, size, widest * middle, f"its {words} is {times}, and counts as {widest:g} times")
+                share = cut(i, size, widest * middle, upper, f"its {words} is {times}, and counts as {widest:g} times")
                 if part == "code" and size > REFUSED * middle:
                     refused[i] = f"its {words} is {times}, more than of any honest client"
                 changed: dict[str, Any] = {part: _with(getattr(out[i], part), origin, unit, values[i], share)}

@@ -23,7 +23,7 @@ from thinwire.reports.rows import (
 )
 from thinwire.reports.table import BAND, Table, capital, curve_drawing
 from thinwire.reports.targets import headline, target_text
-from thinwire.runs.records import ROLLED_BACK, read_clients
+from thinwire.runs.records import ROLLED_BACK, read_clients, troubles
 from thinwire.runs.toml import flat
 
 MAX_LAYERS, MAX_CLIENTS = 16, 20
@@ -102,6 +102,17 @@ def _notes(rows: Sequence[Row]) -> list[str]:
             which = f"Note: {row.label}, seed {run.table.get('seed', 0)}"
             notes += [f"{which}, {run.verdict.status}: {run.verdict.why}."] if run in row.broken else []
             notes += [f"{which}, {retry_text(one)}." for one in run.retries]
+            notes += (
+                [f"{which}: {found}; if clients are malicious, try aggregator = multi-krum."]
+                if (found := troubles(run.records))
+                else []
+            )
+            told = run.summary or {}
+            if is_number(told.get("epsilon")) and is_number(told.get("delta")):
+                notes.append(
+                    f"{which}: epsilon {told['epsilon']:.4g} at delta {told['delta']:g} for neighbors in which "
+                    f"{visible(str(told.get('neighbors', 'one client is absent')), 200)}."
+                )
     return notes
 
 

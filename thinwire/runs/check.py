@@ -34,6 +34,7 @@ from thinwire.schedules.base import Plan
 from thinwire.secure.masks import sum_masked
 from thinwire.wire.bits import Bytes
 
+ROBUST = "method.aggregator.kind=multi-krum"  # measured in docs/safe-rounds.md
 TRAINED = 10  # clients of the first cohort that take a step
 
 
@@ -75,6 +76,9 @@ def check(experiment: Settings, data_dir: Path | None = None, job: Job | None = 
     notes = [job.task.note, *(stage.method.space.note(stage.weights) for stage in contract.stages)]
     if varies := any(map(_vary, contract.stages)):
         notes.append("Lengths depend on values: these are after one step; a short run (--rounds 3) measures them.")
+    method = job.method
+    if method.aggregator.is_weighted_mean and not (method.privacy.active or method.secure_aggregation):
+        notes.append(f"If several clients may be malicious, write --set {ROBUST} (docs/attacks.md says what it costs).")
     if (goal := experiment.eval.target_accuracy) < 1:
         notes.append(f"A run that reaches {100 * goal:g} % ends before its last round.")
     return {

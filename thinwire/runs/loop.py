@@ -27,7 +27,7 @@ from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
 from thinwire.runs.collapse import Verdict, chance_of, judge, news
 from thinwire.runs.files import append_json, json_lines, write_json
 from thinwire.runs.link_time import seconds_by_link
-from thinwire.runs.records import BEST, CLIENTS, totals
+from thinwire.runs.records import BEST, CLIENTS, totals, troubles
 from thinwire.runs.retry import (
     MAX_RETRIES,
     MAX_ROLLBACKS,
@@ -64,6 +64,8 @@ class Loop:
         self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
         self.summary: Summary = {}
         self.clients: list[dict[str, Any]] = []  # the numbers of each client at the end, the worst first
+        # a server has a log, and attackers are expected to be refused
+        self.warns = self.federation.clients.simulated and self.job.attack is None
         self.trained_by = ("", "")  # the training backend in `environment.json`, and the reason
         found = folder.load(settings.engine.device) if folder and resume else None
         if found:
@@ -155,6 +157,9 @@ class Loop:
         if self.settings.checkpoint.best and self.lead.round == record.round:
             self.best = self.weights()
         self.due = self._saved_next(before, record)
+        if self.warns and (found := troubles([self.lines[-1]])):
+            self.warns = False
+            warnings.warn(f"{found}; further rounds are in the records and on the page", stacklevel=2)
         if self.folder and self.trained_by != (state.backend, state.backend_reason):
             self.trained_by = (state.backend, state.backend_reason)
             write_json(self.folder.path / "environment.json", {**environment(), **self.facts()})

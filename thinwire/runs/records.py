@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +26,7 @@ Record = dict[str, Any]  # a line of metrics.jsonl
 Accounting = Literal["honest", "ideal"]
 
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums
+CONFIG = "config.toml"  # covered, too; runs of version 0.9 and before have it without a checksum
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
 ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
 SEARCH = "search.json"  # how a setting of the run was found, and what the search cost; no result depends on it
@@ -138,6 +140,22 @@ def read_clients(path: Path) -> list[Record]:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
+
+
+def troubles(records: Iterable[Mapping[str, Any]]) -> str:
+    """Clients that were refused or left out, in how many rounds, and the first reason; "" if none was.
+
+    >>> troubles([{"round": 2, "why": {"5": "refused: it sent NaN", "6": "bounded: far"}}, {"round": 3}])
+    'client 5 is not used in 1 round (round 2, refused: it sent NaN)'
+    """
+    first, counts = dict[str, str](), Counter[str]()
+    for one in records:
+        for client, why in (one.get("why") or {}).items():
+            if not str(why).startswith("bounded"):
+                counts[client] += 1
+                first.setdefault(client, visible(f"round {one['round']}, {why}", 200))
+    named = [f"client {i} is not used in {n} round{'s' * (n > 1)} ({first[i]})" for i, n in counts.most_common(5)]
+    return "; ".join(named) + (f"; and {len(counts) - 5} more clients" if len(counts) > 5 else "")
 
 
 def totals(
@@ -268,15 +286,18 @@ def verify(path: Path) -> None:
     """Raise a CheckpointError if a file of a finished run does not match its checksum."""
     sums = (path / SUMS).read_bytes() if (path / SUMS).is_file() else b""
     listed = sums.decode("utf-8", "replace").splitlines()
-    for name in (*COVERED, BEST, CLIENTS):
+    for name in (*COVERED, BEST, CLIENTS, CONFIG):
         file, wanted = path / name, [line for line in listed if line.endswith(f"  {name}")]
+        if name == CONFIG and not wanted:
+            continue
         found = []
         if file.is_file():
             with file.open("rb") as stream:
                 found = [f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {name}"]
         if found != wanted:
             what = "is damaged, missing, or of another run: its SHA-256 is not the one in"
-            raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
+            remedy = "restore the file, or run it again" if name == CONFIG else _remedy(path)
+            raise CheckpointError(f"{file} {what} {path / SUMS}; {remedy}")
 
 
 def _remedy(path: Path) -> str:

@@ -52,6 +52,7 @@ from thinwire.runs.files import (
 from thinwire.runs.records import (
     BEST,
     CLIENTS,
+    CONFIG,
     SUMS,
     read_config,
     read_records,
@@ -221,8 +222,9 @@ class RunFolder:
         """
         for name, data in results.items():
             write_atomically(self.path / name, data)
-        file, totals = self.path / METRICS, (json.dumps(summary, indent=1) + "\n").encode()
-        covered = {METRICS: file.read_bytes() if file.is_file() else b"", **results, "summary.json": totals}
+        totals = (json.dumps(summary, indent=1) + "\n").encode()
+        old = {one: (self.path / one).read_bytes() for one in (METRICS, CONFIG) if (self.path / one).is_file()}
+        covered = {METRICS: b"", **results, "summary.json": totals, **old}
         write_atomically(self.path / SUMS, sums_of(covered))
         write_atomically(self.path / "summary.json", totals)
         (self.path / PROCESS).unlink(missing_ok=True)

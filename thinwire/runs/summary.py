@@ -13,12 +13,14 @@ from thinwire.protocol.state import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runs.run_directory import Summary
 
+NEIGHBORS = "one client has other data (replace-one); cohorts of a fixed size, drawn without replacement"
+
 
 def privacy_of(federation: Federation, rounds: int) -> Summary:
     """The privacy that some rounds have spent; empty without differential privacy."""
     if not rounds or (spent := federation.epsilon(rounds)) is None:
         return {}
-    known = {"epsilon": spent[0], "delta": federation.job.method.privacy.delta}
+    known = {"epsilon": spent[0], "delta": federation.job.method.privacy.delta, "neighbors": NEIGHBORS}
     return {**known, "epsilon_unknown": spent[1]} if spent[1] else known
 
 
