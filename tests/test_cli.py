@@ -188,6 +188,7 @@ def test_missing_and_corrupt_data_are_one_line(thinwire, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.filterwarnings("ignore:client")
 def test_diverged_run_names_the_round_and_keeps_the_last_checkpoint(thinwire, tmp_path):
     settings = ("--set", "checkpoint.every=1", "--set", "method.client_opt.weight_decay=10")
     line = error_line(thinwire("run", "fedavg", "--rounds", "60", *settings, "--out", "run", "-q"), code=3)

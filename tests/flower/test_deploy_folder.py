@@ -28,8 +28,8 @@ def commands(unit: Path) -> list[str]:
 
 def on_page(page: str, *start: str) -> list[list[str]]:
     """The words of the commands of a page that begin with these."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.S | re.M)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.S | re.M)
+    lines = [line for kind, block in blocks if not kind for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line) for line in lines if line.startswith(" ".join(start))]
 
 

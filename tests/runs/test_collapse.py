@@ -147,6 +147,7 @@ def test_a_collapse_is_reported_in_the_round_in_which_it_happens(thinwire, tmp_p
     assert "best accuracy" in out
 
 
+@pytest.mark.filterwarnings("ignore:client")  # one of an honest run that diverges
 def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
     words = ("compare", "fedavg", "fedprox", "--recipe", "paper", "--rounds", "4", *HIGH_LR, "-q")
     code, out, err = thinwire(*words)

@@ -232,7 +232,7 @@ def _show(table: Table, facts: Any, as_json: bool, html: Path | None = None, md:
     if pages and any(run.records for run in table.runs):
         try:
             report(table, html, md, targets=table.targets)
-        except Exception as error:  # of any kind: the runs are complete
+        except Exception as error:  # of any kind: the runs are complete, and so is the table
             note(f"thinwire: note: the page {' or '.join(pages)} was not written ({type(error).__name__}: {error})")
             return False
         for file in pages:

@@ -197,7 +197,8 @@ class Clients:
         for client, why in closed.uploads.refused.items():
             self.refuse(got, client, why)
         own = self.job.task.clients
-        examples = {i: len(own.client(i)) for i in got.uploads if not self.job.task.blank}
+        unknown = self.job.task.blank or method.secure_aggregation  # there, each client counts with the mean
+        examples = {} if unknown else {i: len(own.client(i)) for i in got.uploads}
         got.loss, odd, medians = training_loss(got.counted, recent, examples, method.norm_bound > 0)
         got.bounded = {i: why for i, why in {**odd, **closed.uploads.bounded}.items() if i in got.uploads}
         for i, why in got.bounded.items():

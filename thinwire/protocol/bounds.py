@@ -35,6 +35,8 @@ WEIGHT_LIMIT = 10.0  # medians: the weight of a client whose size is not known
 EXAMPLES_LIMIT = 1000.0  # medians: examples of such a client in the mean of losses, which decides nothing
 LOSS_LIMIT = 10.0  # medians
 REFUSED = 1000.0  # medians
+FEW = 5  # clients of a cohort; below, its median says little, and the limit is at least `WIDE`
+WIDE = 10.0
 HEAVY = 4.0  # times the upper quartile of the cohort: a client that is scaled down and was so far off loses standing
 WIDER = 2.0  # times the bound of updates, of other parts: their sizes differ more between honest clients
 SLACK = 3.0  # times the median of the latest rounds: an honest cohort is below
@@ -112,12 +114,13 @@ def bound_uploads(
     out = dict(uploads)
     if not limit:
         return Bounded(out)
+    limit = max(limit, WIDE) if len(out) < FEW else limit
     why, refused, heavy = dict[int, list[str]](), dict[int, str](), set[int]()
     medians, sizes = dict[str, float](), dict[int, float]()
 
     def cut(client: int, size: float, most: float, usual: float, reason: str) -> float:
         """The factor of a size that is above `most`, where other clients have the `usual` one."""
-        if size > HEAVY * usual > 0:
+        if size > HEAVY * usual > 0 and len(out) >= FEW:
             heavy.add(client)
         why.setdefault(client, []).append(reason)
         return most / size
@@ -127,7 +130,7 @@ def bound_uploads(
         about = known.get(i, Known(math.inf))
         most = about.weight if about.steps else min(about.weight, WEIGHT_LIMIT * middle)
         if one.weight > most:
-            share = cut(i, one.weight, most, most, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
+            share = cut(i, one.weight, most, about.weight, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
             out[i] = one._replace(weight=one.weight * share)
     steps = [known.get(i, Known(0.0)).steps for i in out]
     usual = reference(steps)
