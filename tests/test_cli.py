@@ -190,7 +190,14 @@ def test_missing_and_corrupt_data_are_one_line(thinwire, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:client")
 def test_diverged_run_names_the_round_and_keeps_the_last_checkpoint(thinwire, tmp_path):
-    settings = ("--set", "checkpoint.every=1", "--set", "method.client_opt.weight_decay=10")
+    settings = (
+        "--set",
+        "checkpoint.every=1",
+        "--set",
+        "method.client_opt.weight_decay=10",
+        "--set",
+        "method.norm_bound=0",
+    )
     line = error_line(thinwire("run", "fedavg", "--rounds", "60", *settings, "--out", "run", "-q"), code=3)
     assert "round" in line
     number = int(line.split("round ")[1].split(":")[0])
