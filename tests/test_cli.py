@@ -269,7 +269,7 @@ def test_a_page_that_cannot_be_written_is_a_note(thinwire, tmp_path):
     assert (code, len(list(tmp_path.glob("runs/fedavg-*/summary.json")))) == (0, 1)
     assert "fedavg" in out
     assert re.fullmatch(r"thinwire: note: the page \S+compare.html was not written \(.+\)\n", err)
-    if Path("/proc/self").exists():  # a folder in which nobody can write a file
+    if Path("/proc/self").exists():  # root cannot write files there either
         code, out, err = thinwire("report", str(tmp_path / "runs"), "--html", "/proc/page.html")
         assert (code, "fedavg" in out) == (1, True)
         assert re.fullmatch(r"thinwire: note: the page /proc/page.html was not written \(.+\)\n", err)

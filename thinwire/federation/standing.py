@@ -7,7 +7,7 @@
                                                              then forty; then with a score of 4
 
 So three such uploads in a row are needed, and one in three rounds does no harm. At least half of the clients that can
-take part stay.
+take part stay. In a cohort of fewer than five clients the size of an update does not count: its quartile says little.
 """
 
 from __future__ import annotations
