@@ -15,8 +15,8 @@ the mean over the seeds,
 "last" is the mean accuracy of the last five evaluations, "best" that of the best one. A run that diverged counts with
 the accuracy of a constant prediction. Differences are taken seed by seed. The exit code is 1 if the check fails.
 
-`--json` writes a line after each run, so a run that is killed keeps its results; seeds come in order, each with all
-tasks and methods.
+`--json` writes a line after each run, so a run that is killed keeps its results; the same command again makes the runs
+that are missing. Seeds come in order, each with all tasks and methods.
 """
 
 from __future__ import annotations
@@ -262,17 +262,18 @@ def main() -> None:
     ]
     rows = read(options.table or [])
     if not options.table:
-        if options.json:
-            options.json.write_text("")
-        for row in measure(cases, options.processes):
+        if options.json and options.json.exists():
+            rows = [row for row in read([options.json]) if Case(*row[:5], options.device) in cases]
+        done = {row[:5] for row in rows}
+        for row in measure([case for case in cases if case[:5] not in done], options.processes):
             rows.append(row)
             line = f"{row.task} {_label(row)} seed {row.seed}: {row.status} {_mean_std([row.last])} % {row.why}"
             print(f"{len(rows)} of {len(cases)}: {line}", file=sys.stderr, flush=True)
             if options.json:
                 with options.json.open("a") as file:
                     file.write(json.dumps(row._asdict()) + "\n")
-        order = {(case.task, case.method, case.seed, case.lr): i for i, case in enumerate(cases)}
-        rows.sort(key=lambda row: order[row.task, row.method, row.seed, row.lr])
+        order = {case[:5]: i for i, case in enumerate(cases)}
+        rows.sort(key=lambda row: order[row[:5]])
     print(table(rows))
     if not any(row.lr is None and row.rounds is None for row in rows):
         return
