@@ -85,7 +85,7 @@ def test_a_part_is_given_by_the_name_of_a_method_or_by_its_own():
 
 
 def test_thin_draws_bases_sooner_in_a_short_run():
-    assert [tw.methods.thin().over(rounds).space.redraw_every for rounds in (5, 50, 200, 500)] == [1, 2, 8, 10]
+    assert [tw.methods.thin().over(rounds).space.redraw_every for rounds in (5, 50, 200, 500)] == [1, 1, 4, 10]
     assert tw.methods.thin(redraw_every=10).over(50).space.redraw_every == 10
     route = tw.spaces.Route(((("*.weight",), tw.methods.thin().space), (("*",), tw.spaces.Full())))
     assert tw.Method(space=route).over(50).space.redraw_every == 2

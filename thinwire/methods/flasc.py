@@ -45,7 +45,7 @@ from thinwire.spaces.route import Rule
 
 _with_adapters = passes_on(LoRA, "rank", "alpha", "target_modules", "modules_to_save")
 _on_tasks = on_transformers(ATTENTION, LANGUAGE)
-_PRETRAINED = {"download_density": 0.25, "lr": 0.01, "server_lr": 0.03}
+_PRETRAINED = {"download_density": 0.25, "lr": 0.01, "momentum": 0.9, "server_lr": 0.03}
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
@@ -58,7 +58,8 @@ def flasc(
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
     init_lora_weights: InitA = "isometric",
-    lr: float = 0.1,
+    lr: float = 0.5,
+    momentum: float = 0.0,
     server_lr: float = 0.0,
     from_start: bool = True,
 ) -> Method:
@@ -71,8 +72,8 @@ def flasc(
     clients receive, topk(P), is evaluated.
 
     So it is for a pretrained transformer (`text-classification`, `causal-lm`, `instructions`). Any other model is
-    trained from scratch, which sparse downloads and Adam would hold back: clients receive all of P, and the server adds
-    the mean.
+    trained from scratch, which sparse downloads, Adam and momentum would hold back: clients receive all of P and have
+    no momentum, and the server adds the mean.
 
     Args:
         rank: rank of the adapters. The paper adapts attention matrices with rank 16.
@@ -83,6 +84,7 @@ def flasc(
         modules_to_save: selectors of the weights that are trained directly.
         init_lora_weights: how A is drawn, `isometric` or `kaiming`.
         lr: learning rate of the clients.
+        momentum: momentum of the clients.
         server_lr: learning rate of Adam at the server; 0 adds the mean of the uploads.
         from_start: P is the change from the initial values (`LoRA`), so that a value that is not sent stays there. If
             false, as in the paper, it is 0: too much for a model that is trained from scratch.
@@ -99,7 +101,7 @@ def flasc(
         from_start=from_start,
     )
     server = Adam(server_lr) if server_lr else SGD(1.0)
-    method = full(lr).replace(space=space, up=TopK(density), server_opt=server)
+    method = full(lr, momentum=momentum).replace(space=space, up=TopK(density), server_opt=server)
     return method if download_density == 1 else method.replace(down=TopK(download_density), evaluate="client")
 
 

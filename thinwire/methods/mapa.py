@@ -143,29 +143,30 @@ def mapo_paper(k: int = 128, lr: float = 3.0) -> Method:
 
 
 @register("method", "thin", paper="composed here: MAPO, updates on a lattice, error feedback")
-def thin(k: int = 0, up: float = 1.0, down: float = 2.0, redraw_every: int = -1) -> Method:
-    """MAPO with about two bits a value up, one and a half down, and exact short sums for clients that missed rounds.
+def thin(k: int = 0, up: float = 3.0, down: float = 2.0, redraw_every: int = -1) -> Method:
+    """MAPO with about one bit a value in both directions, and exact short sums for clients that missed rounds.
 
         b <- b + D(mean_i L(b_i - b))          after `redraw_every` rounds:  W0 <- W0 + b a
 
-    L rounds to multiples of a power of two near `up` times the root mean square of the values, at random and without
-    bias; D rounds to the nearest multiple near `down` times theirs, with error feedback. Multiples of powers of two add
-    up exactly, so what a client missed of a basis is one vector of small integers.
+    L rounds to levels whose distance is a power of two near `up` times the root mean square of the values, shifted by
+    a random number of each value that both ends draw (dither): without bias. D rounds to the nearest multiple of a
+    power of two near `down` times theirs, with error feedback. Such multiples add up exactly, so what a client missed
+    of a basis is one vector of small integers.
 
     Args:
         k: trained parameters; 0 derives them from the number of weights, floor(2 d^(2/3)).
         up: distance of the levels of uploads, in root mean squares.
         down: distance of the levels of downloads.
-        redraw_every: rounds for which a direction is kept; -1 for ten, or fewer in a run of less than 250 rounds.
+        redraw_every: rounds for which a direction is kept; -1 for ten, or fewer in a run of less than 500 rounds.
 
-    Not from a paper: a composition of MAPO, stochastic rounding and error feedback.
+    Not from a paper: a composition of MAPO, subtractive dither and error feedback.
 
     >>> thin().space.sizes(11274).k
     1005
     """
     return Method(
         space=MAPO(k=k, redraw_every=redraw_every),
-        up=Lattice(up, stochastic=True),
+        up=Lattice(up, dither=True),
         down=ErrorFeedback(Lattice(down)),
         merge_codec=LatticeSum(),
     )

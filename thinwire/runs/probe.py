@@ -3,11 +3,12 @@
 A trial trains a few clients for a few rounds, by the method itself with a constant rate, and measures their training
 loss. Rates are tried in steps of 4 from the stated one until one no longer lowers the loss, and then in between:
 
-    lr = min(limit / 2, 2 best)     limit: the largest rate that lowers the loss; best: that of the lowest loss
+    lr = min(limit / 2, 2 best)     limit: the largest rate that lowers the loss
+                                    best: the largest one that lowers it by 90 % of what the best one does
 
-The lowest loss alone would not do: what is best for a few steps is often too small for many. If the loss less than
-doubles at the stated rate, skewed labels of clients are the reason more than the rate: the rate falls by a factor of 4
-at most. Test examples are not read. The rule was chosen on the eight tasks of `benchmarks/stranger_tasks.py`, by whole
+Smaller rates are tried where `best` is the smallest so far. The lowest loss alone would not do: what is best for a few
+steps is often too small for many. If the loss less than doubles at the stated rate, skewed labels of clients are the
+reason more than the rate: the rate falls by a factor of 4 at most. Test examples are not read. The rule was chosen on the eight tasks of `benchmarks/stranger_tasks.py`, by whole
 runs of FedAvg at seven rates.
 
 Methods whose server normalizes the update (`rate_key`) keep their rates: trials so short choose worse ones for them. So
@@ -35,6 +36,7 @@ from thinwire.runs.config import to_table, update
 from thinwire.training.evaluation import evaluate
 
 TRIALS = 8  # at most
+NEARLY = 0.1  # share of the best rate's gain that a larger rate may miss: so much is noise of a trial
 MEASURED = 1000  # examples on which the loss is measured, at most
 CLIENTS = 8  # of a trial, at most
 CLIENT_RATE = "method.client_opt.lr"
@@ -93,12 +95,19 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
         return settings, job
     for finer in (1.0, 0.5):
         limit += finer if lowers(limit + finer) else 0.0
-    best = min(tried, key=lambda one: tried[one])
+    while (best := _best(tried, before)) == min(tried) and len(tried) < TRIALS:
+        lowers(best - 2)
     least = -2.0 if tried[0.0] < 2 * before else -math.inf
     lr = float(f"{stated * 2 ** max(least, min(limit - 1, best + 1)):.3g}")
     trials = tuple((float(f"{stated * 2**one:.3g}"), round(tried[one], 4)) for one in sorted(tried))
     settings = update(settings, {"method": {"client_opt": {"lr": lr}}, "lr_trials": trials})
     return settings, replace(job, method=settings.method)
+
+
+def _best(tried: dict[float, float], before: float) -> float:
+    """The largest of the rates that lower the loss by nearly as much as the best one."""
+    least = min(tried.values())
+    return max(one for one, loss in tried.items() if loss <= least + NEARLY * (before - least))
 
 
 def _small(job: Job, factor: float) -> tuple[Job, int]:

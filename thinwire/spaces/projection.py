@@ -23,7 +23,7 @@ step is longer than FedAvg's, by about sqrt(e / p): the rest of it is random and
 
 With `redraw_every=R` the update is merged and A is drawn again after R rounds. Within those rounds the updates of B add
 up, so a client that missed some of them downloads one vector of k p values. A short run needs new directions sooner, to
-reach all weights: `redraw_every=-1` is R = floor(T / 25) in a run of T rounds, from 1 to 10.
+reach all weights: `redraw_every=-1` is R = floor(T / 50) in a run of T rounds, from 1 to 10.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Projection(Space):
 
     def over(self, rounds: int) -> Space:
         """Return the space with `redraw_every` for a run of that many rounds, where it is -1."""
-        return self if self.redraw_every >= 0 else replace(self, redraw_every=min(10, max(1, rounds // 25)))
+        return self if self.redraw_every >= 0 else replace(self, redraw_every=min(10, max(1, rounds // 50)))
 
     def sizes(self, d: int) -> Sizes:
         """Return k, p and e for a model of d weights, or raise a ConfigError."""
