@@ -187,6 +187,14 @@ def test_examples_run(example, capsys, monkeypatch, tmp_path):
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_http_example_trains(capsys):
+    runpy.run_path(str(ROOT / "examples/update_over_http.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    size, error = map(float, re.fullmatch(r"(\d+) bytes an update instead of 20000; error ([\d.]+) %\n", said).groups())
+    assert size < 20000 / 7
+    assert error < 1
+
+
 def test_language_example_runs_on_a_small_checkpoint(capsys, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("peft")

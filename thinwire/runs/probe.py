@@ -8,8 +8,8 @@ loss. Rates are tried in steps of 4 from the stated one until one no longer lowe
 
 Smaller rates are tried where `best` is the smallest so far. The lowest loss alone would not do: what is best for a few
 steps is often too small for many. If the loss less than doubles at the stated rate, skewed labels of clients are the
-reason more than the rate: the rate falls by a factor of 4 at most. Test examples are not read. The rule was chosen on the eight tasks of `benchmarks/stranger_tasks.py`, by whole
-runs of FedAvg at seven rates.
+reason more than the rate: the rate falls by a factor of 4 at most. Test examples are not read. The rule was chosen on
+the eight tasks of `benchmarks/stranger_tasks.py`, by whole runs of FedAvg at seven rates.
 
 Methods whose server normalizes the update (`rate_key`) keep their rates: trials so short choose worse ones for them. So
 do those with differential privacy, which does not cover a rate that is chosen by looking at examples.
