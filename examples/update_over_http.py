@@ -21,7 +21,10 @@ arrays, updates = {"w": np.zeros_like(target)}, {}
 
 
 class Server(BaseHTTPRequestHandler):
+    """Arrays, and updates of clients."""
+
     def do_GET(self):
+        """All arrays."""
         self.answer(200, arrays["w"].tobytes())
 
     def do_POST(self):
@@ -31,17 +34,19 @@ class Server(BaseHTTPRequestHandler):
         try:
             updates[client] = decode_update(body, arrays, CODEC, key=number * CLIENTS + client)
         except WireError as error:
-            return self.answer(400, str(error).encode())
-        self.answer(200, b"")
+            self.answer(400, str(error).encode())
+        else:
+            self.answer(200, b"")
 
     def answer(self, status, body):
+        """Send a body."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_):
-        pass
+        """Print nothing."""
 
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Server)

@@ -4,9 +4,10 @@
     python benchmarks/bytes/ddp.py --table docs/results/ddp.jsonl --docs docs
 
 A character model of ten million parameters on tiny Shakespeare, two gloo processes with a batch each, AdamW, the same
-batches and initial weights in every row. Bytes are those that one worker sends: of our hook the lengths of its messages,
-otherwise the lengths of the tensors that go into an all-reduce, counted where they go in. The first two steps of
-PowerSGD are whole (`start_powerSGD_iter`), the first one of our hook. Loss: mean of the last ten steps and of both workers.
+batches and initial weights in every row. Bytes are those that one worker sends: of our hook the lengths of its
+messages, otherwise the lengths of the tensors that go into an all-reduce, counted where they go in. The first two steps
+of PowerSGD are whole (`start_powerSGD_iter`), the first one of our hook. Loss: mean of the last ten steps and of both
+workers.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ def measure(row: str, steps: int) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """A Markdown table, and what was trained."""
     whole = rows[0]["sent"]
-    lines = ["| gradients | sent by a worker in a step | of whole gradients | loss | seconds a step |", "|---|---|---|---|---|"]
+    lines = [
+        "| gradients | sent by a worker in a step | of whole gradients | loss | seconds a step |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         share = "1" if row["sent"] == whole else f"1/{whole / row['sent']:.0f}"
         sent = human_bytes(row["sent"] / row["steps"])
