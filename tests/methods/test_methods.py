@@ -88,7 +88,7 @@ def test_thin_draws_bases_sooner_in_a_short_run():
     assert [tw.methods.thin().over(rounds).space.redraw_every for rounds in (5, 50, 200, 500)] == [1, 1, 4, 10]
     assert tw.methods.thin(redraw_every=10).over(50).space.redraw_every == 10
     route = tw.spaces.Route(((("*.weight",), tw.methods.thin().space), (("*",), tw.spaces.Full())))
-    assert tw.Method(space=route).over(50).space.redraw_every == 2
+    assert tw.Method(space=route).over(100).space.redraw_every == 2
 
 
 def test_arguments_on_a_task_are_checked_when_the_function_is_defined():

@@ -122,15 +122,15 @@ def test_a_finished_run_is_given_more_rounds(tmp_path):
 
 
 def test_an_extended_run_keeps_its_method_and_its_schedule_goes_on_as_in_a_longer_run(tmp_path):
-    """A basis for 2 rounds, as in a run of 50; the cosine of the last rounds is that of 100."""
+    """A basis for 2 rounds, as in a run of 100; the cosine of the last rounds is that of a longer run."""
     options = {"out": tmp_path / "run", "schedule": "cosine", "lr": "auto", "cohort": 2, "backend": "loop"}
-    first = tw.simulate(model(), CLIENTS, "thin", rounds=50, **options)
-    longer = tw.simulate(model(), CLIENTS, "thin", rounds=52, resume=True, **options)
+    first = tw.simulate(model(), CLIENTS, "thin", rounds=100, **options)
+    longer = tw.simulate(model(), CLIENTS, "thin", rounds=152, resume=True, **options)
     rate = first.history[0].lr
-    for record, rounds in ((first.history[-1], 50), (longer.history[-1], 52)):
+    for record, rounds in ((first.history[-1], 100), (longer.history[-1], 152)):
         assert record.lr == pytest.approx(rate * (1 + math.cos(math.pi * (rounds - 1) / rounds)) / 2)
     assert longer._table["method"]["space"]["redraw_every"] == 2
-    assert timeless(longer)[:50] == timeless(first)
+    assert timeless(longer)[:100] == timeless(first)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_points_become_overrides():
         "method.space.rank": 4,
         "method.client_opt.lr": 1,
     }
-    assert [value for _, value in start_of(experiment, knobs)] == [8, 0.1, 0.25]
+    assert [value for _, value in start_of(experiment, knobs)] == [8, 0.5, 0.25]
     other = start_of(resolve("flasc", "digits", {"method.down": {"kind": "topk", "density": 1.0}}), knobs)
     assert dict(other)["density"] is None, "two settings of a knob that differ are left as they are"
 
