@@ -1,17 +1,20 @@
 """Accuracy, refusals and names by lie, method and aggregation rule: one or two of eight clients lie in every round.
 
     python benchmarks/lies.py                              the default rule, one liar: every lie, every method
-    python benchmarks/lies.py --rules median --liars 1 2 --methods fedavg
+    python benchmarks/lies.py --rules weighted multi-krum --liars 1 2 --json docs/results/lies.jsonl --docs docs
     python benchmarks/lies.py --quick                      a few of them, as a test
 
 FedAvg and others on digits, in memory: eight clients of equal size, all in each of 20 rounds. A liar trains as the
 others, and then changes its message: every message is well formed, decoded and encoded again by the method's own codec.
 The simulation reads, refuses, bounds and leaves out by the code of a server. A run is held against that without liars.
+A run whose method has nothing that the lie changes ends after three rounds and does not count. With --json each run is
+a line of a file, and those that are there are not made again; --docs writes the table of this file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +30,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.page import write_part
+from papers.markdown import markdown
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.federation.engine import Engine
@@ -169,10 +174,12 @@ def run(method: str, rule: str, lie: str, liars: int, rounds: int = ROUNDS) -> R
     """One run; without a lie if its name is empty."""
     one, who = LIES.get(lie.removesuffix(" (buffers)"), Lie()), LIARS[: liars if lie in LIES else 0]
     job = job_of(method, rule, "buffers" in lie, rounds)
-    federation = Federation(Engine("cpu", "vmap"), job, partial(Liars, lie=one, liars=who))
+    federation = Federation(Engine("cpu", "auto"), job, partial(Liars, lie=one, liars=who))
     state, named, honest, bounded, accuracy = federation.start(), 0, dict[int, str](), 0, 0.0
     try:
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done == 3 and who and not federation.clients.told:  # type: ignore[attr-defined]
+                return Result(accuracy, False, named, (), bounded)
             state, record = federation.round(state)
             accuracy = record.accuracy if record.accuracy is not None else accuracy
             for client, why in record.why.items():
@@ -188,7 +195,7 @@ def run(method: str, rule: str, lie: str, liars: int, rounds: int = ROUNDS) -> R
     return Result(accuracy, told, named, tuple(f"{i}: {why}" for i, why in honest.items()), bounded)
 
 
-def line(setting: tuple[str, str, str, int]) -> tuple[tuple[str, str, str, int], Result | None]:
+def line(setting: Setting) -> tuple[Setting, Result | None]:
     """A run and its setting; None if the parts cannot be combined."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -199,53 +206,81 @@ def line(setting: tuple[str, str, str, int]) -> tuple[tuple[str, str, str, int],
 
 
 def main() -> None:
-    """Run all and print a line for each, the worst last."""
+    """Make the runs that are missing, print a line for each, and the worst of each rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rules", nargs="+", default=["weighted"])
     parser.add_argument("--lies", nargs="+", default=list(LIES))
     parser.add_argument("--liars", nargs="+", type=int, default=[1])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a line for each run; what is there is not run again")
+    parser.add_argument("--docs", type=Path, help="the documentation folder; its safe-rounds.md gets the table")
+    parser.add_argument("--no-run", action="store_true", help="only the table of what is there")
     parser.add_argument("--quick", action="store_true", help="two methods and four lies")
     options = parser.parse_args()
     if options.quick:
         options.methods, options.lies = ["fedavg", "scaffold"], ["NaN", "sign x10", "reports x-10", "buffers 1e30"]
-    plain = [("", 0), (" (buffers)", 0)]
-    settings = [*product(options.methods, options.rules, options.lies, options.liars)]
-    settings = [(m, r, lie, n) for m, r in product(options.methods, options.rules) for lie, n in plain] + settings
-    with ProcessPoolExecutor(options.jobs) as pool:
-        found = {}
-        for setting, one in pool.map(line, settings):
-            if one is not None:
+    found = read(options.json)
+    lies = product(options.rules, options.liars, options.lies, options.methods)
+    settings = [(m, r, lie, 0) for r, lie, m in product(options.rules, ("", " (buffers)"), options.methods)]
+    settings += [(m, r, lie, n) for r, n, lie, m in lies]
+    if not options.no_run:
+        missing = [setting for setting in settings if setting not in found]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            for setting, one in pool.map(line, missing):
                 found[setting] = one
                 print_line(setting, one, found)
-    lies = {key: one for key, one in found.items() if key[3] and one.told}
-    lost = {key: found[base_of(key)].accuracy - one.accuracy for key, one in lies.items()}
-    silent = [key for key, one in lies.items() if LIES[key[2]].named and not one.liars]
-    print(f"{len(lies)} runs with a lie, {sum(bool(one.error) for one in lies.values())} stopped,")
-    print(f"{sum(bool(one.honest) for one in lies.values())} with an honest client refused or left out,")
-    print(f"{len(silent)} in which the liar was not named {silent},")
-    for rule, liars in product(options.rules, options.liars):
-        those = {key: 100 * one for key, one in lost.items() if key[1] == rule and key[3] == liars}
-        if those:
-            worst = sorted(those, key=lambda key: -those[key])[:8]
-            print(f"{rule}, {liars} of {CLIENTS}: at most {those[worst[0]]:.1f} points lost;", end=" ")
-            print(", ".join(f"{key[0]} {key[2]} {those[key]:.1f}" for key in worst))
+                if options.json:
+                    with options.json.open("a") as file:
+                        file.write(json.dumps([*setting, one]) + "\n")
+    text = table({setting: one for setting, one in found.items() if one is not None})
+    print(text)
+    if options.docs:
+        command = f"python benchmarks/lies.py --no-run --json {options.json.as_posix()} --docs docs"
+        write_part(options.docs / "safe-rounds.md", "lies", text, command)
 
 
-def base_of(setting: tuple[str, str, str, int]) -> tuple[str, str, str, int]:
-    """The setting without liars of the same method, rule and model; of a robust rule, the weighted mean."""
+Setting = tuple[str, str, str, int]  # method, rule, lie, liars
+
+
+def read(path: Path | None) -> dict[Setting, Result | None]:
+    """The runs of a file."""
+    lines = [json.loads(one) for one in path.read_text().splitlines()] if path and path.exists() else []
+    return {(m, r, lie, n): one and Result(*one[:3], tuple(one[3]), *one[4:]) for m, r, lie, n, one in lines}
+
+
+def table(found: Mapping[Setting, Result]) -> str:
+    """Of each rule and number of liars: runs, runs that stopped, lies not named, and the worst losses."""
+    lies = {key: one for key, one in found.items() if key[3] and one.told and base_of(key) in found}
+    rows = []
+    for rule, liars in sorted({key[1::2] for key in lies}, key=lambda one: (RULES.index(one[0]), one[1])):
+        those = {key: one for key, one in lies.items() if key[1::2] == (rule, liars)}
+        lost = {key: 100 * (found[base_of(key)].accuracy - one.accuracy) for key, one in those.items()}
+        silent = [f"{key[0]} {key[2]}" for key, one in those.items() if LIES[key[2]].named and not one.liars]
+        worst = sorted(lost, key=lambda key: -lost[key])[:4]
+        words = ", ".join(f"{key[0]} {key[2]} {lost[key]:.1f}" for key in worst)
+        honest = sum(bool(one.honest) for one in those.values())
+        base = [100 * one.accuracy for key, one in found.items() if key[1] == rule and key[2:] == ("", 0)]
+        accuracy = f"{min(base):.1f} to {max(base):.1f}"
+        stopped = sum(bool(one.error) for one in those.values())
+        rows.append([rule, liars, accuracy, len(those), stopped, honest, ", ".join(silent) or "0", words])
+    head = ["rule", "liars of 8", "accuracy without", "runs", "stopped", "honest client refused or left out"]
+    return markdown([*head, "liar never named", "points lost, the four worst"], rows)
+
+
+def base_of(setting: Setting) -> Setting:
+    """The setting without liars of the same method, rule and model."""
     method, rule, lie, _ = setting
     return method, rule, " (buffers)" if "buffers" in lie else "", 0
 
 
-def print_line(setting: tuple[str, str, str, int], one: Result, found: dict[Any, Result]) -> None:
+def print_line(setting: Setting, one: Result | None, found: Mapping[Setting, Result | None]) -> None:
     """Print a run: accuracy, points lost, rounds in which liars are named, honest clients bounded, refused."""
-    if one.told or not setting[3]:
-        lost = 100 * (found[base_of(setting)].accuracy - one.accuracy)
-        words = f"{100 * one.accuracy:5.1f} {-lost:+6.1f}  named {one.liars:2d}, honest bounded {one.bounded:3d}"
+    base = found.get(base_of(setting))
+    if one is not None and base is not None and (one.told or not setting[3]):
+        words = f"{100 * one.accuracy:5.1f} {100 * (one.accuracy - base.accuracy):+6.1f}  named {one.liars:2d}"
         name = " ".join(map(str, setting))
-        print(f"{name:45} {words} {one.error[:150]} {'; '.join(one.honest)[:150]}", flush=True)
+        print(f"{name:45} {words}, honest bounded {one.bounded:3d} {one.error[:150]} {'; '.join(one.honest)[:150]}")
 
 
 if __name__ == "__main__":

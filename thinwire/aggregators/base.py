@@ -25,7 +25,7 @@ class Aggregator(ABC):
     """Combines the trees of the clients of a round into one.
 
     `admit` runs once a round, on the updates; `of` runs on the trees and weights that `admit` returned, and with the
-    same weights on other trees of the upload, such as buffers and reports.
+    same weights on what else clients sent and is averaged: reports and buffers.
     """
 
     clips = False
@@ -41,8 +41,16 @@ class Aggregator(ABC):
         """Raise a ConfigError if the aggregator cannot be used with so many clients in a round."""
         return
 
-    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
-        """Return the updates and weights to use, one of each for every client; a weight of 0 excludes a client."""
+    def admit(
+        self, codes: Sequence[Tree], weights: Sequence[float], beside: Sequence[Sequence[Tree]] = ()
+    ) -> tuple[list[Tree], list[float]]:
+        """Return the updates and weights to use, one of each for every client; a weight of 0 excludes a client.
+
+        Args:
+            codes: the update of every client.
+            weights: the weight of every client.
+            beside: what else clients sent that is averaged, one tree of every client for each report and buffer.
+        """
         return list(codes), list(weights)
 
     @abstractmethod
@@ -165,10 +173,12 @@ class Bounded(UpdateFilter):
         """Whether this aggregator or the inner one clips updates."""
         return self.norm > 0 or not self.weight or self.inner.clips
 
-    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+    def admit(
+        self, codes: Sequence[Tree], weights: Sequence[float], beside: Sequence[Sequence[Tree]] = ()
+    ) -> tuple[list[Tree], list[float]]:
         """Clip updates and weights, then apply `admit` of the inner aggregator."""
         norms = [math.sqrt(sum(float(block.double().square().sum()) for block in code.values())) for code in codes]
         most = self.norm or (math.inf if self.weight else sorted(norms)[(len(norms) - 1) // 2] or math.inf)
         codes = [scale(code, most / one) if one > most else code for code, one in zip(codes, norms, strict=True)]
         weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
-        return self.inner.admit(codes, weights)
+        return self.inner.admit(codes, weights, beside)

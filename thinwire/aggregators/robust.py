@@ -135,11 +135,13 @@ class MultiKrum(WeightedMean):
 
         score_i = sum of |x_i - x_j|^2 over the clients - faulty - 2 closest j;    the mean of the lowest scores
 
+    Reports of a correction and buffers, where clients send them, have scores of their own. All are divided by their
+    medians, and the mean of these is added to the score of the update: so a client is excluded for its buffers, too.
+
     A round needs at least 2 faulty + 3 clients. If fewer respond, the number of faulty clients is reduced until this
     holds; with 4 or fewer clients it is 0, and all are averaged.
 
-    The selection depends on the updates, and applies to everything else that clients sent, such as buffers and reports
-    of a correction. Weights are ignored, because clients report them.
+    The selection applies to everything that clients sent. Weights are ignored, because clients report them.
 
     Args:
         faulty: number of Byzantine clients in a round; below 1, a share of the clients that responded.
@@ -161,15 +163,22 @@ class MultiKrum(WeightedMean):
         """Raise a ConfigError for fewer than 2 faulty + 3 clients."""
         check_enough("multi-krum", self.faulty, clients, more=3)
 
-    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+    def admit(
+        self, codes: Sequence[Tree], weights: Sequence[float], beside: Sequence[Sequence[Tree]] = ()
+    ) -> tuple[list[Tree], list[float]]:
         """Return weight 1 for clients that are averaged, 0 for the others."""
         clients = len(codes)
         faulty = min(count_faulty(self.faulty, clients), max(0, clients - 3) // 2)
         keep = min(self.keep or clients, clients - faulty)
         if keep == clients or not codes[0]:
             return list(codes), [1.0] * clients
-        near = squares_between(inner_products(codes)).sort(1).values[:, 1 : max(2, clients - faulty - 1)]
-        kept = set(near.sum(1).sort(stable=True).indices[:keep].tolist())
+
+        def scores(trees: Sequence[Tree]) -> Tensor:
+            near = squares_between(inner_products(trees)).sort(1).values[:, 1 : max(2, clients - faulty - 1)].sum(1)
+            return near / middle if (middle := near.median()) > 0 else torch.zeros_like(near)
+
+        total = sum(map(scores, beside), scores(codes) * max(1, len(beside)))
+        kept = set(total.sort(stable=True).indices[:keep].tolist())
         return list(codes), [float(i in kept) for i in range(clients)]
 
 
@@ -342,12 +351,14 @@ class NearestMixing(UpdateFilter):
         check_enough("nearest-mixing", self.faulty, clients, more=1)
         super().check(clients)
 
-    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+    def admit(
+        self, codes: Sequence[Tree], weights: Sequence[float], beside: Sequence[Sequence[Tree]] = ()
+    ) -> tuple[list[Tree], list[float]]:
         """Mix the updates, then apply `admit` of the inner aggregator, with equal weights."""
         clients = len(codes)
         near = clients - min(count_faulty(self.faulty, clients), (clients - 1) // 2)
         if near == clients or not codes[0]:
-            return self.inner.admit(codes, [1.0] * clients)
+            return self.inner.admit(codes, [1.0] * clients, beside)
         order = squares_between(inner_products(codes)).sort(dim=1, stable=True).indices[:, :near].tolist()
         mixed = [weighted_mean([codes[j] for j in sorted(nearest)], [1.0] * near) for nearest in order]
-        return self.inner.admit(mixed, [1.0] * clients)
+        return self.inner.admit(mixed, [1.0] * clients, beside)

@@ -292,7 +292,8 @@ def feddyn(alpha: float = 0.1) -> Method:
         client:  g <- g - g_i + alpha (w - w_received)          g_i <- g_i - alpha (w_i - w_received)
         server:  h <- h - alpha (m / N) mean(D_i)               w <- w + mean(D_i) - h / alpha
 
-    Clients have equal weights, so that h is exactly the mean of all g_i.
+    Clients have equal weights, so that h is exactly the mean of all g_i. h adds up all updates, so one client must not
+    send much longer ones than the others: `norm_bound` is 1.5.
 
     Args:
         alpha: strength of the regularizer.
@@ -302,7 +303,7 @@ def feddyn(alpha: float = 0.1) -> Method:
     >>> feddyn(alpha=0.01).correction
     FedDyn(alpha=0.01)
     """
-    return Method(correction=FedDyn(alpha), client_weight=Uniform())
+    return Method(correction=FedDyn(alpha), client_weight=Uniform(), norm_bound=1.5)
 
 
 @register("method", "fednova", paper="Wang et al., NeurIPS 2020")

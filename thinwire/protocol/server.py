@@ -106,7 +106,7 @@ def aggregate(
     if method.aggregator.of_values:
         codes = values
     if not method.aggregator.is_weighted_mean:
-        codes, weights = method.aggregator.admit(codes, weights)
+        codes, weights = method.aggregator.admit(codes, weights, _beside(uploads))
     mean = partial(method.aggregator.of, weights=weights)
     update = method.privacy.aggregate(codes, mean, len(uploads), noise) if method.privacy.active else mean(codes)
     stack = None
@@ -122,6 +122,14 @@ def aggregate(
         mean([one.buffers for one in uploads]) if first.buffers else {},
         stack,
     )
+
+
+def _beside(uploads: Sequence[Upload]) -> list[list[Tree]]:
+    """What is averaged beside the updates, for each report and each buffer one tree of every client."""
+    whole = [[one.report for one in uploads]] if uploads[0].report else []
+    blocks = [("schedule_report", name) for name in uploads[0].schedule_report]
+    blocks += [("buffers", name) for name in uploads[0].buffers]
+    return whole + [[{name: getattr(one, part)[name]} for one in uploads] for part, name in blocks]
 
 
 def _scaled(codes: Sequence[Tree], factors: Sequence[float]) -> list[Tree]:
