@@ -36,8 +36,9 @@ from thinwire.core.tree import Tree, tmap
 from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Collected, Federation
-from thinwire.federation.job import Job
+from thinwire.federation.job import Job, RunState
 from thinwire.federation.simulated import GroupTask, SimulatedClients
+from thinwire.protocol.bounds import Known
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.round import Reply
 from thinwire.protocol.upload import raw, unraw
@@ -73,6 +74,7 @@ class Lie(NamedTuple):
     fields: Mapping[int, Change] = {}
     weight: float = 0.0  # times its weight
     message: str = ""  # stale, or other: another client's
+    told: bool = True  # whether the server knows the sizes of clients, as in a simulation
     named: bool = True  # whether it must be named
 
 
@@ -81,6 +83,8 @@ LIES = {
     "NaN": Lie({wire.COORDS: filled(float("nan"))}),
     "sign x10": Lie({wire.COORDS: times(-10.0)}),
     "x-9.9, weight x999": Lie({wire.COORDS: times(-9.9)}, weight=999.0),
+    "x-9.9, weight x999, sizes unknown": Lie({wire.COORDS: times(-9.9)}, weight=999.0, told=False),
+    "x-1, weight x999, sizes unknown": Lie({wire.COORDS: times(-1)}, weight=999.0, told=False),
     "steps 1": Lie({wire.SHARED: filled(1.0)}, named=False),
     "reports x-10": Lie({wire.SHARED: times(-10.0), wire.REPORT: times(10.0)}),
     "buffers 1e30": Lie({wire.BUFFERS: filled(1e30)}),
@@ -111,6 +115,13 @@ class Liars(SimulatedClients):
             by = {one.client: bytes(one.message) for one in replies}
             yield [one._replace(message=self.changed(one, by)) if one.client in self.liars else one for one in replies]
             self.before = by
+
+    def known(self, state: RunState, client: int) -> Known | None:
+        """What a server knows about a client: its size, or only what it claimed first."""
+        if self.lie.told:
+            return super().known(state, client)
+        weights = state.standing.weights
+        return Known(weights[client]) if client in weights else None
 
     def changed(self, reply: Reply, by: dict[int, bytes]) -> bytes:
         """The message of a liar."""

@@ -213,9 +213,9 @@ def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> b
     return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)
 
 
-def test_a_client_that_multi_krum_excludes_has_no_effect():
+def test_a_client_that_multi_krum_excludes_for_its_report_has_no_effect():
     states = []
-    for factors in ({wire.COORDS: -9.0}, {wire.COORDS: -9.0, wire.SHARED: -5.0, wire.WEIGHT: 7.0}):
+    for factors in ({wire.SHARED: -5.0}, {wire.COORDS: -9.0, wire.SHARED: -50.0, wire.WEIGHT: 7.0}):
         federation = Federation(tw.Method(correction=tw.optimizers.Scaffold(), aggregator=tw.aggregators.MultiKrum(1)))
         plan, up = Round.open(federation.contract, federation.server).plan, uploads_of(federation)
         up[0] = corrupt(federation, up[0], factors)

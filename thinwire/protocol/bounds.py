@@ -1,13 +1,15 @@
 """Bounds on the influence of one client on the next public state, in units of the median client.
 
-    influence    a_i = f_i |x_i| / e_i          x_i <- x_i min(1, limit m / a_i)
+    weight       w_i <- min(w_i, known weight of i),  or at most limit times the median weight where it is not known
+    influence    a_i = f_i |x_i| v_i / e_i      x_i <- x_i min(1, limit m / a_i)
     median       m = min(lower median of all a_j, 3 r)
-    weight       w_i <- min(w_i, known weight of i),  and 10 times the median weight where its size is not known
 
 x_i is in turn each thing that is averaged: the update of the coordinates, the report of the correction, and each block
 of the buffers and of the report of the schedule. f_i is what the server multiplies the update by: FedNova's division
 by the local steps, and the factor of a stale update. e_i is 1, and for a client that is known to take more local steps
 than the median client, as many times more: a client with a million examples beside clients with one is not cut.
+v_i is 1, and where the size of a client is not known, its weight in median weights if that is more: it claims weight
+and update, and both together are bounded.
 r is the median of m over the latest ten rounds (`Recent`); it bounds a cohort of one or two clients, and one of mostly
 malicious clients. Before three rounds, m is the lower median of the cohort.
 
@@ -31,7 +33,6 @@ from typing import Any, NamedTuple
 from thinwire.core.tree import Tree, norm, scale, sub
 from thinwire.protocol.upload import Upload
 
-WEIGHT_LIMIT = 10.0  # medians: the weight of a client whose size is not known
 EXAMPLES_LIMIT = 1000.0  # medians: examples of such a client in the mean of losses, which decides nothing
 LOSS_LIMIT = 10.0  # medians
 REFUSED = 1000.0  # medians
@@ -128,13 +129,14 @@ def bound_uploads(
     middle = medians["weight"] = reference([one.weight for one in out.values()], recent.get("weight", 0.0))
     for i, one in out.items():
         about = known.get(i, Known(math.inf))
-        most = about.weight if about.steps else min(about.weight, WEIGHT_LIMIT * middle)
+        most = about.weight if about.steps else min(about.weight, limit * middle)
         if one.weight > most:
             share = cut(i, one.weight, most, about.weight, f"its weight is {one.weight:.6g} and counts as {most:.6g}")
             out[i] = one._replace(weight=one.weight * share)
     steps = [known.get(i, Known(0.0)).steps for i in out]
     usual = reference(steps)
     more = {i: max(1.0, its / usual) if usual else 1.0 for i, its in zip(out, steps, strict=True)}
+    more |= {i: 1 / max(1.0, one.weight / middle) for (i, one), its in zip(out.items(), steps, strict=True) if not its}
     for part, words in _PARTS.items():
         if not all(getattr(one, part) for one in out.values()):
             continue
