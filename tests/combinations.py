@@ -113,7 +113,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "weighted": tw.aggregators.WeightedMean(),
         "trimmed": tw.aggregators.TrimmedMean(0.4),
         "median": tw.aggregators.Median(),
-        "flexlora": tw.aggregators.FlexLoRA(),  # of adapters; averages all other coordinates
         "geometric-median": tw.aggregators.GeometricMedian(),
         "centered-clipping": tw.aggregators.CenteredClipping(),
         "multi-krum": tw.aggregators.MultiKrum(0.3),
