@@ -100,7 +100,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "quantize/fp16": tw.codecs.Quantize(scheme="fp16"),
         "lattice": tw.codecs.Lattice(0.1),
         "lattice-sum": tw.codecs.LatticeSum(),
-        "on-lattice": tw.codecs.OnLattice(tw.codecs.Quantize(4), 0.1),
         "eden": tw.codecs.Eden(4),
         "eden/half": tw.codecs.Eden(0.5),
         "power-sgd": tw.codecs.PowerSGD(2),

@@ -557,16 +557,6 @@ def _read_sparse_lattice(codec, data, blocks, key):
     return _split([level * step for level, step in zip(levels, steps, strict=True)], blocks)
 
 
-def _read_on_lattice(codec, data, blocks, key):
-    c = Cursor(data)
-    exponents = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks)))
-    inner, out = read_codec(codec.get("inner", "raw"), c.take(), blocks, key), {}
-    for (name, _, kind), exponent in zip(blocks, exponents, strict=True):
-        assert -126 <= exponent <= 100
-        out[name] = [_as(kind, round(value / 2.0**exponent) * 2.0**exponent) for value in inner[name]]
-    return out
-
-
 def _read_binary(codec, data, blocks, key):
     c, n, given = Cursor(data), count_of(blocks), codec.get("levels")
     levels = [given or struct.unpack("<2f", c.take(8)) for _ in blocks]
