@@ -90,8 +90,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "masked": tw.codecs.Masked(),
         "randomk": tw.codecs.RandomK(0.5),
         "randomk/shared": tw.codecs.RandomK(0.5, shared=True),
-        "binary": tw.codecs.Binary(),
-        "binary/levels": tw.codecs.Binary((-0.1, 0.1)),
+        "binary": tw.codecs.Binary((-0.1, 0.1)),
         "rank-slice": tw.codecs.RankSlice(1),  # of adapters
         "quantize": tw.codecs.Quantize(8),
         "quantize/sign": tw.codecs.Quantize(scheme="sign"),

@@ -207,7 +207,6 @@ IN_ROWS = {  # values larger in some rows or columns: positions are sent by rows
 }
 DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
 CODECS = (
-    Binary(),
     Binary((-1.0, 3.0)),
     TopK(0.01),
     TopK(0.15, "block"),

@@ -185,7 +185,6 @@ CODECS = {
     "eden-fraction": Eden(1.25),
     "eden-below-one": Eden(0.3),
     "power-sgd": PowerSGD(2),
-    "binary": Binary(),
     "binary-levels": Binary((-1.5, 1.5)),
     "binary-rare": Binary((-1.0, 20.0)),
     "binary-known": Binary((-1.0, 2.0)),
