@@ -1,10 +1,10 @@
 """The models of the published experiments, with exactly the published number of parameters.
 
-    cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
+    cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, femnist-cnn
     mlp                 mlp, two-fc
-    resnet, vgg         resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
+    resnet, vgg         resnet18, resnet20, wrn16-4, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
-    pretrained          roberta-large; pretrained, image-classifier: any checkpoint of transformers (extra `hf`)
+    pretrained          pretrained: any text classifier of transformers (extra `hf`)
     causal_lm           causal-lm: any causal language model of transformers, or a GGUF file
 
 Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
@@ -30,7 +30,7 @@ from thinwire.models import cnn as cnn, resnet as resnet, vgg as vgg
 from thinwire.models.causal_lm import CausalLM as CausalLM
 from thinwire.models.lstm import LSTM as LSTM, NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
-from thinwire.models.pretrained import ImageClassifier as ImageClassifier, Pretrained as Pretrained
+from thinwire.models.pretrained import Pretrained as Pretrained
 from thinwire.models.transformer import TextClassifier as TextClassifier
 
 

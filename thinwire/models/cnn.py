@@ -127,14 +127,6 @@ cnn_cifar4 = _published(
     paper="MAPO",
 )
 # 2,309,770 parameters
-cnn_cifar_evofed = _published(
-    "cnn-cifar-evofed",
-    (64, 128),
-    256,
-    doc="Two wide convolutions and two linear layers, for CIFAR-10.",
-    paper="EvoFed",
-)
-# 6,603,710 parameters for 62 letters and digits
 femnist_cnn = _published(
     "femnist-cnn",
     (32, 64),

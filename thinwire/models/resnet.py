@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
-from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, dropout_layer, norm_layer
-from thinwire.models.checks import at_least, one_of, probability
+from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, norm_layer
+from thinwire.models.checks import at_least, one_of
 
 
 def conv(fan: int, width: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -23,7 +23,7 @@ def conv(fan: int, width: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
 class BasicBlock(nn.Module):
     """The basic residual block: two convolutions, each followed by a normalization, plus a shortcut.
 
-        y = relu( N2(conv2(dropout(relu(N1(conv1(x)))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
+        y = relu( N2(conv2(relu(N1(conv1(x))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
 
     Args:
         fan: input channels.
@@ -31,7 +31,6 @@ class BasicBlock(nn.Module):
         stride: of the first convolution and of the shortcut.
         project: whether the shortcut has a convolution; required if the shape changes.
         norm: makes normalization layers (`norm_layer`).
-        dropout: dropout probability between the convolutions.
         zero_gamma: start the scale of the second normalization at 0, so that the block is its shortcut (Goyal et al.).
 
     Not `PreBlock`, which normalizes before each convolution.
@@ -49,14 +48,12 @@ class BasicBlock(nn.Module):
         stride: int = 1,
         project: bool = False,
         norm: Norm = nn.BatchNorm2d,
-        dropout: float = 0.0,
         zero_gamma: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = conv(fan, width, stride=stride)
         self.norm1 = norm(width)
         self.relu = nn.ReLU()
-        self.dropout = dropout_layer(dropout)
         self.conv2 = conv(width, width)
         self.norm2 = norm(width)
         if zero_gamma:
@@ -65,7 +62,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
         """Apply the block."""
-        y = self.dropout(self.relu(self.norm1(self.conv1(x))))
+        y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
@@ -123,8 +120,6 @@ def resnet(
     norm: str = "bn",
     groups: int = 8,
     project_first: bool = False,
-    dropout: float = 0.0,
-    stem_width: int | None = None,
     zero_gamma: bool = False,
     init: str = "torch",
 ) -> ImageNetwork:
@@ -140,8 +135,6 @@ def resnet(
         norm: "bn" or "gn"; both have two parameters per channel, only "bn" has running statistics.
         groups: groups of "gn".
         project_first: whether the shortcut of the first block has a convolution, as those that change the shape have.
-        dropout: dropout probability inside the blocks.
-        stem_width: channels of the first convolution; those of the first stage by default.
         zero_gamma: start the last normalization of each block at 0, so that the block is its shortcut.
         init: how convolutions and the linear layer start: "torch" for PyTorch's default, "glorot" for Glorot's uniform
             rule with zero biases, the default of Keras. Kernels of as many inputs as outputs start 1.7 times as large.
@@ -154,15 +147,12 @@ def resnet(
     at_least(1, channels=channels)
     one_of(("bn", "gn"), norm=norm)
     one_of(("torch", "glorot"), init=init)
-    probability(dropout=dropout)
-    start = stem_width or widths[0]
-    make, blocks = norm_layer(norm, (start, *widths), groups=groups), list[nn.Module]()
+    start = widths[0]
+    make, blocks = norm_layer(norm, widths, groups=groups), list[nn.Module]()
     stem = {"conv": conv(channels, start), "norm": make(start), "relu": nn.ReLU()}
     for fan, width, stride in stages(start, widths, depth):
         project = stride > 1 or fan != width or (project_first and not blocks)
-        blocks.append(
-            BasicBlock(fan, width, stride=stride, project=project, norm=make, dropout=dropout, zero_gamma=zero_gamma)
-        )
+        blocks.append(BasicBlock(fan, width, stride=stride, project=project, norm=make, zero_gamma=zero_gamma))
     head = {"mean": MeanOverImage(), "head": nn.Linear(widths[-1], classes)}
     network = ImageNetwork({**stem, "blocks": nn.Sequential(*blocks), **head}, channels)
     return network.apply(_glorot) if init == "glorot" else network
@@ -212,20 +202,6 @@ def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int
     Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
     """
     return resnet((64, 128, 256, 512), 2, classes, channels=channels, norm=norm, groups=groups)
-
-
-@register("model", "wrn28-10", doc="Wide residual network of 28 layers, for CIFAR-100.", paper="WRN; FedLAMA")
-def wrn28_10(
-    classes: int = 100, channels: int = 3, norm: str = "bn", groups: int = 8, dropout: float = 0.3
-) -> ImageNetwork:
-    """WRN-28-10 of FedLAMA: 36,539,124 parameters.
-
-    A normalization follows each convolution, including shortcuts; in the original network it precedes them. Dropout
-    uses the global generator of torch; dropout=0 disables it.
-    """
-    return resnet(
-        (160, 320, 640), 4, classes, channels=channels, norm=norm, groups=groups, dropout=dropout, stem_width=16
-    )
 
 
 @register("model", "wrn16-4", doc="Wide residual network of 16 layers, for CIFAR-100 and TinyImageNet.", paper="MAPO")
