@@ -12,7 +12,7 @@ What is kept depends on how many positions are different, not on which they are,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -103,8 +103,8 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
         return np.flatnonzero(left)
     if k < FEW:
         return _one_by_one(key, n, k)
-    draws, different = k + k * k // n + 8, _by_marks if n <= DENSE * k else _by_order
-    while len(drawn := different(_positions(key.cpu_words(draws), n), n)) < k:
+    draws = k + k * k // n + 8
+    while len(drawn := _different(_positions(key.cpu_words(draws), n), n, n <= DENSE * k)) < k:
         draws += draws // 8
     if len(drawn) == k:
         return drawn
@@ -113,21 +113,14 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
     return drawn[left]
 
 
-def _by_marks(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
-    """The different positions in ascending order, found in a list of all n."""
+def _different(positions: Iterator[np.ndarray], n: int, marked: bool) -> np.ndarray:
+    """The different positions in ascending order: found in a list of all n, or sorted where that would be long."""
+    if not marked:
+        return np.unique(np.concatenate([some.astype(np.uint32) for some in positions])).astype(np.int64)
     marks = np.zeros(n, bool)
     for some in positions:
         marks[some] = True
     return np.flatnonzero(marks)
-
-
-def _by_order(positions: Iterable[np.ndarray], n: int) -> np.ndarray:
-    """The same by sorting, where a list of all n would be long."""
-    drawn = np.concatenate([some.astype(np.uint32) for some in positions])
-    drawn.sort()
-    new = np.ones(len(drawn), bool)
-    np.not_equal(drawn[1:], drawn[:-1], out=new[1:])
-    return drawn[new].astype(np.int64)
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
