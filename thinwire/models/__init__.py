@@ -20,11 +20,13 @@ depend on that order. Each model runs under `torch.func.vmap` over stacked param
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from thinwire.core.registry import lookup
+from thinwire.core.text import check_value, types_of
 from thinwire.errors import UnknownName
 from thinwire.models import cnn as cnn, resnet as resnet, vgg as vgg
 from thinwire.models.causal_lm import CausalLM as CausalLM
@@ -46,10 +48,13 @@ def build(name: str, **options: Any) -> nn.Module:
     torch.Size([5, 10])
     """
     entry = lookup("model", name)
-    known = inspect.signature(entry.make).parameters
-    for option in options:
+    known, types = inspect.signature(entry.make).parameters, {}
+    with suppress(NameError):  # of a name that only a type checker imports
+        types = types_of(entry.make)
+    for option, value in options.items():
         if option not in known:
             raise UnknownName(f"option of model {name!r}", option, known)
+        check_value(option, value, types.get(option))
     return entry.make(**options)
 
 

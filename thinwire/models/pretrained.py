@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import BelowOne, Classes
 from thinwire.errors import ConfigError
-from thinwire.models.checks import at_least, probability
 
 _FORMS = ("all", "past", "bits")
 
@@ -82,7 +82,7 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @register("model", "pretrained", doc="Any Hugging Face checkpoint with a classification head (needs thinwire[hf]).")
-def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> Pretrained:
+def pretrained(classes: Classes = 2, checkpoint: str = "", dropout: BelowOne = 0.0) -> Pretrained:
     """A checkpoint of transformers with a new classification head, in float32.
 
     Args:
@@ -90,12 +90,10 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
         checkpoint: folder of a checkpoint; the task `text-classification` sets it.
         dropout: dropout probability of all layers; CUDA graphs require 0.
     """
-    at_least(2, classes=classes)
     if not checkpoint:
         raise ConfigError(
             "model 'pretrained' needs a checkpoint folder: use the task 'text-classification', or write checkpoint"
         )
-    probability(dropout=dropout)
     transformers = library("a text classifier")
     with loading(transformers, "text classifier", checkpoint):
         config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)

@@ -7,12 +7,15 @@ Papers: He et al. (18, 20); Zagoruyko and Komodakis (wide); FedLAMA (20 layers o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import Classes, PositiveInt
 from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, norm_layer
-from thinwire.models.checks import at_least, one_of
+
+BatchOrGroup = Literal["bn", "gn"]
 
 
 def conv(fan: int, width: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -143,10 +146,6 @@ def resnet(
     >>> resnet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])
     """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels)
-    one_of(("bn", "gn"), norm=norm)
-    one_of(("torch", "glorot"), init=init)
     start = widths[0]
     make, blocks = norm_layer(norm, widths, groups=groups), list[nn.Module]()
     stem = {"conv": conv(channels, start), "norm": make(start), "relu": nn.ReLU()}
@@ -168,12 +167,12 @@ def _glorot(module: nn.Module) -> None:
 
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
 def resnet20(
-    classes: int = 10,
-    channels: int = 3,
-    norm: str = "bn",
-    groups: int = 8,
+    classes: Classes = 10,
+    channels: PositiveInt = 3,
+    norm: BatchOrGroup = "bn",
+    groups: PositiveInt = 8,
     zero_gamma: bool = False,
-    init: str = "torch",
+    init: Literal["torch", "glorot"] = "torch",
 ) -> ImageNetwork:
     """Three stages of three residual blocks: 272,762 parameters, with 23 weight matrices, as in FedLAMA.
 
@@ -196,7 +195,9 @@ def resnet20(
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")
-def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32) -> ImageNetwork:
+def resnet18(
+    classes: Classes = 10, channels: PositiveInt = 3, norm: BatchOrGroup = "bn", groups: PositiveInt = 32
+) -> ImageNetwork:
     """Four stages of two residual blocks: 11,173,962 parameters.
 
     Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
@@ -205,7 +206,12 @@ def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int
 
 
 @register("model", "wrn16-4", doc="Wide residual network of 16 layers, for CIFAR-100 and TinyImageNet.", paper="MAPO")
-def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int = 8) -> ImageNetwork:
+def wrn16_4(
+    classes: Classes = 100,
+    channels: PositiveInt = 3,
+    norm: Literal["gn", "bn_noaffine", "none"] = "gn",
+    groups: PositiveInt = 8,
+) -> ImageNetwork:
     """WRN-16-4 with the count of MAPO: 2,854,420 parameters for 100 classes, 2,880,120 for 200.
 
         Conv3x3(3 -> 16) -> 2 blocks each of 64, 128, 256 channels -> N -> ReLU -> mean over the image -> Linear
@@ -220,9 +226,6 @@ def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int
         norm: "gn", which has no running statistics and supports any batch size; "bn_noaffine"; or "none".
         groups: groups of "gn".
     """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels)
-    one_of(("gn", "bn_noaffine", "none"), norm=norm)
     widths = (64, 128, 256)
     make = norm_layer(norm.removesuffix("_noaffine"), (16, *widths), groups=groups, affine=False)
     layers = {
