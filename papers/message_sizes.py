@@ -86,7 +86,6 @@ METHODS = {
     "lora": tw.methods.lora(rank=16),
     "ffa-lora": tw.methods.ffa_lora(rank=16),
     "fed-sb": tw.methods.fed_sb(rank=64),
-    "flexlora": tw.methods.flexlora(rank=16),
     "fedex-lora": tw.methods.fedex_lora(rank=16),
     "flora-stack": tw.methods.flora_stack(rank=16),
 }

@@ -90,8 +90,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "masked": tw.codecs.Masked(),
         "randomk": tw.codecs.RandomK(0.5),
         "randomk/shared": tw.codecs.RandomK(0.5, shared=True),
-        "binary": tw.codecs.Binary(),
-        "binary/levels": tw.codecs.Binary((-0.1, 0.1)),
+        "binary": tw.codecs.Binary((-0.1, 0.1)),
         "rank-slice": tw.codecs.RankSlice(1),  # of adapters
         "quantize": tw.codecs.Quantize(8),
         "quantize/sign": tw.codecs.Quantize(scheme="sign"),
@@ -100,7 +99,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "quantize/fp16": tw.codecs.Quantize(scheme="fp16"),
         "lattice": tw.codecs.Lattice(0.1),
         "lattice-sum": tw.codecs.LatticeSum(),
-        "on-lattice": tw.codecs.OnLattice(tw.codecs.Quantize(4), 0.1),
         "eden": tw.codecs.Eden(4),
         "eden/half": tw.codecs.Eden(0.5),
         "power-sgd": tw.codecs.PowerSGD(2),
@@ -113,7 +111,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "weighted": tw.aggregators.WeightedMean(),
         "trimmed": tw.aggregators.TrimmedMean(0.4),
         "median": tw.aggregators.Median(),
-        "flexlora": tw.aggregators.FlexLoRA(),  # of adapters; averages all other coordinates
         "geometric-median": tw.aggregators.GeometricMedian(),
         "centered-clipping": tw.aggregators.CenteredClipping(),
         "multi-krum": tw.aggregators.MultiKrum(0.3),

@@ -10,7 +10,7 @@ import pytest
 from tests.combinations import ENTRIES
 from tests.parts import Drift, Half, Product, Remember
 from thinwire import aggregators, codecs, optimizers as opt, privacy, sketches, spaces, testing
-from thinwire.codecs import ByBlock, Chain, Eden, ErrorFeedback, Lattice, OnLattice, Quantize, RandomK, Raw, TopK
+from thinwire.codecs import ByBlock, Chain, Eden, ErrorFeedback, Lattice, Quantize, RandomK, Raw, TopK
 from thinwire.schedules import FedLAMA
 from thinwire.sketches import EvoFed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FedPara, Frozen, Full, LoRA, Route
@@ -70,7 +70,7 @@ MORE: dict[str, list[Any]] = {
             Lattice(3.0, dither=True),
             ErrorFeedback(Lattice(2.0)),
         ),
-        *(OnLattice(TopK(0.3, inner=Quantize(4)), 0.2), codecs.Binary((0.0, 1.0))),
+        codecs.Binary((0.0, 1.0)),
         *(codecs.RankSlice(2, inner=Quantize(8)), codecs.RankSlice(2, rows=("*.weight/a",)), codecs.RankSlice(99)),
         *(Half(), Remember(), Chain((TopK(0.5), RandomK(0.5), Quantize(8, "uniform")))),
         ByBlock((("fc.weight*", ErrorFeedback(Quantize(4))), ("head*", TopK(0.5)), ("*", Raw()))),

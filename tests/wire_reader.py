@@ -557,23 +557,12 @@ def _read_sparse_lattice(codec, data, blocks, key):
     return _split([level * step for level, step in zip(levels, steps, strict=True)], blocks)
 
 
-def _read_on_lattice(codec, data, blocks, key):
-    c = Cursor(data)
-    exponents = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks)))
-    inner, out = read_codec(codec.get("inner", "raw"), c.take(), blocks, key), {}
-    for (name, _, kind), exponent in zip(blocks, exponents, strict=True):
-        assert -126 <= exponent <= 100
-        out[name] = [_as(kind, round(value / 2.0**exponent) * 2.0**exponent) for value in inner[name]]
-    return out
-
-
 def _read_binary(codec, data, blocks, key):
-    c, n, given = Cursor(data), count_of(blocks), codec.get("levels")
-    levels = [given or struct.unpack("<2f", c.take(8)) for _ in blocks]
+    c, n, given = Cursor(data), count_of(blocks), codec["levels"]
     groups, start = [], 0
     for _, shape, _ in blocks:
         groups.append(range(start, start := start + math.prod(shape)))
-    if len(key) > 3 and given:  # values that both ends know
+    if len(key) > 3:  # values that both ends know
         x = [value for name, _, _ in blocks for value in key[3][name]]
         of = [max(0, min(15, math.floor((x[i] - given[0]) * (16 / (given[1] - given[0]))))) for i in range(n)]
         groups = [[i for i in range(n) if of[i] == g] for g in range(16)]
@@ -584,8 +573,8 @@ def _read_binary(codec, data, blocks, key):
         for i, bit in zip(at, group, strict=True):
             bits[i] = bit
     out, start = {}, 0
-    for (name, shape, kind), pair in zip(blocks, levels, strict=True):
-        out[name] = [_as(kind, pair[bit]) for bit in bits[start : start + math.prod(shape)]]
+    for name, shape, kind in blocks:
+        out[name] = [_as(kind, given[bit]) for bit in bits[start : start + math.prod(shape)]]
         start += math.prod(shape)
     return out
 

@@ -24,9 +24,8 @@ from thinwire.runs.build import build_job
 from thinwire.runs.config import resolve
 
 EF, INT4 = {"kind": "error-feedback"}, {"kind": "quantize", "bits": 4}
-ON_LATTICE, TOPK = {"kind": "on-lattice", "step": 0.5}, {"kind": "topk", "density": 0.05}
+TOPK = {"kind": "topk", "density": 0.05}
 COMMAND = "python benchmarks/bytes/catchup.py --table docs/results/catchup.jsonl --docs docs"
-SUMS = {"method.merge_codec": {"kind": "lattice-sum"}}
 
 
 def _chain(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -35,16 +34,10 @@ def _chain(*parts: dict[str, Any]) -> dict[str, Any]:
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {  # method, settings
     "top-k 5 %, int4": ("ef+topk+int4", {"method.down": _chain(EF, TOPK, INT4)}),
-    "top-k 5 %, int4, on a lattice": ("ef+topk+int4", {"method.down": _chain(EF, ON_LATTICE, TOPK, INT4), **SUMS}),
     "lattice-topk": ("lattice-topk", {}),
     "lattice-topk, 1 %": (
         "lattice-topk",
         {f"method.{way}.inner.density": 0.01 for way in ("up", "down")},
-    ),
-    "int4, on a lattice": ("ef+int4", {"method.down": _chain(EF, ON_LATTICE, INT4), **SUMS}),
-    "EDEN 2 bits, on a lattice": (
-        "eden",
-        {"method.down": {**ON_LATTICE, "inner": {"kind": "eden", "bits": 2}}, **SUMS},
     ),
 }
 

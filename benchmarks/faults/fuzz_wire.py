@@ -58,7 +58,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the federation o
 from benchmarks.faults.fuzz_build import Encode, Parts, built, packed_body, repaired
 from tests.federation import Federation, closed, digits_task, perceptron
 from tests.parts import Turns
-from thinwire.aggregators import FlexLoRA
 from thinwire.aggregators.base import Uniform
 from thinwire.codecs import (
     Binary,
@@ -157,7 +156,6 @@ METHODS = {
     "lora": Method(space=LoRA(rank=4), download="full"),
     "lora, residual": Method(space=LoRAResidual(rank=4), down=Quantize(8)),
     "lora, stacked": Method(space=LoRAStack(rank=2), up=TopK(0.3)),
-    "lora, products": Method(space=LoRA(rank=4), aggregator=FlexLoRA(), up=Quantize(8)),
     "lora, squares": Method(space=LoRASB(rank=8), up=Quantize(4), down=Quantize(8)),
     "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
     "route": Method(space=ROUTE),
@@ -209,7 +207,6 @@ IN_ROWS = {  # values larger in some rows or columns: positions are sent by rows
 }
 DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
 CODECS = (
-    Binary(),
     Binary((-1.0, 3.0)),
     TopK(0.01),
     TopK(0.15, "block"),

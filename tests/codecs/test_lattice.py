@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Peer, Quantize, Raw, TopK
+from thinwire.codecs import Lattice, LatticeSum, Peer, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, WireError
@@ -124,28 +124,3 @@ def test_sums_of_few_large_values_are_short():
     counts = np.unique(total.numpy(), return_counts=True)[1]
     assert data[0] == 2
     assert len(data) < 1.1 * float(counts @ np.log2(len(total) / counts)) / 8
-
-
-@pytest.mark.parametrize("codec", [Quantize(4), TopK(0.2, inner=Quantize(4)), Eden(2), Raw()], ids=repr)
-@pytest.mark.parametrize("step", [0.1, 1.0])
-def test_values_of_any_codec_can_be_rounded_to_a_lattice(codec, step):
-    tree = {"a": Key(1).normal(500) * 3, "b": Key(2).normal(30, 5)}
-    _, inner = sent(codec, tree)
-    _, back = sent(OnLattice(codec, step), tree)
-    for name, block in inner.items():
-        if not block.any():
-            continue
-        some = block[block != 0].double()
-        unit = 2.0 ** round(np.log2(step * float(some.square().mean().sqrt())))
-        whole = back[name].double() / unit
-        assert torch.equal(whole, torch.round(block.double() / unit))
-        assert not (back[name][back[name] == 0]).signbit().any()
-
-
-def test_rounding_to_a_lattice_refuses_what_cannot_work():
-    with pytest.raises(ConfigError, match="step must be above 0"):
-        OnLattice(step=0.0)
-    with pytest.raises(ConfigError, match="would keep state"):
-        OnLattice(ErrorFeedback(TopK(0.1)))
-    with pytest.raises(ConfigError, match="to be unbiased, so its error would grow"):
-        ErrorFeedback(OnLattice(Eden(2)))

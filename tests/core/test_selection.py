@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.selection import LONG, PIECE, SAMPLE, largest, largest_of
+from thinwire.core.selection import LONG, SAMPLE, largest, largest_of
 
 VALUES = ["normal", "few levels", "sorted", "zeros", "denormal", "infinite", "mostly zero"]
 
@@ -38,7 +38,7 @@ def test_long_vectors_give_the_first_of_a_stable_sort(values: str) -> None:
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_parts_give_the_positions_and_values_of_the_whole(values: str, dtype: torch.dtype) -> None:
-    sizes = (3, PIECE + 5, 0, 1, PIECE // 2)
+    sizes = (3, LONG + 5, 0, 1, LONG // 2)
     whole = torch.from_numpy(drawn(values, sum(sizes))).to(dtype)
     for k in (0, 1, sum(sizes) // 10, sum(sizes)):
         at, found = largest_of(whole.split(sizes), k)

@@ -51,7 +51,7 @@ METHODS = [
     "flora-stack",
 ]
 METHODS += ["flora-stack", "fedpm", "fetchsgd"]
-MORE = ["fedavg", "lattice-topk", "fedper", "highest-tier", "sparse-adapter", "federated-select", "flora", "flexlora"]
+MORE = ["fedavg", "lattice-topk", "fedper", "highest-tier", "sparse-adapter", "federated-select", "flora"]
 MORE += ["fed-sb", "fedex-lora", "fedkseed", "ferret", "fedmrn"]
 
 SETTINGS = {name: {"method.next_stage.at": 2} for name in ("flora", "slora")}

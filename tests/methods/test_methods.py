@@ -20,7 +20,7 @@ NAMES = [
     *("feddyn", "federated-select", "fedex-lora", "fedkseed", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fedmrn", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedpm"),
     *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedyogi", "ferret", "fetchsgd", "ffa-lora", "flasc"),
-    *("flexlora", "flora", "flora-stack"),
+    *("flora", "flora-stack"),
     *("fp16", "full", "hetlora", "highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier"),
     *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),
     *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),

@@ -8,7 +8,7 @@ import torch
 from benchmarks.bytes import catchup
 from tests.federation import Federation, digits_task, perceptron, same_public
 from tests.protocol.messages import bodies_of
-from thinwire.codecs import Chain, Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Quantize, Raw, TopK
+from thinwire.codecs import ErrorFeedback, Lattice, LatticeSum, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.errors import WireError
 from thinwire.optimizers import SGD
@@ -25,9 +25,6 @@ DOWN = {
     "lattice": Lattice(0.5),
     "lattice, error feedback": ErrorFeedback(Lattice(2.0)),
     "top-k": ErrorFeedback(TopK(0.05, inner=Lattice(1.0))),
-    "top-k and int4": Chain((ErrorFeedback(), OnLattice(step=0.5), TopK(0.05), Quantize(4))),
-    "int4": ErrorFeedback(OnLattice(Quantize(4), 0.5)),
-    "eden": OnLattice(Eden(2), 0.5),
 }
 ROUNDS = 8
 

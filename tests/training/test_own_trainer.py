@@ -195,8 +195,6 @@ def test_parts_that_need_every_step_are_refused_with_the_reason():
             tw.simulate(network(), clients(1), method, trainer=fit)
     with pytest.raises(tw.ConfigError, match="write backend = 'auto'"):
         tw.simulate(network(), clients(1), trainer=fit, backend="vmap")
-    with pytest.raises(tw.ConfigError, match="accumulate there"):
-        tw.Local(trainer=fit, accumulate=2)
     with pytest.raises(tw.ConfigError, match="cannot be called: missing a required argument: 'epochs'"):
         tw.simulate(network(), clients(1), trainer=lambda model, records, epochs: model)
     with pytest.raises(tw.ConfigError, match="trainer must be a function"):

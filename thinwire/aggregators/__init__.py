@@ -8,7 +8,6 @@ from thinwire.aggregators.base import (
     Uniform as Uniform,
     WeightedMean as WeightedMean,
 )
-from thinwire.aggregators.flexlora import FlexLoRA as FlexLoRA
 from thinwire.aggregators.robust import (
     CenteredClipping as CenteredClipping,
     GeometricMedian as GeometricMedian,

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from thinwire.core.registry import register_part
 from thinwire.core.text import NonNegativeFloat
 from thinwire.core.tree import Tree, scale, weighted_mean
-from thinwire.errors import ConfigError
 
 
 class Aggregator(ABC):
@@ -33,9 +32,6 @@ class Aggregator(ABC):
 
     is_weighted_mean = False
     """Whether this is the plain weighted mean: only that is computed under secure aggregation and privacy."""
-
-    of_values = False
-    """Whether `of` needs the coordinates of clients and not their changes, which are added to the public ones first."""
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if the aggregator cannot be used with so many clients in a round."""
@@ -62,12 +58,6 @@ class UpdateFilter(Aggregator):
     """An aggregator whose `admit` changes updates before an inner one aggregates them."""
 
     inner: Aggregator
-
-    def __post_init__(self) -> None:
-        if self.inner.of_values:
-            raise ConfigError(
-                f"{self.inner!r} aggregates coordinates, not updates; write inner = 'weighted', or use it alone"
-            )
 
     @property
     def clips(self) -> bool:  # type: ignore[override]

@@ -344,7 +344,6 @@ class NearestMixing(UpdateFilter):
 
     def __post_init__(self) -> None:
         check_faulty(self.faulty)
-        super().__post_init__()
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if half of the clients or more are faulty, or if the inner aggregator cannot be used."""

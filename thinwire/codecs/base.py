@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -39,38 +38,6 @@ class Peer:
     everyone: Key = Key(0)
     mask: Tree = field(default_factory=dict, compare=False)
     known: Tree = field(default_factory=dict, compare=False)
-
-
-class DerivedPeer(Peer):
-    """A peer whose keys are derived when a codec draws from them: many codecs never do.
-
-    Args:
-        root: the key that both keys are derived from.
-        version: the version that the round trains from.
-        client: the number of the client.
-        mask, known: as for `Peer`.
-
-    >>> peer = DerivedPeer(Key(1), 3, 5, {}, {})
-    >>> peer.key == Key(1).fold("peer", 3, 5), peer.everyone == Key(1).fold("peers", 3)
-    (True, True)
-    """
-
-    _root: Key
-    _version: int
-    _client: int
-
-    def __init__(self, root: Key, version: int, client: int, mask: Tree, known: Tree) -> None:
-        self.__dict__.update(_root=root, _version=version, _client=client, mask=mask, known=known)
-
-    @cached_property
-    def key(self) -> Key:  # type: ignore[override]
-        """Shared randomness of this client in this round."""
-        return self._root.fold("peer", self._version, self._client)
-
-    @cached_property
-    def everyone(self) -> Key:  # type: ignore[override]
-        """Shared randomness of all clients in this round."""
-        return self._root.fold("peers", self._version)
 
 
 class Codec(ABC):

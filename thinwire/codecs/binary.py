@@ -1,7 +1,6 @@
 """Stochastic rounding to two levels: one bit a value, or less where one level is rare.
 
-Papers: Suresh et al., ICML 2017 (levels of each vector); with the levels 0 and 1 the masks of FedPM (Isik et al., ICLR
-2023).
+Papers: Suresh et al., ICML 2017; with the levels 0 and 1 the masks of FedPM (Isik et al., ICLR 2023).
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import torch
 
 from thinwire.codecs.base import FloatCodec, Peer
 from thinwire.core.registry import register_part
-from thinwire.core.tree import Spec, Tree, common_type
-from thinwire.errors import ConfigError, WireError
+from thinwire.core.tree import Spec, Tree, common_type, join
+from thinwire.errors import ConfigError
 from thinwire.wire import biased_bits
 from thinwire.wire.bits import Bytes, read_varint, varint
 
 CLASSES = 16  # of known values
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @register_part("codec", "binary", paper="Suresh et al., ICML 2017; Isik et al., ICLR 2023")
@@ -31,7 +29,6 @@ class Binary(FloatCodec):
 
     Args:
         levels: low and high, for example 0 and 1 for probabilities; values beyond them are sent as the nearer one.
-            Without levels, those of each block are its smallest and its largest value, which are sent.
 
     >>> from thinwire.core.key import Key
     >>> tree, peer = {"w": torch.full((80_000,), 0.1)}, Peer(Key(0))
@@ -44,47 +41,31 @@ class Binary(FloatCodec):
     values, and some bytes. Groups are blocks, or, where both ends know values near the ones that are sent
     (`Peer.known`), 16 classes of those: bits that can be predicted take few bytes.
 
-    The payload is the levels of each block, if they are its own, the number of high values of each group that is not
-    empty, and the bits of all groups.
+    The payload is the number of high values of each group that is not empty, and the bits of all groups.
 
     Not `Quantize(scheme="sign")`, which does not round at random.
     """
 
-    unbiased = True
-    levels: tuple[float, ...] = ()
+    unbiased = predicts = True
+    levels: tuple[float, ...] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         given = self.levels
-        if given and not (len(given) == 2 and all(map(math.isfinite, given)) and given[0] < given[1]):
+        if not (len(given) == 2 and all(map(math.isfinite, given)) and given[0] < given[1]):
             raise ConfigError(f"levels must be two finite values, the smaller one first, not {given}; write (0.0, 1.0)")
 
-    @property
-    def predicts(self) -> bool:  # type: ignore[override]
-        """Whether the levels are known, so that classes of known values are those of probabilities."""
-        return bool(self.levels)
-
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """Levels, numbers of high values, bits."""
-        vectors = [block.detach().cpu().double().numpy().reshape(-1) for block in tree.values()]
-        levels = [self.levels or _ends(x) for x in vectors]
-        n = sum(map(len, vectors))
-        draw, position, up = peer.key.fold("binary").uniform(n).double().numpy(), 0, np.zeros(n, np.bool_)
-        for x, (low, high) in zip(vectors, levels, strict=True):
-            end = position + len(x)
-            up[position:end] = draw[position:end] * (high - low) < x - low
-            position = end
-        spec = Spec.of(tree)
+        """Numbers of high values, bits."""
+        x, (low, high), spec = join(tree).double().numpy(), self.levels, Spec.of(tree)
+        up = peer.key.fold("binary").uniform(len(x)).double().numpy() * (high - low) < x - low
         groups = [up[at] for at in _groups(spec, self._classes(spec, peer))]
-        ends = b"" if self.levels else np.array(levels, "<f4").tobytes()
         counts = b"".join(varint(int(np.count_nonzero(bits))) for bits in groups)
-        return ends + counts + biased_bits.encode(groups), state
+        return counts + biased_bits.encode(groups), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels of the bits."""
         common_type(spec)
-        position = 0 if self.levels else 8 * len(spec.blocks)
-        levels = [self.levels] * len(spec.blocks) if self.levels else _read_ends(data, len(spec.blocks))
-        classes, up, counts = self._classes(spec, peer), np.zeros(spec.size, np.bool_), []
+        position, classes, up, counts = 0, self._classes(spec, peer), np.zeros(spec.size, np.bool_), []
         for at in _groups(spec, classes):
             ones, position = read_varint(data, position)
             counts.append((len(up[at]), ones))
@@ -93,15 +74,15 @@ class Binary(FloatCodec):
             up[at] = bits
         out: Tree = {}
         masks = torch.split(torch.from_numpy(up), [block.numel for block in spec])
-        for block, mask, (low, high) in zip(spec, masks, levels, strict=True):
+        for block, mask in zip(spec, masks, strict=True):
             limit = torch.finfo(block.dtype).max
-            low, high = (max(-limit, min(limit, level)) for level in (low, high))
+            low, high = (max(-limit, min(limit, level)) for level in self.levels)
             out[block.name] = torch.full(block.shape, low, dtype=block.dtype).masked_fill_(mask.view(block.shape), high)
         return out
 
     def _classes(self, spec: Spec, peer: Peer) -> np.ndarray | None:
         """The class of each value, by the value that both ends know; None if they do not know all of them."""
-        if not (self.levels and spec.blocks and peer.known):
+        if not (spec.blocks and peer.known):
             return None
         low, high = self.levels
         out = []
@@ -125,20 +106,3 @@ def _groups(spec: Spec, classes: np.ndarray | None) -> Iterator[slice | np.ndarr
         if block.numel:
             yield slice(start, start + block.numel)
         start += block.numel
-
-
-def _ends(x: np.ndarray) -> tuple[float, float]:
-    """The smallest and the largest value, as float32; a value that rounding leaves outside gets the nearer level."""
-    if not len(x):
-        return 0.0, 0.0
-    low, high = np.array([x.min(), x.max()]).clip(-_LARGEST, _LARGEST).astype(np.float32).tolist()
-    return low, high
-
-
-def _read_ends(data: Bytes, blocks: int) -> list[tuple[float, float]]:
-    if len(data) < 8 * blocks:
-        raise WireError(f"expected two levels for each of {blocks} blocks, got {len(data)} bytes")
-    ends = np.frombuffer(data[: 8 * blocks], "<f4").reshape(-1, 2)
-    if not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
-        raise WireError("the levels of a block are not finite, or not in ascending order")
-    return [(low, high) for low, high in ends.tolist()]

@@ -2,8 +2,6 @@
 
 Entries of several rounds on such a lattice add up to a vector of slightly larger integers, so a client that missed ten
 rounds of a basis downloads little more than one round (`LatticeSum`), and nothing is rounded a second time.
-
-Any codec with its values rounded to multiples of a power of two, so that messages add up exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, Wrapper, cut_finite
+from thinwire.codecs.base import Codec, FloatCodec, Peer, Raw, cut_finite
 from thinwire.core.registry import rare, register_part, short_repr
 from thinwire.core.text import PositiveFloat
 from thinwire.core.tree import Spec, Tree
@@ -93,7 +91,7 @@ class LatticeSum(Codec):
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
     (81, True)
 
-    For sums of values that `Lattice` or `OnLattice` rounded, as `merge_codec`: coordinates at the end of a basis, or
+    For sums of values that `Lattice` rounded, as `merge_codec`: coordinates at the end of a basis, or
     what a client missed. Of many values with zeros among them, the positions and the values of the others are sent.
     Values that are not on a lattice are sent raw.
     """
@@ -230,62 +228,3 @@ def _unpack(
         np.ldexp(piece, exponent, out=piece)
         start += block.numel
     return cut_finite(x, spec)
-
-
-@register_part("codec", "on-lattice")
-class OnLattice(Wrapper, FloatCodec):
-    """Round the values that another codec decodes to multiples of a power of two; sums of such values are exact.
-
-        x ~ s round(C(x) / s),    s = 2^round(log2(step * rms)) of each block, rms that of the non-zero values of C(x)
-
-        bytes = one signed byte a block (the exponent of s), C(x)
-
-    Args:
-        inner: the codec C.
-        step: the distance of levels as a multiple of the root mean square.
-
-    >>> import torch
-    >>> from thinwire.codecs import Quantize
-    >>> from thinwire.core.key import Key
-    >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
-    >>> data, _ = OnLattice(Quantize(4), 0.5).encode(tree, {}, peer)
-    >>> OnLattice(Quantize(4), 0.5).decode(data, Spec.of(tree), peer)["w"][:40:10].tolist()
-    [-1.0, -0.75, -0.75, -0.5]
-
-    As `down` with `merge_codec = "lattice-sum"`: a client that missed rounds is sent their sum. The message itself does
-    not become shorter; `Lattice`, whose messages are, is the better choice where C only rounds.
-    """
-
-    summable = False
-    inner: Codec = Raw()
-    step: PositiveFloat = 0.5
-
-    @property
-    def unbiased(self) -> bool:  # type: ignore[override]
-        """As the inner codec."""
-        return self.inner.unbiased
-
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The exponents of the decoded values, then the payload of the inner codec."""
-        payload, _ = self.inner.encode(tree, {}, peer)
-        decoded = self.inner.decode(payload, Spec.of(tree), peer)
-        exponents = [exponent_of(_numbers(block[block != 0]), self.step) for block in decoded.values()]
-        return np.array(exponents, np.int8).tobytes() + bytes(payload), state
-
-    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The values of the inner codec, rounded."""
-        exponents = read_exponents(data, spec)
-        decoded = self.inner.decode(memoryview(data)[len(spec.blocks) :], spec, peer)
-        steps = zip(decoded.items(), exponents, strict=True)
-        return {name: _rounded(block, math.ldexp(1.0, exponent)) for (name, block), exponent in steps}
-
-    def size(self, spec: Spec) -> int | None:
-        """One byte a block more than the inner codec."""
-        size = super().size(spec)
-        return None if size is None else size + len(spec.blocks)
-
-
-def _rounded(block: Tensor, step: float) -> Tensor:
-    """Multiples of a power of two, within the range of the type; no zero is negative, since sums lose its sign."""
-    limit = torch.finfo(block.dtype).max
-    return (torch.round(block.double() / step) * step).clamp(-limit, limit).to(block.dtype) + 0.0

@@ -134,6 +134,7 @@ Share = Annotated[float, "(0, 1]"]
 Probability = Annotated[float, "[0, 1]"]
 BelowOne = Annotated[float, "[0, 1)"]
 ProperShare = Annotated[float, "(0, 1)"]
+Classes = Annotated[int, "[2, inf)"]
 
 
 def check_settings(part: Any, section: str = "") -> None:
@@ -160,17 +161,26 @@ def check_settings(part: Any, section: str = "") -> None:
     Traceback (most recent call last):
     thinwire.errors.ConfigError: density must be a number, not the text '0.5'; write density = 0.5
     """
-    types = _types(type(part))  # type: ignore[arg-type]
+    types = types_of(type(part))  # type: ignore[arg-type]
     for field in dataclasses.fields(part):
-        name, value = section + field.name, getattr(part, field.name)
-        kind, interval = types[field.name], ""
-        if get_origin(kind) is Annotated:
-            kind, interval = get_args(kind)
-        if wanted := _unmet(value, kind, interval):
-            if isinstance(value, str) and value.replace(".", "").isdigit():
-                raise ConfigError(f"{name} must be {wanted}, not the text {value!r}; write {name} = {value}")
-            example = f"; write for example {name} = {field.default}" if isinstance(field.default, Real) else ""
-            raise ConfigError(f"{name} must be {wanted}, not {value!r}{example}")
+        check_value(section + field.name, getattr(part, field.name), types[field.name], field.default)
+
+
+def check_value(name: str, value: Any, kind: Any, default: Any = None) -> None:
+    """Raise ConfigError for a value that is not of a type as `check_settings` knows them; the default is an example.
+
+    >>> check_value("classes", 0, PositiveInt)
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: classes must be 1 or more, not 0
+    """
+    interval = ""
+    if get_origin(kind) is Annotated:
+        kind, interval = get_args(kind)
+    if wanted := _unmet(value, kind, interval):
+        if isinstance(value, str) and value.replace(".", "").isdigit():
+            raise ConfigError(f"{name} must be {wanted}, not the text {value!r}; write {name} = {value}")
+        example = f"; write for example {name} = {default}" if isinstance(default, Real) else ""
+        raise ConfigError(f"{name} must be {wanted}, not {value!r}{example}")
 
 
 def _unmet(value: Any, kind: Any, interval: str) -> str:
@@ -180,7 +190,7 @@ def _unmet(value: Any, kind: Any, interval: str) -> str:
     if kind is float and not (isinstance(value, Real) or hasattr(value, "dtype")):
         return "a number"
     if get_origin(kind) is Literal and value not in get_args(kind):
-        return f"one of {', '.join(get_args(kind))}"
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     if interval:
         low, high = map(float, interval[1:-1].split(","))
         above = value > low if interval[0] == "(" else value >= low
@@ -200,7 +210,8 @@ _INTERVALS = {
 
 
 @cache
-def _types(part: type) -> dict[str, Any]:
+def types_of(part: Any) -> dict[str, Any]:
+    """The types of the fields of a class, or of the arguments of a function."""
     return get_type_hints(part, include_extras=True)
 
 

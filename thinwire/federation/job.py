@@ -28,7 +28,6 @@ from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import check_own_trainer
-from thinwire.training.step import check_accumulates
 
 
 class RoundRecord(NamedTuple):
@@ -112,8 +111,6 @@ class Job:
             )
         if self.local.trainer:
             check_own_trainer(self.method.correction, self.method.penalty)
-        if self.local.accumulate > 1:
-            check_accumulates(self.task.model, self.local.logit_adjustment)
         if self.local.logit_adjustment and self.task.loss is not cross_entropy:
             raise ConfigError("local.logit_adjustment needs class labels and the loss cross-entropy; leave it at 0")
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:

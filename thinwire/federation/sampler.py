@@ -133,7 +133,6 @@ class Sampler:
             self.key,
             number,
             self.train.gather,
-            self.local.accumulate,
             own,
         )
 

@@ -14,7 +14,7 @@
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
     lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru
-    exact_lora           flexlora, fedex_lora, flora_stack, fed_sb
+    exact_lora           fedex_lora, flora_stack, fed_sb
     flasc                flasc, full
     pruning, tiers       sparse_adapter, adapter_lth, spdst, fedsparsify, federated_select | hetlora, ...
     two_stages           flora, slora
@@ -102,7 +102,6 @@ from thinwire.methods.lora import (
     fedloru as fedloru,
     fedsa_lora as fedsa_lora,
     ffa_lora as ffa_lora,
-    flexlora as flexlora,
     flora_stack as flora_stack,
     lora as lora,
 )

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-from thinwire.aggregators import FlexLoRA
 from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
 from thinwire.methods.fedavg import Arguments, T, on, passes_on
@@ -208,36 +207,6 @@ def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     1
     """
     return _variant(options, redraw_every=1, freeze_a=freeze_a)
-
-
-@register("method", "flexlora", paper="Bai et al., NeurIPS 2024")
-@_on_tasks
-@passes_on(lora)
-def flexlora(ranks: tuple[int, ...] = (), **options: Unpack[LoRAOptions]) -> Method:
-    """FlexLoRA: LoRA whose server averages the products B_i A_i and cuts the mean to the rank of the adapters.
-
-        B A = the best approximation of  sum_i p_i B_i A_i  by a product of that rank
-
-    Differs from the paper: A keeps the size that it has on clients, and the singular values go to B.
-
-    Args:
-        rank: rank of the adapters, and of the clients of the last tier.
-        alpha: the adapter is scaled by alpha / rank.
-        target_modules: selectors of the matrices with an adapter.
-        modules_to_save: selectors of the weights that are trained directly.
-        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
-        lr: learning rate of the clients; 0 leaves it to the task.
-        ranks: ranks of further tiers of clients, which receive, train and send the first ranks only. All tiers have
-            equally many clients. Empty: all clients have `rank`.
-
-    Paper: Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources (Bai et al.,
-    NeurIPS 2024).
-
-    >>> flexlora(ranks=(2, 4)).upload
-    'weights'
-    """
-    method = lora(**options).replace(aggregator=FlexLoRA())
-    return method.replace(budget=by_rank(ranks), download="full", upload="weights") if ranks else method
 
 
 @register("method", "fedex-lora", paper="Singhal et al., ACL 2025")

@@ -1,10 +1,10 @@
 """The models of the published experiments, with exactly the published number of parameters.
 
-    cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
+    cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, femnist-cnn
     mlp                 mlp, two-fc
-    resnet, vgg         resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
+    resnet, vgg         resnet18, resnet20, wrn16-4, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
-    pretrained          roberta-large; pretrained, image-classifier: any checkpoint of transformers (extra `hf`)
+    pretrained          pretrained: any text classifier of transformers (extra `hf`)
     causal_lm           causal-lm: any causal language model of transformers, or a GGUF file
 
 Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
@@ -20,17 +20,19 @@ depend on that order. Each model runs under `torch.func.vmap` over stacked param
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from thinwire.core.registry import lookup
+from thinwire.core.text import check_value, types_of
 from thinwire.errors import UnknownName
 from thinwire.models import cnn as cnn, resnet as resnet, vgg as vgg
 from thinwire.models.causal_lm import CausalLM as CausalLM
 from thinwire.models.lstm import LSTM as LSTM, NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
-from thinwire.models.pretrained import ImageClassifier as ImageClassifier, Pretrained as Pretrained
+from thinwire.models.pretrained import Pretrained as Pretrained
 from thinwire.models.transformer import TextClassifier as TextClassifier
 
 
@@ -46,10 +48,13 @@ def build(name: str, **options: Any) -> nn.Module:
     torch.Size([5, 10])
     """
     entry = lookup("model", name)
-    known = inspect.signature(entry.make).parameters
-    for option in options:
+    known, types = inspect.signature(entry.make).parameters, {}
+    with suppress(NameError):  # of a name that only a type checker imports
+        types = types_of(entry.make)
+    for option, value in options.items():
         if option not in known:
             raise UnknownName(f"option of model {name!r}", option, known)
+        check_value(option, value, types.get(option))
     return entry.make(**options)
 
 

@@ -10,7 +10,6 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
-from thinwire.models.checks import at_least, one_of
 
 Norm: TypeAlias = Callable[[int], nn.Module]  # makes a normalization layer for that many channels
 
@@ -76,8 +75,6 @@ def norm_layer(kind: str, widths: Iterable[int], *, groups: int = 8, affine: boo
     >>> norm_layer("gn", [16])(16).num_groups
     8
     """
-    one_of(("bn", "gn", "none"), norm=kind)
-    at_least(1, groups=groups)
     if kind == "bn":
         return partial(nn.BatchNorm2d, affine=affine)
     if kind == "none":

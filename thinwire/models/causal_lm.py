@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from thinwire.core.recording import is_recorded
 from thinwire.core.registry import register
+from thinwire.core.text import BelowOne
 from thinwire.errors import ConfigError
-from thinwire.models.checks import one_of, probability
 from thinwire.models.pretrained import additive, library as library, loading, quiet, set_dropout
 from thinwire.models.quantized import quantize
 
@@ -100,11 +100,11 @@ class CausalLM(nn.Module):
 @register("model", "causal-lm", doc="Any causal language model of Hugging Face, or a GGUF file (needs thinwire[hf]).")
 def causal_lm(
     checkpoint: str = "",
-    dtype: str = "float32",
-    attention: str = "eager",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    attention: Literal["eager", "sdpa"] = "eager",
     checkpointing: bool = False,
-    dropout: float = 0.0,
-    bits: int = 32,
+    dropout: BelowOne = 0.0,
+    bits: Literal[4, 8, 32] = 32,
 ) -> CausalLM:
     """A causal language model with the weights of a checkpoint.
 
@@ -120,10 +120,6 @@ def causal_lm(
         bits: 4 or 8 keeps all matrices but those of queries and values in blocks of so many bits, as constants
             (`quantized.py`); 32 for the type of the weights.
     """
-    probability(dropout=dropout)
-    one_of(("4", "8", "32"), bits=str(bits))
-    one_of(DTYPES, dtype=dtype)
-    one_of(("eager", "sdpa"), attention=attention)
     if not checkpoint:
         raise ConfigError("model 'causal-lm' needs a checkpoint: use the task 'causal-lm', or write checkpoint")
     transformers = library("causal-lm")

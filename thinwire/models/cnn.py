@@ -11,8 +11,9 @@ from collections.abc import Callable
 from torch import nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import NonNegativeInt, PositiveInt
+from thinwire.errors import ConfigError
 from thinwire.models.blocks import ImageNetwork
-from thinwire.models.checks import at_least, one_of
 from thinwire.models.exact_init import truncated_normal_
 from thinwire.models.mlp import MLP, mlp
 
@@ -50,11 +51,8 @@ def conv_net(
     torch.Size([2, 10])
     """
     height, width = size if isinstance(size, tuple) else (size, size)
-    at_least(1, channels=channels, classes=classes, height=height, width=width)
-    if not isinstance(size, tuple):
-        at_least(2 ** len(widths), size=size)
-    one_of(("avg", "max"), pool=pool)
-    one_of(("lecun", "torch"), init=init)
+    if not isinstance(size, tuple) and size < (least := 2 ** len(widths)):
+        raise ConfigError(f"size must be {least} or more, not {size}")
     layers: dict[str, nn.Module] = {}
     fan, rows, columns = channels, height, width
     for i, filters in enumerate(widths, start=1):
@@ -95,7 +93,9 @@ def _published(
     """Register a network of a paper, with the classes and images of its data as defaults."""
 
     @register("model", name, doc=doc, paper=paper)
-    def make(classes: int = classes, channels: int = channels, size: int = size) -> ImageNetwork:
+    def make(
+        classes: PositiveInt = classes, channels: PositiveInt = channels, size: PositiveInt = size
+    ) -> ImageNetwork:
         return conv_net(channels, size, widths, hidden, classes, **more)
 
     return make
@@ -127,14 +127,6 @@ cnn_cifar4 = _published(
     paper="MAPO",
 )
 # 2,309,770 parameters
-cnn_cifar_evofed = _published(
-    "cnn-cifar-evofed",
-    (64, 128),
-    256,
-    doc="Two wide convolutions and two linear layers, for CIFAR-10.",
-    paper="EvoFed",
-)
-# 6,603,710 parameters for 62 letters and digits
 femnist_cnn = _published(
     "femnist-cnn",
     (32, 64),
@@ -150,7 +142,9 @@ femnist_cnn = _published(
 
 
 @register("model", "cnn", doc="A small CNN for images of any size and any number of channels.")
-def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32) -> ImageNetwork:
+def cnn(
+    classes: PositiveInt = 10, channels: PositiveInt = 3, height: PositiveInt = 32, width: PositiveInt = 32
+) -> ImageNetwork:
     """A small CNN for images of any size: as many convolutions as leave at most 7 rows and columns, from one to five.
 
         [Conv5x5 -> ReLU -> AvgPool2] with 16, 32, 64, 64, 64 channels -> Linear(-> classes)
@@ -159,13 +153,18 @@ def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32)
     >>> [cnn(4, 1, *size)(torch.zeros(2, 1, *size)).shape[1] for size in ((8, 8), (3, 100), (1, 1))]
     [4, 4, 4]
     """
-    at_least(1, height=height, width=width)
     layers = min(max((max(height, width) // 4).bit_length() - 1, 1), 5)
     return conv_net(channels, (height, width), (16, 32, 64, 64, 64)[:layers], 0, classes)
 
 
 @register("model", "auto", doc="The model `cnn` for images, the model `mlp` for other numbers.")
-def auto(classes: int = 10, inputs: int = 64, channels: int = 0, height: int = 0, width: int = 0) -> ImageNetwork | MLP:
+def auto(
+    classes: PositiveInt = 10,
+    inputs: PositiveInt = 64,
+    channels: NonNegativeInt = 0,
+    height: NonNegativeInt = 0,
+    width: NonNegativeInt = 0,
+) -> ImageNetwork | MLP:
     """The model `cnn` if the data has images (channels, height, width), otherwise `mlp` with `inputs` features.
 
     >>> type(auto(inputs=3)).__name__, type(auto(channels=1, height=8, width=8)).__name__

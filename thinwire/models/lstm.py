@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinwire.core.registry import register
+from thinwire.core.text import Classes, PositiveInt
 from thinwire.errors import ConfigError
 from thinwire.kernels.lstm import recurrence
 from thinwire.kernels.support import dot_precision
-from thinwire.models.checks import at_least
 
 
 class LSTM(nn.Module):
@@ -54,7 +54,6 @@ class LSTM(nn.Module):
     def __init__(
         self, inputs: int, hidden: int, *, layers: int = 2, biases: int = 1, weight_norm: bool = False
     ) -> None:
-        at_least(1, inputs=inputs, hidden=hidden, layers=layers, biases=biases)
         if biases > 2:
             raise ConfigError(f"biases = {biases}: expected 1 (one vector per layer) or 2 (as in nn.LSTM)")
         super().__init__()
@@ -135,8 +134,6 @@ class NextCharacter(nn.Module):
         **options: int,
     ) -> None:
         vocab = classes if vocab is None else vocab
-        at_least(2, classes=classes, vocab=vocab)
-        at_least(1, embedding=embedding)
         super().__init__()
         self.embedding = nn.Embedding(vocab, embedding)
         self.lstm = LSTM(embedding, hidden, **options)  # type: ignore[arg-type]
@@ -149,7 +146,11 @@ class NextCharacter(nn.Module):
 
 @register("model", "lstm-shakespeare", doc="LSTM of two layers for the next character of Shakespeare.", paper="MAPO")
 def lstm_shakespeare(
-    classes: int = 69, vocab: int | None = None, embedding: int = 8, hidden: int = 256, layers: int = 2
+    classes: Classes = 69,
+    vocab: int | None = None,
+    embedding: PositiveInt = 8,
+    hidden: PositiveInt = 256,
+    layers: PositiveInt = 2,
 ) -> NextCharacter:
     """Two LSTM layers with one bias vector each: 814,957 parameters for 65 characters and 4 special tokens.
 
@@ -160,11 +161,11 @@ def lstm_shakespeare(
 
 @register("model", "lstm80", doc="LSTM of two layers over 80 characters, two biases each.", paper="LEAF; FedPara")
 def lstm80(
-    classes: int = 80,
+    classes: Classes = 80,
     vocab: int | None = None,
-    embedding: int = 8,
-    hidden: int = 256,
-    layers: int = 2,
+    embedding: PositiveInt = 8,
+    hidden: PositiveInt = 256,
+    layers: PositiveInt = 2,
     weight_norm: bool = False,
 ) -> NextCharacter:
     """Two LSTM layers with two bias vectors each, as in torch: 819,920 parameters for 80 characters.

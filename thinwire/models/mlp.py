@@ -10,8 +10,8 @@ import math
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import PositiveInt
 from thinwire.errors import ConfigError
-from thinwire.models.checks import at_least
 
 
 class MLP(nn.Module):
@@ -30,7 +30,6 @@ class MLP(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:
-        at_least(1, inputs=inputs, hidden=hidden, classes=classes)
         super().__init__()
         self.inputs = inputs
         self.fc1 = nn.Linear(inputs, hidden)
@@ -45,7 +44,7 @@ class MLP(nn.Module):
 
 
 @register("model", "mlp", doc="One hidden layer, for the digits of scikit-learn; trains in seconds on a CPU.")
-def mlp(classes: int = 10, inputs: int = 64, hidden: int = 64) -> MLP:
+def mlp(classes: PositiveInt = 10, inputs: PositiveInt = 64, hidden: PositiveInt = 64) -> MLP:
     """One small hidden layer, for the 8x8 digits of scikit-learn: 4,810 parameters, or 2,410 with hidden=32.
 
     Linear(64 -> hidden) -> ReLU -> Linear(hidden -> 10)
@@ -57,7 +56,7 @@ def mlp(classes: int = 10, inputs: int = 64, hidden: int = 64) -> MLP:
 
 
 @register("model", "two-fc", doc="Two linear layers of pFedPara, for MNIST and FEMNIST.", paper="pFedPara")
-def two_fc(classes: int = 10, inputs: int = 784, hidden: int = 256) -> MLP:
+def two_fc(classes: PositiveInt = 10, inputs: PositiveInt = 784, hidden: PositiveInt = 256) -> MLP:
     """Two linear layers for 28x28 images: 203,530 parameters for 10 classes and 216,894 for 62.
 
     Linear(784 -> 256) -> ReLU -> Linear(256 -> classes)

@@ -7,12 +7,15 @@ Papers: He et al. (18, 20); Zagoruyko and Komodakis (wide); FedLAMA (20 layers o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
-from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, dropout_layer, norm_layer
-from thinwire.models.checks import at_least, one_of, probability
+from thinwire.core.text import Classes, PositiveInt
+from thinwire.models.blocks import ImageNetwork, MeanOverImage, Norm, norm_layer
+
+BatchOrGroup = Literal["bn", "gn"]
 
 
 def conv(fan: int, width: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
@@ -23,7 +26,7 @@ def conv(fan: int, width: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
 class BasicBlock(nn.Module):
     """The basic residual block: two convolutions, each followed by a normalization, plus a shortcut.
 
-        y = relu( N2(conv2(dropout(relu(N1(conv1(x)))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
+        y = relu( N2(conv2(relu(N1(conv1(x))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
 
     Args:
         fan: input channels.
@@ -31,7 +34,6 @@ class BasicBlock(nn.Module):
         stride: of the first convolution and of the shortcut.
         project: whether the shortcut has a convolution; required if the shape changes.
         norm: makes normalization layers (`norm_layer`).
-        dropout: dropout probability between the convolutions.
         zero_gamma: start the scale of the second normalization at 0, so that the block is its shortcut (Goyal et al.).
 
     Not `PreBlock`, which normalizes before each convolution.
@@ -49,14 +51,12 @@ class BasicBlock(nn.Module):
         stride: int = 1,
         project: bool = False,
         norm: Norm = nn.BatchNorm2d,
-        dropout: float = 0.0,
         zero_gamma: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = conv(fan, width, stride=stride)
         self.norm1 = norm(width)
         self.relu = nn.ReLU()
-        self.dropout = dropout_layer(dropout)
         self.conv2 = conv(width, width)
         self.norm2 = norm(width)
         if zero_gamma:
@@ -65,7 +65,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
         """Apply the block."""
-        y = self.dropout(self.relu(self.norm1(self.conv1(x))))
+        y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
@@ -123,8 +123,6 @@ def resnet(
     norm: str = "bn",
     groups: int = 8,
     project_first: bool = False,
-    dropout: float = 0.0,
-    stem_width: int | None = None,
     zero_gamma: bool = False,
     init: str = "torch",
 ) -> ImageNetwork:
@@ -140,8 +138,6 @@ def resnet(
         norm: "bn" or "gn"; both have two parameters per channel, only "bn" has running statistics.
         groups: groups of "gn".
         project_first: whether the shortcut of the first block has a convolution, as those that change the shape have.
-        dropout: dropout probability inside the blocks.
-        stem_width: channels of the first convolution; those of the first stage by default.
         zero_gamma: start the last normalization of each block at 0, so that the block is its shortcut.
         init: how convolutions and the linear layer start: "torch" for PyTorch's default, "glorot" for Glorot's uniform
             rule with zero biases, the default of Keras. Kernels of as many inputs as outputs start 1.7 times as large.
@@ -150,19 +146,12 @@ def resnet(
     >>> resnet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])
     """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels)
-    one_of(("bn", "gn"), norm=norm)
-    one_of(("torch", "glorot"), init=init)
-    probability(dropout=dropout)
-    start = stem_width or widths[0]
-    make, blocks = norm_layer(norm, (start, *widths), groups=groups), list[nn.Module]()
+    start = widths[0]
+    make, blocks = norm_layer(norm, widths, groups=groups), list[nn.Module]()
     stem = {"conv": conv(channels, start), "norm": make(start), "relu": nn.ReLU()}
     for fan, width, stride in stages(start, widths, depth):
         project = stride > 1 or fan != width or (project_first and not blocks)
-        blocks.append(
-            BasicBlock(fan, width, stride=stride, project=project, norm=make, dropout=dropout, zero_gamma=zero_gamma)
-        )
+        blocks.append(BasicBlock(fan, width, stride=stride, project=project, norm=make, zero_gamma=zero_gamma))
     head = {"mean": MeanOverImage(), "head": nn.Linear(widths[-1], classes)}
     network = ImageNetwork({**stem, "blocks": nn.Sequential(*blocks), **head}, channels)
     return network.apply(_glorot) if init == "glorot" else network
@@ -178,12 +167,12 @@ def _glorot(module: nn.Module) -> None:
 
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
 def resnet20(
-    classes: int = 10,
-    channels: int = 3,
-    norm: str = "bn",
-    groups: int = 8,
+    classes: Classes = 10,
+    channels: PositiveInt = 3,
+    norm: BatchOrGroup = "bn",
+    groups: PositiveInt = 8,
     zero_gamma: bool = False,
-    init: str = "torch",
+    init: Literal["torch", "glorot"] = "torch",
 ) -> ImageNetwork:
     """Three stages of three residual blocks: 272,762 parameters, with 23 weight matrices, as in FedLAMA.
 
@@ -206,7 +195,9 @@ def resnet20(
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")
-def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32) -> ImageNetwork:
+def resnet18(
+    classes: Classes = 10, channels: PositiveInt = 3, norm: BatchOrGroup = "bn", groups: PositiveInt = 32
+) -> ImageNetwork:
     """Four stages of two residual blocks: 11,173,962 parameters.
 
     Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
@@ -214,22 +205,13 @@ def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int
     return resnet((64, 128, 256, 512), 2, classes, channels=channels, norm=norm, groups=groups)
 
 
-@register("model", "wrn28-10", doc="Wide residual network of 28 layers, for CIFAR-100.", paper="WRN; FedLAMA")
-def wrn28_10(
-    classes: int = 100, channels: int = 3, norm: str = "bn", groups: int = 8, dropout: float = 0.3
-) -> ImageNetwork:
-    """WRN-28-10 of FedLAMA: 36,539,124 parameters.
-
-    A normalization follows each convolution, including shortcuts; in the original network it precedes them. Dropout
-    uses the global generator of torch; dropout=0 disables it.
-    """
-    return resnet(
-        (160, 320, 640), 4, classes, channels=channels, norm=norm, groups=groups, dropout=dropout, stem_width=16
-    )
-
-
 @register("model", "wrn16-4", doc="Wide residual network of 16 layers, for CIFAR-100 and TinyImageNet.", paper="MAPO")
-def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int = 8) -> ImageNetwork:
+def wrn16_4(
+    classes: Classes = 100,
+    channels: PositiveInt = 3,
+    norm: Literal["gn", "bn_noaffine", "none"] = "gn",
+    groups: PositiveInt = 8,
+) -> ImageNetwork:
     """WRN-16-4 with the count of MAPO: 2,854,420 parameters for 100 classes, 2,880,120 for 200.
 
         Conv3x3(3 -> 16) -> 2 blocks each of 64, 128, 256 channels -> N -> ReLU -> mean over the image -> Linear
@@ -244,9 +226,6 @@ def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int
         norm: "gn", which has no running statistics and supports any batch size; "bn_noaffine"; or "none".
         groups: groups of "gn".
     """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels)
-    one_of(("gn", "bn_noaffine", "none"), norm=norm)
     widths = (64, 128, 256)
     make = norm_layer(norm.removesuffix("_noaffine"), (16, *widths), groups=groups, affine=False)
     layers = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import Classes, PositiveInt
 from thinwire.errors import ConfigError
-from thinwire.models.checks import at_least
 
 PAD = 0  # the token of padding
 
@@ -82,8 +82,6 @@ class TextClassifier(nn.Module):
         depth: int = 64,
         inner: int = 512,
     ) -> None:
-        at_least(2, vocab=vocab, classes=classes)
-        at_least(1, length=length, width=width, heads=heads, depth=depth, inner=inner)
         super().__init__()
         self.length = length
         self.word = nn.Embedding(vocab, width)
@@ -114,7 +112,7 @@ class TextClassifier(nn.Module):
 @register(
     "model", "transformer-sent140", doc="Transformer of one block, for the sentiment of short messages.", paper="MAPO"
 )
-def transformer_sent140(classes: int = 2, length: int = 40, vocab: int = 20000) -> TextClassifier:
+def transformer_sent140(classes: Classes = 2, length: PositiveInt = 40, vocab: Classes = 20000) -> TextClassifier:
     """One transformer block, 40 tokens, a vocabulary of 20,000: 2,221,570 parameters.
 
     Width 96, 8 heads of 64, feed-forward width 512. MAPO reports only the count; these sizes match it with a round

@@ -8,15 +8,17 @@ from __future__ import annotations
 from torch import nn
 
 from thinwire.core.registry import register
+from thinwire.core.text import BelowOne, Classes, PositiveInt
 from thinwire.models.blocks import ImageNetwork, MeanOverImage, dropout_layer, norm_layer
-from thinwire.models.checks import at_least, probability
 
 # Output channels of the convolutions; each stage ends with a pooling that halves the image.
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 @register("model", "vgg16-gn", doc="VGG-16 with group norm.", paper="VGG; FedPara")
-def vgg16_gn(classes: int = 10, channels: int = 3, groups: int = 32, dropout: float = 0.0) -> ImageNetwork:
+def vgg16_gn(
+    classes: Classes = 10, channels: PositiveInt = 3, groups: PositiveInt = 32, dropout: BelowOne = 0.0
+) -> ImageNetwork:
     """VGG-16 with group norm: 15,253,578 parameters for 10 classes, 15,299,748 for 100.
 
         [Conv3x3 -> GroupNorm -> ReLU] per channel number, MaxPool2 per stage -> mean over the image
@@ -36,9 +38,6 @@ def vgg16_gn(classes: int = 10, channels: int = 3, groups: int = 32, dropout: fl
     ...     sum(p.numel() for p in vgg16_gn().parameters())
     15253578
     """
-    at_least(2, classes=classes)
-    at_least(1, channels=channels)
-    probability(dropout=dropout)
     norm = norm_layer("gn", [width for stage in STAGES for width in stage], groups=groups)
     features: list[nn.Module] = []
     fan = channels

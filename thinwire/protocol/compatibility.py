@@ -2,7 +2,7 @@
 
 How parts that cannot work together are found and refused: probes of a method, and one sentence for each row.
 
-What cannot work with aggregation of adapters by their products: FlexLoRA, FedEx-LoRA and FLoRA.
+What cannot work with adapters that are stacked: FedEx-LoRA and FLoRA.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def check_method(method: Method, weights: Spec) -> None:
     if method.opt_owner == "place":
         _check_places(method)
     _check_aggregator(method)
-    check_exact(method)
+    if method.space.stacking is not None:
+        _check_stacking(method)
     _check_lr_schedules(method)
     _check_sketch(method)
     if method.client_opt.forward_only and method.penalty.active:
@@ -312,45 +313,6 @@ def refuse(sentence: str, rows: Iterable[tuple[object, object, str, str]]) -> No
     for applies, part, why, instead in rows:
         if applies:
             raise IncompatibleParts(sentence.format(part=part, why=why, instead=instead))
-
-
-def check_exact(method: Method) -> None:
-    """Raise IncompatibleParts for parts with which the mean of products would not be that of the clients."""
-    if method.aggregator.of_values:
-        _check_of_values(method)
-    if method.space.stacking is not None:
-        _check_stacking(method)
-
-
-def _check_of_values(method: Method) -> None:
-    """An aggregate of products of factors is right as it is, and a state of factors is worth nothing after it."""
-    refuse(
-        f"{method.aggregator!r} aggregates products of factors, but with {{part!s}} {{why}}. Write {{instead}}",
-        (
-            (
-                method.space.counts_from_start,
-                method.space,
-                "A is stored as a change from its start",
-                "from_start = false",
-            ),
-            (method.mask.active, method.mask, "the aggregate has values outside of it", "mask = 'none'"),
-            (not method.sketch.is_identity, method.sketch, "clients send codes", "the identity sketch"),
-            (
-                not method.schedule.resamples(1),
-                method.schedule,
-                "A and B may be sent in different rounds",
-                "schedule = 'all-blocks'",
-            ),
-            (has_state(method), method.correction, "a state of the old factors remains", "correction = 'none'"),
-            (method.asynchronous.active, method.asynchronous, "uploads have other factors", "concurrency = 0"),
-            (
-                not _applies_updates(method),
-                method.server_opt,
-                "the server moves A and B by something else than the aggregate",
-                "server_opt = 'sgd' with lr = 1.0 and no momentum",
-            ),
-        ),
-    )
 
 
 def _check_stacking(method: Method) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.codecs.base import Codec, DerivedPeer, Peer
+from thinwire.codecs.base import Codec, Peer
 from thinwire.core.key import Device, Key
 from thinwire.core.tree import Spec, Tree, restrict, to_device
 from thinwire.optimizers.base import Optimizer
@@ -207,7 +207,7 @@ class Contract:
     def peer(self, version: int, client: int, hints: Tree | None = None) -> Peer:
         """What both ends know about that client in that round; see `hints`."""
         mask, known = (hints or {}, {}) if self.method.mask.active else ({}, hints or {})
-        return DerivedPeer(self.key, version, client, mask, known)
+        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version), mask, known)
 
     # -- tiers of clients ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from method, model and seed. Full downloads: always the coordinates, encoded by 
 Every message ends in the *request*: the blocks that the round synchronizes, and what is new besides coordinates.
 
 *Sums of entries* take the place of several entries where steps add up without rounding. Steps that are multiples of a
-power of two (`Lattice`, `OnLattice`) add up exactly in floating point, as long as the coordinates are multiples of a
+power of two (`Lattice`) add up exactly in floating point, as long as the coordinates are multiples of a
 power of two themselves and not too large for it. Then
 
     coords(now) = coords(v) + sum of the entries since v

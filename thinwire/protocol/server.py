@@ -88,7 +88,7 @@ def aggregate(
         sum_masked: sums masked uploads; needed for secure aggregation.
     """
     method, noise = contract.method, noise or contract.key.fold("release", public.version)
-    moved = method.upload == "weights" or method.aggregator.of_values  # the coordinates themselves are aggregated
+    moved = method.upload == "weights"  # the coordinates themselves are aggregated
     start: Tree = {}  # the coordinates that clients started from
     if moved or method.space.stacking is not None:
         start = to_device(restrict(public.coords, plan.names), "cpu")
@@ -103,8 +103,6 @@ def aggregate(
     if method.asynchronous.active:
         codes = _scaled(codes, [method.asynchronous.factor(one.staleness) for one in uploads])
     values = [add(start, code) for code in codes] if start and method.upload == "delta" else codes
-    if method.aggregator.of_values:
-        codes = values
     if not method.aggregator.is_weighted_mean:
         codes, weights = method.aggregator.admit(codes, weights, _beside(uploads))
     mean = partial(method.aggregator.of, weights=weights)

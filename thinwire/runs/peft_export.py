@@ -20,7 +20,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.engine import Engine
 from thinwire.federation.simulation import make_simulation
-from thinwire.models import CausalLM, ImageClassifier, Pretrained
+from thinwire.models import CausalLM, Pretrained
 from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
@@ -63,7 +63,7 @@ def save_adapter(
         )
     inner: Any = model
     prefix = ""
-    if isinstance(model, CausalLM | ImageClassifier | Pretrained):  # a model of transformers is inside
+    if isinstance(model, CausalLM | Pretrained):  # a model of transformers is inside
         inner, prefix = model.model, "model."
     modules, parts = dict(inner.named_modules()), lora.parts({}, basis, coords)
     tensors: Tree = {}

@@ -116,7 +116,7 @@ def can_fold(inputs: TrainingInputs) -> bool:
     model = inputs.model
     if not isinstance(model, Functional) or not getattr(model.module, "independent_rows", False):
         return False
-    if inputs.buffers or inputs.work.accumulate > 1:
+    if inputs.buffers:
         return False
     if inputs.optimizer.forward_only or inputs.penalty.active or model.logit_adjustment or model.adapter_dropout:
         return False

@@ -21,7 +21,7 @@ import numpy as np
 from thinwire.core.key import Key, permutations
 from thinwire.core.reference import is_reference
 from thinwire.core.registry import rare, short_repr
-from thinwire.core.text import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_settings
+from thinwire.core.text import NonNegativeFloat, NonNegativeInt, PositiveFloat, check_settings
 from thinwire.errors import ConfigError
 
 
@@ -37,8 +37,6 @@ class Local:
             logarithm of how often their class occurs in the batch (`losses.adjust_logits`); 0 for not at all. Only
             with cross entropy. Evaluation does not change.
         pseudo_count: is added to the count of each class in the batch.
-        accumulate: divide each batch into so many parts and add up their gradients: the step of the whole batch, in the
-            memory of one part (`step.py`).
         trainer: a function `fit(model, records)` that trains instead of our steps (`own_trainer.py`): the function, or
             a reference such as `my_trainer.py:fit`; "" for none. `records.batches()` has epochs, batch and steps.
     """
@@ -48,7 +46,6 @@ class Local:
     steps: NonNegativeInt = 0
     logit_adjustment: NonNegativeFloat = rare(0.0)
     pseudo_count: PositiveFloat = rare(0.5)
-    accumulate: PositiveInt = rare(1)
     trainer: str | Callable[..., Any] = rare("")
     __repr__ = short_repr
 
@@ -59,8 +56,6 @@ class Local:
                 f"trainer must be a function fit(model, records) or a reference to one, not {self.trainer!r}; write "
                 'for example "my_trainer.py:fit"'
             )
-        if self.trainer and self.accumulate > 1:
-            raise ConfigError("a trainer of one's own takes its own steps; accumulate there, and leave accumulate at 1")
 
     def passes(self, examples: int) -> int:
         """The number of epochs of a client with so many examples.

@@ -39,7 +39,7 @@ def chain_step(inputs: TrainingInputs, factor: Tensor | None) -> ChainStep | Non
         return None
     plain = model.criterion is cross_entropy and not (model.logit_adjustment or model.adapter_dropout)
     one = {name: block[0] for name, block in start.items()}
-    plain = plain and inputs.space.expand(inputs.base, inputs.basis, one) is one and inputs.work.accumulate == 1
+    plain = plain and inputs.space.expand(inputs.base, inputs.basis, one) is one
     changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
     if changed or not (
         plain and optimizer.elementwise and all(block.dtype == torch.float32 for block in start.values())

@@ -59,7 +59,6 @@ class Workload:
         key: the root of all randomness.
         number: rounds done before this one.
         gather: returns inputs and targets for indices.
-        accumulate: parts of a batch whose gradients are computed one after another and added up.
         examples: the indices of all examples of each client, for a trainer of one's own; empty where there is none.
     """
 
@@ -70,7 +69,6 @@ class Workload:
     key: Key
     number: int
     gather: Callable[[Tensor], tuple[Any, Tensor]]
-    accumulate: int = 1
     examples: tuple[np.ndarray, ...] = ()
 
     @property

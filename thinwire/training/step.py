@@ -3,12 +3,6 @@
     g = gradient of loss(expand(base, basis, coords));   g <- correction(g);   coords <- coords + optimizer(g)
 
 All backends call the same step with the same batches, so their results differ by rounding only.
-
-Gradient accumulation: the gradient of a batch from that of its parts, one part in memory at a time.
-
-    g = sum_p (n_p / n) g_p        n_p: labels of part p that are not -100, n: those of the batch
-
-This is the gradient of the mean over all labels of the batch, not the mean of the means of its parts.
 """
 
 from __future__ import annotations
@@ -22,13 +16,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_map
 
 from thinwire.core.tree import State, Tree, add, tmap, unstack
-from thinwire.data.losses import label_counts
-from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
@@ -121,8 +113,6 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
     """
     optimizer = inputs.optimizer if inputs.lr_factor is None else inputs.optimizer.scaled(inputs.lr_factor)
     gradients = _autograd_gradients if autograd else _functional_gradients
-    if inputs.work.accumulate > 1:
-        gradients = accumulated(gradients, inputs.work.accumulate)
     return LocalStep(inputs, partial(inputs.space.expand, inputs.base, inputs.basis), optimizer, gradients, lr_factor)
 
 
@@ -244,60 +234,3 @@ def of_client(inputs: TrainingInputs, i: int) -> TrainingInputs:
     start, own = unstack(inputs.start, i), unstack(inputs.correction_state, i)
     opt = {slot: unstack(tree, i) for slot, tree in inputs.opt_state.items()}
     return replace(inputs, start=start, correction_state=own, opt_state=opt, work=inputs.work.client(i))
-
-
-def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[..., Gradients]:
-    """A function like `gradients` that divides each batch into so many parts and adds up their gradients.
-
-    Args:
-        gradients: `gradients(step, coords, (buffers, inputs, targets, mask))`.
-        parts: number of parts, above 1; a batch with fewer examples has parts of one example.
-
-    >>> def mean(step, coords, batch):
-    ...     return {"w": batch[2].float().mean()}, {}, (batch[2].float().mean(), {})
-    >>> y = torch.tensor([1, 2, 6])
-    >>> accumulated(mean, 2)(None, {}, ({}, y, y, None))[0]["w"].item()
-    3.0
-    """
-
-    def call(step: LocalStep, coords: Tree, batch: tuple) -> Gradients:
-        buffers, inputs, targets, mask = batch
-        counts = label_counts(targets) if mask is None else label_counts(targets) * mask
-        total, length = counts.sum().clamp(min=1), -(-len(targets) // parts)
-        sums: list[Tree] = []
-        for first in range(0, len(targets), length):
-            rows = slice(first, first + length)
-            x = tree_map(lambda block, rows=rows: block[rows], inputs)
-            part = (buffers, x, targets[rows], None if mask is None else mask[rows])
-            by_coords, by_weights, (loss, buffers) = gradients(step, coords, part)
-            share = counts[rows].sum() / total
-            # a part without labels has share 0, and a gradient that some losses make NaN
-            found = [
-                tmap(lambda g, s=share: torch.where(s > 0, g * s.to(g.dtype), 0), tree)
-                for tree in (by_coords, by_weights, {"": loss})
-            ]
-            sums = [tmap(torch.add, old, new) for old, new in zip(sums, found, strict=True)] if sums else found
-        return sums[0], sums[1], (sums[2][""], buffers)
-
-    return call
-
-
-def check_accumulates(module: nn.Module, logit_adjustment: float) -> None:
-    """Raise ConfigError for a model or a loss whose gradient of a batch is not the sum of those of its parts.
-
-    >>> check_accumulates(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), 0.0)
-    Traceback (most recent call last):
-    thinwire.errors.ConfigError: local.accumulate is above 1, but layer '1' (BatchNorm1d) computes statistics of ...
-    """
-    for name, layer in module.named_modules():
-        whole = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        if whole or (isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats):
-            raise ConfigError(
-                f"local.accumulate is above 1, but layer {name!r} ({type(layer).__name__}) computes statistics of the "
-                "whole batch; write accumulate = 1, or use a model without them, for example with group norm"
-            )
-    if logit_adjustment:
-        raise ConfigError(
-            "local.accumulate is above 1, but local.logit_adjustment counts the classes of the whole batch; write "
-            "accumulate = 1, or logit_adjustment = 0"
-        )

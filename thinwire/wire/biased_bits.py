@@ -7,7 +7,7 @@ in `ans.py`) of 256 symbols, with a distribution for each group,
     x <- (x // f_s) 2^20 + c_s + x % f_s        f_s: frequency of byte s of 2^20,  c_s: the sum of those before it
 
 with states x from 2^32 to 2^64 - 1 and words of 32 bits. Byte j of all groups is coded by state j % m of m, one for
-each 8,192 bytes (at least one), which share one stream of words, so that long vectors are coded m bytes at a time.
+each 8,192 bytes (at least one), which share one stream of words.
 
     8 m  the states, as the decoder begins with them
          words of 32 bits, in the order in which the decoder needs them
@@ -37,7 +37,6 @@ _BITS = 20
 _TOTAL = 1 << _BITS
 _LOWEST = 1 << 32
 _EACH = 1 << 13  # bytes for each state
-_MANY = 16  # states from which numpy is faster than a loop
 
 
 class Models(NamedTuple):
@@ -66,8 +65,7 @@ def encode(groups: Sequence[np.ndarray]) -> bytes:
     packed = b"".join(pack(bits, 1) for bits, count in zip(groups, counts, strict=True) if _is_mixed(*count))
     if not packed:
         return b""
-    write = _encode_rows if _states(len(packed)) >= _MANY else _encode_one_by_one
-    states, words = write(np.frombuffer(packed, np.uint8), _models(counts), _states(len(packed)))
+    states, words = _encode(np.frombuffer(packed, np.uint8), _models(counts), _states(len(packed)))
     coded = states.astype("<u8").tobytes() + words.astype("<u4").tobytes()
     return coded if len(coded) < len(packed) else packed
 
@@ -97,8 +95,7 @@ def _unpacked(data: Bytes, counts: Sequence[tuple[int, int]], size: int) -> byte
     if not 8 * count <= len(data) < size or len(data) % 4:
         raise WireError(f"{size} bytes of bits take {count} states of 8 bytes and words of 4, got {len(data)} bytes")
     states, words = np.frombuffer(data[: 8 * count], "<u8"), np.frombuffer(data[8 * count :], "<u4")
-    read = _decode_rows if count >= _MANY else _decode_one_by_one
-    packed, states, used = read(states.astype(np.uint64), words, _models(counts))
+    packed, states, used = _decode(states.astype(np.uint64), words, _models(counts))
     if used != len(words) or bool((states != _LOWEST).any()):
         raise WireError(f"the bytes do not hold exactly {size} coded ones")
     return packed.tobytes()
@@ -120,7 +117,7 @@ def _models(counts: Sequence[tuple[int, int]]) -> Models:
     return Models(table, np.cumsum(table, axis=1, dtype=np.uint64) - table, group)
 
 
-def _encode_one_by_one(symbols: np.ndarray, models: Models, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _encode(symbols: np.ndarray, models: Models, count: int) -> tuple[np.ndarray, np.ndarray]:
     f_of = models.frequency[models.group, symbols].tolist()
     c_of = models.before[models.group, symbols].tolist()
     states, words = [_LOWEST] * count, []
@@ -133,7 +130,7 @@ def _encode_one_by_one(symbols: np.ndarray, models: Models, count: int) -> tuple
     return np.array(states, np.uint64), np.array(words[::-1], np.uint64)
 
 
-def _decode_one_by_one(states: np.ndarray, words: np.ndarray, models: Models) -> tuple[np.ndarray, np.ndarray, int]:
+def _decode(states: np.ndarray, words: np.ndarray, models: Models) -> tuple[np.ndarray, np.ndarray, int]:
     frequency, before, group = models.frequency.tolist(), models.before.tolist(), models.group.tolist()
     now, count, used, out = states.tolist(), len(states), 0, bytearray(len(group))
     stream = words.tolist()
@@ -149,37 +146,3 @@ def _decode_one_by_one(states: np.ndarray, words: np.ndarray, models: Models) ->
             used += 1
         now[i % count] = state
     return np.frombuffer(bytes(out), np.uint8), np.array(now, np.uint64), used
-
-
-def _encode_rows(symbols: np.ndarray, models: Models, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `_encode_one_by_one`, one byte of each state at a time."""
-    states, words = np.full(count, _LOWEST, np.uint64), []
-    for start in range((len(symbols) - 1) // count * count, -1, -count):
-        at = models.group[start : start + count], symbols[start : start + count]
-        f, c, state = models.frequency[at], models.before[at], states[: len(at[0])]
-        full = state >= f << np.uint64(64 - _BITS)
-        words.append((state[full] & np.uint64(0xFFFFFFFF))[::-1])
-        state = np.where(full, state >> np.uint64(32), state)
-        states[: len(state)] = (state // f << np.uint64(_BITS)) + c + state % f
-    return states, np.concatenate(words)[::-1]
-
-
-def _decode_rows(states: np.ndarray, words: np.ndarray, models: Models) -> tuple[np.ndarray, np.ndarray, int]:
-    """As `_decode_one_by_one`, one byte of each state at a time."""
-    size, count, used = len(models.group), len(states), 0
-    states, out = states.copy(), np.empty(size, np.uint8)
-    shift = np.arange(len(models.before), dtype=np.uint64)[:, None] << np.uint64(_BITS)
-    ends = (models.before + shift).reshape(-1)  # ascending over all groups, so that one search finds all bytes
-    for start in range(0, size, count):
-        group, state = models.group[start : start + count], states[: min(count, size - start)]
-        low = state & np.uint64(_TOTAL - 1)
-        row = np.searchsorted(ends, low + shift[group, 0], side="right") - 1 - 256 * group
-        out[start : start + len(state)] = row
-        state = models.frequency[group, row] * (state >> np.uint64(_BITS)) + low - models.before[group, row]
-        short = np.flatnonzero(state < _LOWEST)
-        if used + len(short) > len(words):
-            raise WireError("the bytes end before the last coded bit")
-        state[short] = state[short] << np.uint64(32) | words[used : used + len(short)].astype(np.uint64)
-        used += len(short)
-        states[: len(state)] = state
-    return out, states, used
