@@ -24,7 +24,6 @@ MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
-OnDivergence = Literal["stop", "retry"]
 Accounting = Literal["honest", "ideal"]
 
 
@@ -118,19 +117,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """When the state is saved, and what happens when training fails.
+    """When the state is saved.
 
     Args:
-        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too, unless
-            failures are retried.
-        on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
-            five times (`runs/retry.py`).
+        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too.
         best: whether the model of the best round is kept, in `best.safetensors`.
         keep: number of checkpoints that are kept, the newest; `thinwire resume --from` goes back to one of them.
     """
 
     every: PositiveInt = 10
-    on_divergence: OnDivergence = field(default="stop", metadata={"rare": True})
     best: bool = field(default=False, metadata={"rare": True})
     keep: Annotated[int, "[2, inf)"] = field(default=KEEP, metadata={"rare": True})  # a run goes back to the one before
 

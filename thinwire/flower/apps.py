@@ -62,10 +62,6 @@ def deployable(experiment: Settings) -> Settings:
     """
     task, saving = experiment.task, experiment.checkpoint
     for refused, line in (
-        (
-            saving.on_divergence == "retry",
-            "on_divergence = 'retry': clients of a deployment cannot go back; write 'stop'",
-        ),
         (experiment.attack is not None, "an attack is for simulations; leave [attack] out"),
         (experiment.method.opt_owner == "place", "opt_owner = 'place' is for simulations; write opt_owner = 'client'"),
         (

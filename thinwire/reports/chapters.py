@@ -23,7 +23,7 @@ from thinwire.reports.rows import (
 )
 from thinwire.reports.table import BAND, Table, capital, curve_drawing
 from thinwire.reports.targets import headline, target_text
-from thinwire.runs.records import ROLLED_BACK, read_clients, troubles
+from thinwire.runs.records import read_clients, troubles
 from thinwire.runs.toml import flat
 
 MAX_LAYERS, MAX_CLIENTS = 16, 20
@@ -258,14 +258,13 @@ def definitions() -> Chapter:
 def retry_text(retry: Mapping[str, Any]) -> str:
     """One time that a run went back, in a sentence; the values may come from a damaged file.
 
-    >>> found = {"round": 3, "status": "diverged", "from_round": 0, "lr": 0.5, "bytes_abandoned": 2000}
+    >>> found = {"round": 3, "status": "rolled back", "from_round": 0, "left_out": [2], "bytes_abandoned": 2000}
     >>> retry_text(found)
-    'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
+    'round 3 rolled back: back to the start without clients 2, 2 kB abandoned'
     """
-    number, back, lr, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "lr", "bytes_abandoned"))
+    number, back, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "bytes_abandoned"))
     where = f"round {back:g}" if back else "the start"
     status = visible(str(retry.get("status")), 40)
     out = [f"{one}" for one in retry.get("left_out") or () if isinstance(one, int)]
     without = f" without clients {', '.join(out[:20])}" if out else ""
-    how = without if status == ROLLED_BACK else f" with learning rate {lr:.4g}"
-    return f"round {number:g} {status}: back to {where}{how}, {human_bytes(lost)} abandoned"
+    return f"round {number:g} {status}: back to {where}{without}, {human_bytes(lost)} abandoned"
