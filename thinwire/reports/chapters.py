@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire.core.reference import short_name
 from thinwire.core.text import human_bytes, visible
+from thinwire.metrics.objective import is_number, metric_value
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
 from thinwire.reports.rows import (
@@ -15,9 +16,6 @@ from thinwire.reports.rows import (
     BASELINE,
     Row,
     differing,
-    is_number,
-    metric_value,
-    objective_key,
     objective_name,
     value_text,
 )
@@ -44,7 +42,7 @@ def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
 
 def _overview(part: Table) -> list[Piece]:
     """The main result, curves, charts of sweeps, and the table of all rounds."""
-    rows, ranked = part.rows, objective_key(part.objective)
+    rows, ranked = part.rows, part.objective.key
     metrics = dict.fromkeys(path for row in rows for path in row.others if path.startswith("metrics."))
     others = [one for one in ("accuracy", "client_accuracy", *metrics) if one != ranked]
     main = ranked if any(row.curve(ranked) for row in rows) else "loss"

@@ -26,7 +26,6 @@ from thinwire.reports.rows import (
     baseline_of,
     mean_text,
     number_text,
-    objective_key,
     objective_name,
     percent_text,
     value_text,
@@ -252,12 +251,12 @@ class Table:
 
     def plot(self) -> Figure:
         """The objective against bytes, as a matplotlib Figure."""
-        return self.drawing(objective_key(self.objective)).draw()
+        return self.drawing(self.objective.key).draw()
 
     def drawing(self, metric: str, by_bytes: bool = True) -> Drawing:
         """A metric of a part against bytes, with targets marked, or against rounds."""
         objective, task = self.objective, self.rows[0].task
-        ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
+        ranked, percent = metric == objective.key, metric in ("accuracy", "client_accuracy")
         name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
         notes = [BAND] if any(len(row.runs) > 1 for row in self.rows) else []
         if by_bytes and (percent or ranked):

@@ -28,7 +28,7 @@ from typing import Any, Unpack
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
-from thinwire.reports.rows import MeanInterval, Row, evaluations, group, objective_key
+from thinwire.reports.rows import MeanInterval, Row, evaluations, group
 from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
 from thinwire.runs.execute import default_folder, execute
@@ -172,7 +172,7 @@ def _ranked(title: str, rows: Sequence[Row]) -> Table:
     held = any(evaluations(run, key) for row in rows for run in row.runs)
 
     def value(run: SavedRun) -> float | None:
-        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, objective_key(by))), None)
+        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, by.key)), None)
 
     values = {row.label: [value(run) for run in row.runs] for row in rows}
     sound = {row.label: [] if row.broken else [one for one in values[row.label] if one is not None] for row in rows}
