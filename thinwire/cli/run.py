@@ -140,7 +140,7 @@ def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Itera
         raise UnknownName("tracker", log, ["tensorboard"])
     try:
         with (
-            progress(settings.name, settings.rounds, style_of(not quiet), settings.accounting) as show_round,
+            progress(settings.name, settings.rounds, style_of(not quiet)) as show_round,
             tensorboard(path) if log else nullcontext(lambda record: None) as log_round,
         ):
 

@@ -24,7 +24,6 @@ MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
-Accounting = Literal["honest", "ideal"]
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,6 @@ class Settings:
         checkpoint: how often the state is saved.
         seed: the root of all randomness.
         rounds: number of rounds.
-        accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
-            with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
         fingerprint: of the data and the model of the user, when the run starts; "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
@@ -169,7 +166,6 @@ class Settings:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
     rounds: PositiveInt = 10
-    accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
     attack: Attack | None = None

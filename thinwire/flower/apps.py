@@ -326,7 +326,7 @@ class RoundLines:
 
     def __init__(self, experiment: Settings, log: Callable[[str], None]) -> None:
         self.rounds, self.log, self.earlier = experiment.rounds, log, 0
-        self.totals = RunningTotals(experiment.accounting)
+        self.totals = RunningTotals()
 
     def start_after(self, done: int) -> None:
         """Note how many rounds earlier processes trained: these are counted, not written."""

@@ -193,10 +193,10 @@ def group(runs: Sequence[SavedRun]) -> list[Row]:
 def without_seed(config: TomlTable) -> TomlTable:
     """A configuration without the keys that runs of one row may differ in.
 
-    These are the seed, the byte accounting, and what depends on the seed: the fingerprint of initial weights and data,
+    These are the seed, and what depends on the seed: the fingerprint of initial weights and data,
     and a learning rate that was found by trials.
     """
-    without = ("seed", "accounting", "fingerprint", "lr_trials")
+    without = ("seed", "fingerprint", "lr_trials")
     kept = {key: value for key, value in config.items() if key not in without}
     if "lr_trials" in config:
         optimizer = {key: value for key, value in kept["method"]["client_opt"].items() if key != "lr"}

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from thinwire.core.text import human_bytes, human_seconds, visible
-from thinwire.federation.settings import Accounting
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Drawing, table_html
@@ -51,14 +50,12 @@ class Table:
         title: what is compared.
         rows: one for each method; of a sweep one for each setting, the best first, those that failed last.
         ranked_by: of a sweep, what ranks: the objective, or accuracy or loss on validation examples.
-        accounting: which bytes `ratio` compares.
         targets: values of the objective whose cost is compared.
     """
 
     title: str
     rows: Sequence[Row]
     ranked_by: Objective | None = None
-    accounting: Accounting = "honest"
     targets: Sequence[float] = ()
 
     @property
@@ -199,13 +196,13 @@ class Table:
             return texts if any(row.validation for row in self.rows) else [*texts, test]
         baselines = visible(" or ".join(dict.fromkeys(part.baseline.label for part in self.parts.values())), 200)
         sent = "bytes of all messages (total), and without catch-up and abandoned rounds (ideal)"
-        return [f"{spread}; {sent}; ratio: bytes of {baselines} divided by these ({self.accounting} accounting)."]
+        return [f"{spread}; {sent}; ratio: total of {baselines} divided by this."]
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def ratio(self, row: Row) -> float | None:
         """Bytes of the baseline divided by those of a row."""
-        theirs, own = (one.total(f"bytes_total_{self.accounting}") for one in (self.baseline, row))
+        theirs, own = (one.bytes for one in (self.baseline, row))
         return theirs / own if own else None
 
     def plain(self) -> list[dict[str, Any]]:
@@ -229,8 +226,7 @@ class Table:
             "failed": row.failed,
             **{f"bytes_{key}": row.total(f"bytes_{key}") for key in BYTES.values()},
             "seconds": row.total("seconds"),
-            "accounting": self.accounting,
-            "bytes_total": row.total(f"bytes_total_{self.accounting}"),
+            "bytes_total": row.bytes,
             "ratio": self.ratio(row),
             "compared_with": self.baseline.label,
             "targets": {target: cost and cost.by_seed for target, cost in reached.items()},

@@ -30,7 +30,7 @@ from thinwire.runs.config import digest, to_table
 from thinwire.runs.files import locked
 from thinwire.runs.loop import Loop
 from thinwire.runs.probe import with_rate
-from thinwire.runs.records import byte_totals, read_clients, rounds_in
+from thinwire.runs.records import read_clients, rounds_in
 from thinwire.runs.run_directory import RunFolder, Summary, other_task
 from thinwire.runs.task_files import folder_name
 from thinwire.runs.toml import Table
@@ -65,8 +65,7 @@ def execute(
     """
     plan = RunPlan.of(settings, path, data_dir, prepare)
     if not overwrite and (done := plan.finished(resume)):
-        sizes = (done["bytes_up"], done["bytes_down"], done["bytes_catchup"])
-        return {**done, **byte_totals(*sizes, settings.accounting, done.get("bytes_abandoned", 0))}
+        return done
     return plan.train(resume, overwrite, **watch).summary
 
 

@@ -233,7 +233,7 @@ class Loop:
             **({"chance_accuracy": self.chance.share} if self.chance else {}),
             "parameters": federation.model.parameters(),
             "trainable": Spec.of(federation.first.coords).size,
-            **totals(lines, settings.accounting, abandoned),
+            **totals(lines, abandoned),
             "objective": self.job.ranked_by.summary(lines),
             **({"still_improving": True} if is_improving(self.job.ranked_by, lines) else {}),
             **({"retries": [retry._asdict() for retry in self.retries]} if self.retries else {}),

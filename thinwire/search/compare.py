@@ -98,8 +98,7 @@ def compare(
     rows = group([read_run(path) for path in experiments])
     table = rows[0].config
     size = f"{table['task'].get('clients', 'own')} clients, {table['rounds']} rounds, {_count(every)}"
-    ideal = all(one.accounting == "ideal" for one in experiments.values())
-    return Table(f"{rows[0].task}: {size}", rows, accounting="ideal" if ideal else "honest")
+    return Table(f"{rows[0].task}: {size}", rows)
 
 
 def sweep(
@@ -159,7 +158,7 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
     for one in experiments:
         style = style_of(options.get("progress"))
         with (
-            shown(f"{one.name} seed {one.seed}", one.rounds, style, one.accounting) as on_round,
+            shown(f"{one.name} seed {one.seed}", one.rounds, style) as on_round,
             suppress(Diverged),  # a row of the table; the other runs still go on
         ):
             execute(one, default_folder(one, out), on_round=on_round, **how)
