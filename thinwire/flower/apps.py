@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -136,12 +136,11 @@ def own_data(experiment: Settings) -> OwnData | None:
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
+def client_app(job: MakeJob) -> Any:
     """A Flower ClientApp.
 
     Args:
         job: returns the job of a node, given its `--node-config`.
-        mods: Flower mods.
 
     Client states are stored in the folder `state-dir` of the `--node-config`, so that a run can be resumed after the
     server was restarted. Without `state-dir`, Flower stores them for as long as one run of the server lasts.
@@ -152,7 +151,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     from thinwire.flower.grid_transport import Question, Task, pack, unpack
 
-    app = ClientApp(mods=list(mods))
+    app = ClientApp()
 
     @lru_cache(1)  # a node that has loaded its data before it forks for a message does not read them again
     def client_for(items: tuple[tuple[str, Any], ...]) -> Client:
