@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map
 
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, add, same, scale
@@ -121,11 +120,19 @@ def check_like(what: str, got: Any, wanted: Any) -> None:
 
 def check_vmap(what: str, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> None:
     """Check that a function gives under vmap, for the arguments of several clients, what it gives for each alone."""
-    together = tree_leaves(vmap(function)(*tree_map(lambda *leaves: torch.stack(leaves), *cases)))
+    together = _leaves(vmap(function)(*map(_stacked, zip(*cases, strict=True))))
     for i, case in enumerate(cases):
-        assert close([leaf[i] for leaf in together], tree_leaves(function(*case))), (
+        alone = [leaf for _, leaf in _leaves(function(*case))]
+        assert close([leaf[i] for _, leaf in together], alone), (
             f"{what} under vmap differs from the result for one client"
         )
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """Stack the tensors of trees, or of trees of trees."""
+    if isinstance(values[0], dict):
+        return {name: _stacked([value[name] for value in values]) for name in values[0]}
+    return torch.stack(list(values))
 
 
 def _same_bits(a: Any, b: Any) -> bool:
@@ -147,6 +154,9 @@ def close(a: Any, b: Any) -> bool:
     return equal(a, b, _nearly)
 
 
-def _leaves(value: Any) -> list[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """The values in nested dictionaries, lists and tuples, each with the keys that lead to it."""
-    return [(keystr(path), leaf) for path, leaf in tree_leaves_with_path(value)]
+    if not isinstance(value, dict | list | tuple):
+        return [(path, value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [leaf for key, inner in items for leaf in _leaves(inner, f"{path}[{key!r}]")]
