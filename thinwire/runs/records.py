@@ -27,7 +27,6 @@ Record = dict[str, Any]  # a line of metrics.jsonl
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums
 CONFIG = "config.toml"  # covered, too; runs of version 0.9 and before have it without a checksum
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
-ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
 SEARCH = "search.json"  # how a setting of the run was found, and what the search cost; no result depends on it
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 CLIENTS = "clients.jsonl"  # covered too, in runs that measure clients: one line each, the worst first

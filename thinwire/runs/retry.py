@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.runs.files import locked, read_checked
-from thinwire.runs.records import ROLLED_BACK as ROLLED_BACK, rounds_in
+from thinwire.runs.records import rounds_in
 from thinwire.runs.run_directory import RETRIES, RunFolder
 
 MAX_ROLLBACKS = 20
+ROLLED_BACK = "rolled back"
 
 
 class Retry(NamedTuple):
