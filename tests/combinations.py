@@ -143,7 +143,6 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "lr_schedule": {
         "constant": tw.optimizers.ConstantLR(),
         "exponential": tw.optimizers.ExponentialLR(0.9),
-        "halved": tw.optimizers.HalvedLR((0, 1)),
         "multistep": tw.optimizers.MultiStepLR((1,), 0.5),
         "cosine": tw.optimizers.CosineLR(3),
         "warmup": tw.optimizers.WarmupLR(2, inner=tw.optimizers.ExponentialLR(0.9)),

@@ -80,22 +80,19 @@ def test_compare_prints_one_row_per_method_and_reuses_runs(thinwire):
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
     assert rows[0]["final"].keys() == {"mean", "std", "half"}
-    assert {row["accounting"] for row in rows} == {"honest"}
 
 
-def test_compare_shows_both_totals_and_names_its_accounting(thinwire):
+def test_compare_shows_both_totals(thinwire):
     fast = ("fedavg", "mapo", *FAST, "--cohort", "2")
     code, out, _ = thinwire("compare", *fast)
     assert code == 0
     head = next(line for line in out.splitlines() if "catch-up" in line)
     assert head.split()[-3:] == ["total", "ideal", "ratio"]
-    assert "(honest accounting)" in " ".join(out.split())
-    code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
-    assert "(ideal accounting)" in " ".join(out.split())
-    rows = json.loads(thinwire("compare", *fast, "--accounting", "ideal", "--json")[1])
+    rows = json.loads(thinwire("compare", *fast, "--json")[1])
     for row in rows:
-        assert row["bytes_total"] == row["bytes_total_ideal"] == row["bytes_up"] + row["bytes_down"]
-        assert row["ratio"] == rows[0]["bytes_total_ideal"] / row["bytes_total_ideal"]
+        assert row["bytes_total_ideal"] == row["bytes_up"] + row["bytes_down"]
+        assert row["bytes_total"] == row["bytes_total_honest"] == row["bytes_total_ideal"] + row["bytes_catchup"]
+        assert row["ratio"] == rows[0]["bytes_total"] / row["bytes_total"]
 
 
 def test_compare_report_and_watch_agree(thinwire, tmp_path, monkeypatch):

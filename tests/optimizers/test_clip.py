@@ -195,7 +195,6 @@ BEFORE = """
 name = "fedavg"
 seed = 0
 rounds = 60
-accounting = "honest"
 
 [task]
 kind = "digits"

@@ -157,25 +157,6 @@ def test_methods_that_never_reached_a_target_are_listed_and_not_drawn(write_run,
     assert "| slow | 80 % | not reached |" in text
 
 
-def test_a_sweep_has_a_chart_of_each_setting(ranked_run, tmp_path):
-    for rate in (0.01, 0.1, 1.0):
-        for k in (64, 128):
-            for seed in (0, 1):
-                options = {"seed": seed, "lr": rate, "k": k, "folder": f"runs-{rate}-{k}"}
-                path = ranked_run("mapo", R2, -1.0, 0.4 - abs(math.log10(rate) + 1) / 10 + seed / 100, **options)
-                if rate == 1.0 and k == 128:
-                    change_summary(path, status="diverged", status_round=21, status_why="x", chance_accuracy=None)
-    folders = sorted(tmp_path.glob("runs-*"))
-    table = tw.report(folders, tmp_path / "page.html", tmp_path / "page.md")
-    assert len(table.rows) == 6
-    html, text = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
-    assert "mapo: best r2 against lr, letters" in html
-    assert [label for label in ("k 64", "k 128") if f">{label}</text>" in html] == ["k 64", "k 128"]
-    assert "Not drawn, because all runs failed: mapo (lr 1.0, k 128)." in html
-    assert "| failed |" in text
-    assert "lr (log scale)" in html
-
-
 def contrast(one, other):
     """The contrast of two colors by WCAG 2, from 1 to 21."""
     parts = [[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in (one, other)]

@@ -24,7 +24,7 @@ from thinwire.runs.collapse import (
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import default_folder, execute
 from thinwire.runs.records import read_run
-from thinwire.runs.watch import follow
+from thinwire.runs.watch import follow, standing
 
 TEN = Chance(share=0.1, examples=10_000, classes=10)
 FAST = {"cohort.size": 4, "local.epochs": 1, "engine.backend": "loop"}
@@ -217,3 +217,92 @@ def test_the_share_of_b_that_is_left_is_in_the_summary(tmp_path):
     assert total["nonzero_b"] == pytest.approx(0.25, abs=0.01)
     plain = execute(resolve("lora", "digits", {**small, "method.server_opt.lr": 1.0}), tmp_path / "lora")
     assert "nonzero_b" not in plain
+
+
+def test_a_diverged_round_counts_what_was_sent(tmp_path):
+    settings = {"task.clients": 8, "cohort.size": 2, "local.steps": 20, "local.batch": 16, "engine.backend": "loop"}
+    experiment = resolve("lowrank", "digits", {**settings, "method.client_opt.lr": 1.6}, "paper")
+    sent = []
+    with pytest.raises(tw.Diverged, match="round 1"):
+        execute(experiment, tmp_path / "run", on_message=lambda *one: sent.append(len(one[3])))
+    found = json.loads((tmp_path / "run/summary.json").read_text())
+    assert found["bytes_total_honest"] == found["bytes_abandoned"] == sum(sent) > 0
+    assert "retries" not in found
+
+
+def test_a_run_that_diverged_in_round_one_is_on_the_page(thinwire, tmp_path):
+    words = ("compare", "fedavg", "--recipe", "paper", "--rounds", "1", "--cohort", "2", "--set", "local.steps=2", "-q")
+    assert thinwire(*words)[0] == 0
+    assert thinwire(*words, "--set", "method.client_opt.lr=1e30")[0] == 3
+    code, _, _ = thinwire("report", "runs", "--html", "page.html")
+    assert code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert ">1 of 1 diverged</td>" in page
+    assert "seed 0, diverged: " in page
+    assert "not finite" in page
+
+
+# -- tasks without accuracy ------------------------------------------------------------------------------------------
+
+
+def losses(*values):
+    return [{"round": i, "loss": value} for i, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "number"),
+    [
+        ((1, 0.5, 11, 12, 13, 14, 15), "collapsed", 3),
+        ((1, 0.5, 11, 12, 13, 14), "finished", None),  # four rounds
+        ((1, 0.5, 11, 12, 9, 13, 14, 15, 16), "finished", None),  # not in a row
+        ((1, 11, 12, 13, 14, 15, 9), "finished", None),  # it recovered
+        ((0.01, *[0.09] * 20), "finished", None),
+        ((5.0, *[0.01] * 20, *[0.4] * 20), "finished", None),  # worse than its best, but better than its start
+        ((-1.0, *[5.0] * 20), "finished", None),  # a log-likelihood
+        ((0.0, *[5.0] * 20), "finished", None),
+        ((1.0, 2.0, math.nan), "diverged", 3),
+        (tuple(2.0 + 0.1 * i for i in range(40)), "finished", None),  # a slow rise
+    ],
+)
+def test_collapse_of_the_training_loss(values, status, number):
+    assert judge(losses(*values), None)[:2] == (status, number)
+
+
+def test_a_collapse_of_the_loss_is_reported_when_it_happens():
+    records = losses(1, 20, 20, 20, 20, 20, 20, 2)
+    verdicts = [judge(records[:number], None) for number in range(9)]
+    changes = {number: news(*verdicts[number - 1 : number + 1]) for number in range(1, 9)}
+    assert [number for number, text in changes.items() if text] == [6, 8]
+    assert changes[6] == "collapsed: training loss 20 is above 10 times that of the first round (1) since round 2"
+    assert changes[8] == "the training loss is low again"
+
+
+def regression(lr, rounds, **more):
+    """Least squares on digits: with a rate that is a little too large the error grows a bit in each step."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None] / 9
+    clients = [(x[i::8][:64], y[i::8][:64]) for i in range(8)]
+    torch.manual_seed(0)
+    method = tw.Method(client_opt=tw.optimizers.SGD(lr))
+    local = tw.Local(steps=1, batch=64)
+    given = {"local": local, "loss": "mse", "backend": "loop", "recipe": "paper", **more}
+    return tw.simulate(nn.Linear(64, 1), clients, method, rounds=rounds, **given)
+
+
+def test_a_regression_that_collapses_is_reported():
+    with pytest.warns(RuntimeWarning, match="collapsed: training loss"):
+        run = regression(0.12, 12)
+    assert run.status == "collapsed"
+    assert math.isfinite(run.history[-1].loss)
+    fine = regression(0.05, 12)
+    assert (fine.status, fine.history[-1].loss < fine.history[0].loss) == ("finished", True)
+
+
+def test_a_script_that_diverges_leaves_a_summary(tmp_path):
+    with pytest.raises(tw.Diverged):
+        regression(1e30, 5, out=tmp_path / "run")
+    found = json.loads((tmp_path / "run/summary.json").read_text())
+    assert found["status"] == "diverged"
+    assert standing(tmp_path / "run").status == "diverged"

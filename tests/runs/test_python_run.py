@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import nn
@@ -338,25 +337,6 @@ def test_a_run_without_evaluation_has_no_best_model():
     assert run.best is None
     with pytest.raises(tw.ConfigError, match="no round was evaluated"):
         run.best_model()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of going back
-def test_the_best_model_survives_going_back(tmp_path):
-    def diverging(**options):  # the rate grows until training fails
-        schedule = tw.optimizers.WarmupLR(rounds=0, fraction=1.0)
-        method = tw.Method(client_opt=tw.optimizers.SGD(60.0), lr_schedule=schedule)
-        given = {"rounds": 6, "test": TEST, "backend": "loop", "checkpoint_every": 1, "on_divergence": "retry"}
-        given |= {"recipe": "paper", "local": tw.Local()}  # which does not clip
-        return tw.simulate(model(), CLIENTS, method, **given, **options)
-
-    memory, folder = diverging(), diverging(out=tmp_path / "run")
-    assert memory.retries
-    assert memory.best._replace(seconds=0) == folder.best._replace(seconds=0)
-    for run in (memory, folder):
-        with torch.no_grad():
-            right = (run.best_model()(TEST[0]).argmax(1) == TEST[1]).float().mean().item()
-        assert right == pytest.approx(run.best.accuracy)
-    assert same(load_file(tmp_path / "run/best.safetensors"), weights_of(memory.best_model()))
 
 
 # -- callbacks and progress -------------------------------------------------------------------------------------------

@@ -28,6 +28,13 @@ def test_a_run_goes_back_and_continues_with_the_same_bits(thinwire, tmp_path):
     assert [one["bytes_abandoned"] for one in after.records] == [0, 0, 0, lost, 0]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["bytes_total_honest"] == before.totals["bytes_total_honest"] + lost
+    assert "round 5 rolled back: back to round 3" in thinwire("show", "run")[1]
+    row = json.loads(thinwire("report", "run", "--html", "page.html", "--json")[1])[0]
+    assert (row["bytes_abandoned"], row["bytes_total_honest"]) == (lost, summary["bytes_total_honest"])
+    page = (tmp_path / "page.html").read_text()
+    assert "Note: scaffold, seed 0, round 5 rolled back: back to round 3" in page
+    assert ">abandoned</th>" in page
+    assert "abandoned)" in thinwire("watch", "run", "--once")[1]
     assert thinwire("resume", "run", "--from", "0", "-q")[0] == 0
     assert (run / "model.safetensors").read_bytes() == model
 

@@ -41,8 +41,6 @@ def run(
 
     Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
 
-    Rescue a learning rate that is too large: thinwire run fedavg --set method.client_opt.lr=5 --on-divergence retry
-
     Methods that set different parts of a round can be combined: thinwire run fedpara+scaffold+int8
 
     End early, and keep the best model: thinwire run fedavg --rounds 200 --patience 10 --keep-best
@@ -66,7 +64,6 @@ def resume(
         typer.Option("--from", metavar="ROUND", help="Go back to the checkpoint of this round; 0: the start."),
     ] = None,
     rounds: int | None = None,
-    on_divergence: str | None = None,
     data_dir: DataDir = None,
     log: Log = None,
     as_json: AsJson = False,
@@ -80,11 +77,8 @@ def resume(
 
     Go back to the checkpoint of a round, give up the rounds after it, and continue: thinwire resume RUN --from 20
 
-    A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
-
     Options:
         rounds: Number of rounds in all. Schedules go on as in a run of that many rounds.
-        on_divergence: stop or retry, as for run.
     """
     from thinwire.runs.execute import execute
     from thinwire.runs.retry import roll_back
@@ -95,9 +89,6 @@ def resume(
         where, lost = f"round {number}" if number else "the start", back.round - number
         note(f"{run} is back at {where}: {lost} rounds and {human_bytes(back.bytes_abandoned)} given up")
     settings = RunFolder.open(run).experiment
-    if on_divergence is not None:
-        saving = replace(settings.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
-        settings = replace(settings, checkpoint=saving)
     if rounds is not None:
         settings = extended(settings, rounds, run)
     runner: Callable[..., Summary] = execute
@@ -149,7 +140,7 @@ def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Itera
         raise UnknownName("tracker", log, ["tensorboard"])
     try:
         with (
-            progress(settings.name, settings.rounds, style_of(not quiet), settings.accounting) as show_round,
+            progress(settings.name, settings.rounds, style_of(not quiet)) as show_round,
             tensorboard(path) if log else nullcontext(lambda record: None) as log_round,
         ):
 

@@ -42,17 +42,17 @@ Forward = Callable[[Inputs], Tensor]
 
 LARGE_RMS = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
 LARGE_OUTPUT_RMS = 3.0  # the same of the outputs of an initial model, where such inputs matter
+TRIED = 5  # examples that model and loss are tried on
 SAMPLE_ROWS = 4096  # rows that it is computed of
 CHUNK_VALUES = 1 << 22  # values that are read together
 
 
-def check_task(task: Task, outputs: Forward, *, rows: int = 5, batch: int = 0) -> None:
+def check_task(task: Task, outputs: Forward, *, batch: int = 0) -> None:
     """Raise a DataError or a ConfigError of one line if a task cannot be trained as it is.
 
     Args:
         task: the task.
         outputs: the outputs of the initial model for inputs on the CPU, in evaluation mode.
-        rows: examples that model and loss are tried on.
         batch: examples in a training step (`Local.batch`); 0 for all of a client.
     """
     sizes = task.clients.sizes()
@@ -63,7 +63,7 @@ def check_task(task: Task, outputs: Forward, *, rows: int = 5, batch: int = 0) -
         parts.append(Part(task.test, every, is_test=True))
     for part in parts:
         part.check_finite()
-        inputs, targets = part.batch(rows)
+        inputs, targets = part.batch()
         out = _try_model(task.model, outputs, inputs, len(targets), part.name())
         _check_targets(part, task.loss, out, targets)
         _try_loss(task.loss, out, targets, part.name(), uneven)
@@ -238,10 +238,10 @@ class Part:
         """How messages call a client."""
         return "the test set" if self.is_test else f"client {client}"
 
-    def batch(self, rows: int) -> tuple[Inputs, Tensor]:
+    def batch(self) -> tuple[Inputs, Tensor]:
         """The first examples, and those with the lowest and the highest class label; repeated if there are fewer."""
         order, targets = self.clients.order, self.examples.targets
-        chosen = order[np.arange(rows) % len(order)]
+        chosen = order[np.arange(TRIED) % len(order)]
         if targets.dim() == 1 and is_integer(targets):
             own = targets[torch.from_numpy(order)]
             chosen = np.concatenate((chosen, order[[int(own.argmin()), int(own.argmax())]]))

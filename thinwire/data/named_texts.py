@@ -1,5 +1,5 @@
-"""Named datasets of texts: 20 Newsgroups and four tasks of GLUE, as word ids or as tokens of a pretrained model;
-Shakespeare, as characters.
+"""Named datasets of texts: 20 Newsgroups as word ids; Shakespeare, as characters; 20 Newsgroups and four tasks of GLUE,
+as tokens of a pretrained model.
 
 20newsgroups: messages, split by date. Read from the archive `20newsgroups/20news-bydate.tar.xz` (or .tar.gz) without
 unpacking it to disk: members are `20news-bydate-train/<group>/<id>` and `20news-bydate-test/<group>/<id>`, in Latin-1.
@@ -10,7 +10,7 @@ GLUE: classification of a sentence (SST-2, CoLA) or of a pair of sentences (RTE,
 `glue/SST-2/train.tsv` and so on: columns between tabs, without quoting. The labels of the test files are not published,
 so the dev files are the test set.
 
-text-classification: the same texts for any checkpoint of transformers (`checkpoints.py`).
+text-classification: these texts for any checkpoint of transformers (`checkpoints.py`).
 
 shakespeare: prediction of the next character after 80 characters of a role. Read from `shakespeare/all_data.json.gz`,
 
@@ -50,16 +50,10 @@ _STRIPPED = "Headers, signatures and quoted lines are removed."
 _WHOLE = "Whole messages: headers, signatures and quoted lines are kept, and reveal the group."
 _DEV = "The test set is the dev split: GLUE does not publish the labels of its test split."
 _ROLES = "Roles come from the mark-up of the text; this is not LEAF's file, which has 1,129 users."
-_GLUE = "Wang et al., GLUE: a multi-task benchmark, 2018"
 
 # A line that contains one of the first, or begins with one of the second, is a quotation.
 _CONTAINS = ("writes in", "writes:", "wrote:", "says:", "said:")
 _BEGINS = ("In article", "Quoted from", "|", ">")
-
-
-def _words(name: str, data: TextDataset, length: int) -> Source:
-    train, test = word_examples(name, data, length)
-    return Source(train, test, data.classes, note=data.note)
 
 
 # -- 20 Newsgroups ---------------------------------------------------------------------------------------------------
@@ -73,7 +67,9 @@ def _words(name: str, data: TextDataset, length: int) -> Source:
 )
 def newsgroups(data_dir: Path | None = None) -> Source:
     """Messages to twenty newsgroups, split by date."""
-    return _words("20newsgroups", newsgroup_texts(data_dir), 256)
+    data = newsgroup_texts(data_dir)
+    train, test = word_examples("20newsgroups", data, 256)
+    return Source(train, test, data.classes, note=data.note)
 
 
 def newsgroup_texts(data_dir: Path | None = None, whole: bool = False) -> TextDataset:
@@ -141,32 +137,15 @@ class _Layout(NamedTuple):
     texts: tuple[int, ...]
     label: int
     names: tuple[str, ...] = ("0", "1")  # how classes 0, 1, ... are spelled
-    length: int = 40
     header: bool = True
 
 
 _LAYOUTS = {
     "sst2": _Layout("SST-2", 2, (0,), 1),
     "cola": _Layout("CoLA", 4, (3,), 1, header=False),
-    "rte": _Layout("RTE", 4, (1, 2), 3, ("entailment", "not_entailment"), length=128),
-    "mrpc": _Layout("MRPC", 5, (3, 4), 0, length=128),
+    "rte": _Layout("RTE", 4, (1, 2), 3, ("entailment", "not_entailment")),
+    "mrpc": _Layout("MRPC", 5, (3, 4), 0),
 }
-
-
-def _glue(task: str, doc: str) -> Callable[..., Source]:
-    """The loader of one of the tasks, registered."""
-
-    @register("dataset", task, doc=doc, paper=_GLUE)
-    def read(data_dir: Path | None = None) -> Source:
-        return _words(task, glue_texts(task, data_dir), _LAYOUTS[task].length)
-
-    return read
-
-
-sst2 = _glue("sst2", "67,349 + 872 phrases of movie reviews, positive or negative; 40 words.")
-cola = _glue("cola", "8,551 + 1,043 sentences, grammatical or not; 40 words.")
-rte = _glue("rte", "2,490 + 277 pairs of texts, entailment or not; 128 words.")
-mrpc = _glue("mrpc", "3,668 + 408 pairs of sentences, paraphrases or not; 128 words.")
 
 
 def glue_texts(task: str, data_dir: Path | None = None) -> TextDataset:
@@ -199,7 +178,7 @@ def _read_sheet(layout: _Layout, path: Path) -> Split:
 READERS: dict[str, Callable[[Path | None], TextDataset]] = {
     "20newsgroups": newsgroup_texts,
     "20newsgroups-headers": partial(newsgroup_texts, whole=True),
-    **{name: partial(glue_texts, name) for name in ("sst2", "rte", "cola", "mrpc")},
+    **{name: partial(glue_texts, name) for name in _LAYOUTS},
 }
 
 

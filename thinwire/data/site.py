@@ -33,7 +33,7 @@ from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partition import Assignment, offsets_of
 from thinwire.data.table import Features, InputColumn, TargetCode
 from thinwire.data.task import Task, make_module
-from thinwire.data.text import SEPARATOR, Vocabulary, words
+from thinwire.data.text import FIRST_WORD, id_rows, words
 from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError, DataError
 from thinwire.metrics.base import Metric, metrics_by_name
@@ -43,7 +43,6 @@ Scale = tuple[float, float]  # mean and standard deviation
 
 FAR = 3.0  # standard deviations from which `site check` warns about a column
 BLANK = 2  # examples of the machine without data: batch norm needs two
-_FIRST = SEPARATOR + 1  # id of a word
 
 
 class SiteData(ABC):
@@ -439,8 +438,10 @@ class SiteTexts(SiteData):
 
     def __post_init__(self) -> None:
         _check_classes(self.classes)
-        if self.length < 1 or self.words <= _FIRST:
-            raise ConfigError(f"length must be 1 or more and words above {_FIRST}, not {self.length} and {self.words}")
+        if self.length < 1 or self.words <= FIRST_WORD:
+            raise ConfigError(
+                f"length must be 1 or more and words above {FIRST_WORD}, not {self.length} and {self.words}"
+            )
 
     @property
     def shapes(self) -> Mapping[str, int]:
@@ -466,10 +467,10 @@ class SiteTexts(SiteData):
 
     def ids(self, texts: list[str]) -> Tensor:
         """(texts, length) int64 word ids, padded with 0."""
-        split = [(words(text),) for text in texts]
-        known = {word for (text,) in split for word in text}
-        hashed = {word: _FIRST + zlib.crc32(word.encode()) % (self.words - _FIRST) for word in known}
-        return torch.from_numpy(Vocabulary(hashed).rows(split, self.length))
+        split = [words(text) for text in texts]
+        known = {word for text in split for word in text}
+        hashed = {word: FIRST_WORD + zlib.crc32(word.encode()) % (self.words - FIRST_WORD) for word in known}
+        return torch.from_numpy(id_rows(split, hashed, self.length))
 
 
 @dataclass(frozen=True)

@@ -253,9 +253,9 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     return pool, Assignment(np.arange(len(pool)), offsets_of(np.array([len(targets) for _, targets in pairs])))
 
 
-def as_examples(data: Any, what: str = "test") -> Arrays:
+def as_examples(data: Any) -> Arrays:
     """Examples from a pair `(inputs, targets)`, a torch Dataset or a DataLoader."""
-    return Arrays(*as_tensors(data, what))
+    return Arrays(*as_tensors(data, "test"))
 
 
 def as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:

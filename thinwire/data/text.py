@@ -1,12 +1,12 @@
 """Texts with classes as rows of word ids, or of token ids of a pretrained model.
 
-    words    0 padding, 1 unknown word, 2 separator of two texts, 3 ... the most frequent words of the training texts
+    words    0 padding, 1 unknown word, 3 ... the most frequent words of the training texts
     tokens   those of a checkpoint of transformers
 
 Rows are made once and cached (`cache.py`).
 
->>> vocabulary = Vocabulary.of([words("The cat. The dog!")])
->>> vocabulary.rows([(words("the bird"),)], length=4).tolist()
+>>> ids = vocabulary([words("The cat. The dog!")])
+>>> id_rows([words("the bird")], ids, length=4).tolist()
 [[3, 1, 0, 0]]
 """
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ from thinwire.data.checkpoints import load_tokenizer, read_config
 from thinwire.data.examples import Arrays
 from thinwire.errors import DataError
 
-PAD, UNKNOWN, SEPARATOR = 0, 1, 2
+PAD, UNKNOWN, FIRST_WORD = 0, 1, 3
 IDS = 20_000  # size of the vocabulary: an embedding of 20,000 rows fits every text task
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -66,33 +65,23 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-@dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """The id of each known word."""
+def vocabulary(texts: Iterable[Sequence[str]], size: int = IDS) -> dict[str, int]:
+    """The ids of the most frequent words, below `size`; equally frequent ones in alphabetical order."""
+    counts = Counter(word for text in texts for word in text)
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - FIRST_WORD]
+    return {word: i for i, (word, _) in enumerate(common, FIRST_WORD)}
 
-    ids: dict[str, int]
 
-    @classmethod
-    def of(cls, texts: Iterable[Sequence[str]], size: int = IDS) -> Vocabulary:
-        """The most frequent words, as many as fit into `size` ids; equally frequent ones in alphabetical order."""
-        counts = Counter(word for text in texts for word in text)
-        common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - SEPARATOR - 1]
-        return cls({word: i for i, (word, _) in enumerate(common, SEPARATOR + 1)})
+def id_rows(texts: Sequence[Sequence[str]], ids: Mapping[str, int], length: int) -> np.ndarray:
+    """(texts, length) int64 rows of the ids of words, padded or truncated at the end.
 
-    def rows(self, examples: Sequence[tuple[Sequence[str], ...]], length: int) -> np.ndarray:
-        """(examples, length) int64 rows of ids, padded or truncated at the end.
-
-        An example is one text or a pair. The second text of a pair takes up to half of the row, the first one the rest.
-        A text without words becomes one unknown word, so that a mean over words is defined.
-        """
-        out = np.zeros((len(examples), length), np.int64)
-        for row, texts in zip(out, examples, strict=True):
-            line, *more = ([self.ids.get(word, UNKNOWN) for word in text] or [UNKNOWN] for text in texts)
-            for second in more:
-                second = second[: length // 2]
-                line = [*line[: length - 1 - len(second)], SEPARATOR, *second]
-            row[: len(line)] = line[:length]
-        return out
+    A text without words becomes one unknown word, so that a mean over words is defined.
+    """
+    out = np.zeros((len(texts), length), np.int64)
+    for row, text in zip(out, texts, strict=True):
+        line = [ids.get(word, UNKNOWN) for word in text[:length]] or [UNKNOWN]
+        row[: len(line)] = line
+    return out
 
 
 def word_examples(name: str, data: TextDataset, length: int) -> list[Arrays]:
@@ -100,10 +89,10 @@ def word_examples(name: str, data: TextDataset, length: int) -> list[Arrays]:
 
     def make() -> list[tuple[Tensor, Tensor]]:
         splits = data.read()
-        examples = [[tuple(map(words, one)) for one in split.texts] for split in splits]
-        vocabulary = Vocabulary.of(text for example in examples[0] for text in example)
-        rows = [torch.from_numpy(vocabulary.rows(one, length)).short() for one in examples]
-        return [(ids, torch.tensor(split.labels)) for ids, split in zip(rows, splits, strict=True)]
+        texts = [[words(text) for (text,) in split.texts] for split in splits]
+        ids = vocabulary(texts[0])
+        rows = [torch.from_numpy(id_rows(some, ids, length)).short() for some in texts]
+        return [(one, torch.tensor(split.labels)) for one, split in zip(rows, splits, strict=True)]
 
     return [Arrays(rows.long(), labels) for rows, labels in cached(f"{name}-v2", data.files, make)]
 

@@ -67,9 +67,7 @@ def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> Roun
     """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
     if not values:
         return record
-    found = summarize(values)._asdict()
-    summary = {"count": found.pop("clients"), **found}
-    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)
+    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summarize(values))
 
 
 def with_client_evaluations(

@@ -349,17 +349,22 @@ class Federation:
             except Unfit:
                 raise
             except Diverged as error:
-                self.clients.count(got)
-                if on_message is not None:
-                    _show(got, on_message)
+                self._count(got, on_message)
                 raise Diverged(f"round {got.number}: {error}", got.sent) from error
-            self.clients.count(got)
-            if on_message is not None:
-                _show(got, on_message)
+            self._count(got, on_message)
             after, record = self._finished(got, closed)
             if (due := self.is_evaluated(record.round)) or self.averages:
                 after, record = self._evaluated(after, record, due)
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _count(self, got: Collected, on_message: OnMessage | None) -> None:
+        """Count, and show, the messages of a round that were produced so far."""
+        self.clients.count(got)
+        if on_message is not None:
+            for client, message in got.downloads.items():
+                on_message(got.number, "down", client, bytes(message))
+            for client, reply in got.replies.items():
+                on_message(got.number, "up", client, bytes(reply.message))
 
     def _finished(self, got: Collected, closed: Closed) -> tuple[RunState, RoundRecord]:
         """State and record after a round, without evaluation."""
@@ -510,14 +515,6 @@ class Federation:
             if every:
                 return measured()
             raise
-
-
-def _show(got: Collected, on_message: OnMessage) -> None:
-    """Show the messages of a round that were produced so far."""
-    for client, message in got.downloads.items():
-        on_message(got.number, "down", client, bytes(message))
-    for client, reply in got.replies.items():
-        on_message(got.number, "up", client, bytes(reply.message))
 
 
 def _conv(engine: Engine, device: torch.device) -> Products | None:

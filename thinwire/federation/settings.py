@@ -24,8 +24,6 @@ MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
-OnDivergence = Literal["stop", "retry"]
-Accounting = Literal["honest", "ideal"]
 
 
 @dataclass(frozen=True)
@@ -118,19 +116,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """When the state is saved, and what happens when training fails.
+    """When the state is saved.
 
     Args:
-        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too, unless
-            failures are retried.
-        on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
-            five times (`runs/retry.py`).
+        every: rounds between two checkpoints; a round that ends a minute after the last one writes one, too.
         best: whether the model of the best round is kept, in `best.safetensors`.
         keep: number of checkpoints that are kept, the newest; `thinwire resume --from` goes back to one of them.
     """
 
     every: PositiveInt = 10
-    on_divergence: OnDivergence = field(default="stop", metadata={"rare": True})
     best: bool = field(default=False, metadata={"rare": True})
     keep: Annotated[int, "[2, inf)"] = field(default=KEEP, metadata={"rare": True})  # a run goes back to the one before
 
@@ -153,8 +147,6 @@ class Settings:
         checkpoint: how often the state is saved.
         seed: the root of all randomness.
         rounds: number of rounds.
-        accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
-            with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
         fingerprint: of the data and the model of the user, when the run starts; "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
@@ -174,7 +166,6 @@ class Settings:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
     rounds: PositiveInt = 10
-    accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
     attack: Attack | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -62,10 +62,6 @@ def deployable(experiment: Settings) -> Settings:
     """
     task, saving = experiment.task, experiment.checkpoint
     for refused, line in (
-        (
-            saving.on_divergence == "retry",
-            "on_divergence = 'retry': clients of a deployment cannot go back; write 'stop'",
-        ),
         (experiment.attack is not None, "an attack is for simulations; leave [attack] out"),
         (experiment.method.opt_owner == "place", "opt_owner = 'place' is for simulations; write opt_owner = 'client'"),
         (
@@ -140,12 +136,11 @@ def own_data(experiment: Settings) -> OwnData | None:
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
+def client_app(job: MakeJob) -> Any:
     """A Flower ClientApp.
 
     Args:
         job: returns the job of a node, given its `--node-config`.
-        mods: Flower mods.
 
     Client states are stored in the folder `state-dir` of the `--node-config`, so that a run can be resumed after the
     server was restarted. Without `state-dir`, Flower stores them for as long as one run of the server lasts.
@@ -156,7 +151,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     from thinwire.flower.grid_transport import Question, Task, pack, unpack
 
-    app = ClientApp(mods=list(mods))
+    app = ClientApp()
 
     @lru_cache(1)  # a node that has loaded its data before it forks for a message does not read them again
     def client_for(items: tuple[tuple[str, Any], ...]) -> Client:
@@ -330,7 +325,7 @@ class RoundLines:
 
     def __init__(self, experiment: Settings, log: Callable[[str], None]) -> None:
         self.rounds, self.log, self.earlier = experiment.rounds, log, 0
-        self.totals = RunningTotals(experiment.accounting)
+        self.totals = RunningTotals()
 
     def start_after(self, done: int) -> None:
         """Note how many rounds earlier processes trained: these are counted, not written."""

@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from thinwire.core.text import NonNegativeFloat, PositiveFloat, PositiveInt, Share, check_settings
 from thinwire.errors import ConfigError
 from thinwire.runs.files import INVALID, unpack
 
@@ -55,23 +56,15 @@ class RoundPolicy:
             until those of its recorded cohort are.
     """
 
-    seconds: float = 600.0
-    quorum: float = 0.5
-    tries: int = 3
+    seconds: PositiveFloat = 600.0
+    quorum: Share = 0.5
+    tries: PositiveInt = 3
     grace: float = -1.0
-    over_select: float = 0.0
-    wait: float = 120.0
+    over_select: Annotated[float, "[0, 10]"] = 0.0
+    wait: NonNegativeFloat = 120.0
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
-            ("seconds", self.seconds > 0, "above 0"),
-            ("quorum", 0 < self.quorum <= 1, "above 0 and at most 1"),
-            ("tries", self.tries >= 1, "1 or more"),
-            ("over_select", 0 <= self.over_select <= 10, "from 0 to 10, such as 0.25 for a quarter more"),
-            ("wait", self.wait >= 0, "0 or more seconds"),
-        ):
-            if not right:
-                raise ConfigError(f"{name} must be {expected}, not {getattr(self, name)}")
+        check_settings(self)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RoundPolicy:

@@ -7,7 +7,7 @@ from thinwire.metrics.base import (
     SumMetric as SumMetric,
     metrics_by_name as metrics_by_name,
 )
-from thinwire.metrics.clients import ClientSummary as ClientSummary, summarize as summarize
+from thinwire.metrics.clients import summarize as summarize
 from thinwire.metrics.objective import (
     Objective as Objective,
     lower_is_better as lower_is_better,

@@ -12,7 +12,6 @@ Objective(name='loss', higher_is_better=False)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -54,18 +53,25 @@ class Objective:
 
     @property
     def validation_key(self) -> str:
-        """Where records have its value on the validation examples of the clients (`reports.rows.metric_value`).
+        """Where records have its value on the validation examples of the clients (see `metric_value`).
 
         >>> Objective().validation_key, Objective("r2").validation_key
         ('client_accuracy', 'clients_eval.r2')
         """
         return f"client_{self.name}" if self.name in _FIELDS else f"clients_eval.{self.name}"
 
+    @property
+    def key(self) -> str:
+        """Where records have its value (see `metric_value`).
+
+        >>> [Objective(name).key for name in ("accuracy", "loss", "r2")]
+        ['accuracy', 'test_loss', 'metrics.r2']
+        """
+        return _FIELDS.get(self.name, f"metrics.{self.name}")
+
     def value(self, record: Mapping[str, Any]) -> float | None:
         """Its value in a record as a dictionary; None in rounds without evaluation, and where it is not finite."""
-        found = record.get(_FIELDS[self.name]) if self.name in _FIELDS else (record.get("metrics") or {}).get(self.name)
-        usable = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-        return float(found) if usable else None  # type: ignore[arg-type]
+        return metric_value(record, self.key)
 
     def better(self, value: float | None, than: float | None) -> bool:
         """Whether a value is strictly better than another; any value is better than None."""
@@ -94,6 +100,29 @@ class Objective:
                 best, at = value, record["round"]
         found = {"best": best, "best_round": at, "final": final}
         return {"name": self.name, "higher_is_better": self.higher_is_better, **found}
+
+
+def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
+    """The value of a metric in a record; None if the round has none, or it is not a finite number.
+
+    Args:
+        record: a line of `metrics.jsonl`.
+        metric: a key of the record, `metrics.NAME` or `clients_eval.NAME`.
+
+    >>> record = {"accuracy": 0.9, "metrics": {"macro_f1": 0.8}, "clients_eval": None}
+    >>> [metric_value(record, metric) for metric in ("accuracy", "metrics.macro_f1", "clients_eval.p10")]
+    [0.9, 0.8, None]
+    """
+    field, _, name = metric.partition(".")
+    found = record.get(field)
+    if name:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return float(found) if is_number(found) and abs(found) < 1e300 else None  # type: ignore[arg-type]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def objective_of(metrics: Mapping[str, Metric], has_accuracy: bool, name: str = "") -> Objective:

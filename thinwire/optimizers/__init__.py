@@ -26,7 +26,6 @@ from thinwire.optimizers.lr_schedules import (
     ConstantLR as ConstantLR,
     CosineLR as CosineLR,
     ExponentialLR as ExponentialLR,
-    HalvedLR as HalvedLR,
     LRSchedule as LRSchedule,
     MultiStepLR as MultiStepLR,
     WarmupLR as WarmupLR,

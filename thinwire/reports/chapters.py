@@ -8,22 +8,19 @@ from typing import Any
 
 from thinwire.core.reference import short_name
 from thinwire.core.text import human_bytes, visible
+from thinwire.metrics.objective import is_number, metric_value
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Chapter, Drawing, Headline, Piece
 from thinwire.reports.rows import (
-    ACCURACY,
     BASELINE,
     Row,
     differing,
-    is_number,
-    metric_value,
-    objective_key,
     objective_name,
     value_text,
 )
-from thinwire.reports.table import BAND, Table, capital, curve_drawing
+from thinwire.reports.table import Table, capital, curve_drawing
 from thinwire.reports.targets import headline, target_text
-from thinwire.runs.records import ROLLED_BACK, read_clients, troubles
+from thinwire.runs.records import read_clients, troubles
 from thinwire.runs.toml import flat
 
 MAX_LAYERS, MAX_CLIENTS = 16, 20
@@ -43,8 +40,8 @@ def chapters_of(part: Table, prefix: str = "") -> list[Chapter]:
 
 
 def _overview(part: Table) -> list[Piece]:
-    """The main result, curves, charts of sweeps, and the table of all rounds."""
-    rows, ranked = part.rows, objective_key(part.objective)
+    """The main result, curves, and the table of all rounds."""
+    rows, ranked = part.rows, part.objective.key
     metrics = dict.fromkeys(path for row in rows for path in row.others if path.startswith("metrics."))
     others = [one for one in ("accuracy", "client_accuracy", *metrics) if one != ranked]
     main = ranked if any(row.curve(ranked) for row in rows) else "loss"
@@ -57,7 +54,6 @@ def _overview(part: Table) -> list[Piece]:
         part.drawing(main),
         part.drawing(main, by_bytes=False),
         *(part.drawing(one) for one in others if any(row.curve(one) for row in rows)),
-        *_sweeps(part),
         part.runs_cells(),
         *part.notes(),
     ]
@@ -114,40 +110,6 @@ def _notes(rows: Sequence[Row]) -> list[str]:
                     f"{visible(str(told.get('neighbors', 'one client is absent')), 200)}."
                 )
     return notes
-
-
-def _sweeps(part: Table) -> list[Piece]:
-    """Of methods whose rows differ in one or two settings, one of them a number: the best value against that setting.
-
-    If both are numbers, it is the one with the most values; each value of the other is a line.
-    """
-    pieces, name = list[Piece](), objective_name(part.objective)
-    for method in dict.fromkeys(row.runs[0].name for row in part.rows):
-        rows = [row for row in part.rows if row.runs[0].name == method]
-        paths = [path for path in differing([row.config for row in rows]) if path != "name"]
-        configs = [flat(row.config) for row in rows]
-        numeric = [path for path in paths if all(is_number(config.get(path)) for config in configs)]
-        if len(rows) < 2 or len(paths) > 2 or not numeric:
-            continue
-        x = max(numeric, key=lambda path: len({config[path] for config in configs}))
-        points: dict[str, list[figures.Point]] = {}
-        for config, row in sorted(zip(configs, rows, strict=True), key=lambda one: one[0][x]):
-            known = [value for run in row.runs if run not in row.broken and (value := row.best_of(run)) is not None]
-            other = [f"{path.rpartition('.')[2]} {value_text(config.get(path))}" for path in paths if path != x]
-            if known:
-                point = (float(config[x]), sum(known) / len(known), min(known), max(known))
-                points.setdefault(" ".join(other) or method, []).append(point)
-        xs = [point[0] for own in points.values() for point in own]
-        if xs:
-            log = min(xs) > 0 and max(xs) / min(xs) >= 8
-            notes = [BAND, f"{'Up' if part.objective.higher_is_better else 'Down'} is better."]
-            if lost := [row.label for row in rows if len(row.broken) == len(row.runs)]:
-                notes.append(f"Not drawn, because all runs failed: {', '.join(lost)}.")
-            title = f"{method}: best {name} against {x}, {rows[0].task}"
-            axes = {"x": f"{x} (log scale)" if log else x, "y": f"best {name}", "log_x": log}
-            curves = [figures.Curve(*pair) for pair in points.items()]
-            pieces.append(curve_drawing(title, curves, part.objective == ACCURACY, notes, **axes))
-    return pieces
 
 
 def _targets(part: Table) -> list[Piece]:
@@ -258,14 +220,13 @@ def definitions() -> Chapter:
 def retry_text(retry: Mapping[str, Any]) -> str:
     """One time that a run went back, in a sentence; the values may come from a damaged file.
 
-    >>> found = {"round": 3, "status": "diverged", "from_round": 0, "lr": 0.5, "bytes_abandoned": 2000}
+    >>> found = {"round": 3, "status": "rolled back", "from_round": 0, "left_out": [2], "bytes_abandoned": 2000}
     >>> retry_text(found)
-    'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
+    'round 3 rolled back: back to the start without clients 2, 2 kB abandoned'
     """
-    number, back, lr, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "lr", "bytes_abandoned"))
+    number, back, lost = (metric_value(retry, key) or 0 for key in ("round", "from_round", "bytes_abandoned"))
     where = f"round {back:g}" if back else "the start"
     status = visible(str(retry.get("status")), 40)
     out = [f"{one}" for one in retry.get("left_out") or () if isinstance(one, int)]
     without = f" without clients {', '.join(out[:20])}" if out else ""
-    how = without if status == ROLLED_BACK else f" with learning rate {lr:.4g}"
-    return f"round {number:g} {status}: back to {where}{how}, {human_bytes(lost)} abandoned"
+    return f"round {number:g} {status}: back to {where}{without}, {human_bytes(lost)} abandoned"

@@ -159,7 +159,7 @@ def curves(
 
 
 @_styled()
-def bars(rows: Sequence[Bar], width: int = WIDE, title: str = "") -> Figure:
+def bars(rows: Sequence[Bar], width: int = WIDE) -> Figure:
     """Bars under their names and values."""
     scale = (width - 4) / (max((max(sum(row.segments), row.spread[1]) for row in rows), default=0) or 1)
     room = max(8, int(width / 8.3) - 2 - max((len(row.value) for row in rows), default=0))
@@ -180,7 +180,7 @@ def bars(rows: Sequence[Bar], width: int = WIDE, title: str = "") -> Figure:
         y += 30
     axes.set(xlim=(0, width), ylim=(max(y, 1), 0))
     axes.set_axis_off()
-    return _finish(figure, axes, width, y, title)
+    return _finish(figure, axes, width, y, "")
 
 
 def scale_limits(lines: Sequence[Curve]) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.metrics.objective import Objective
+from thinwire.metrics.objective import Objective, metric_value
 from thinwire.reports.figures import Point
 from thinwire.runs.best import recorded_objective
 from thinwire.runs.collapse import BROKEN, count_broken
@@ -130,14 +130,14 @@ class Row(NamedTuple):
     @property
     def final(self) -> MeanInterval | None:
         """The objective after the last round of each run."""
-        return self.final_of(objective_key(self.objective))
+        return self.final_of(self.objective.key)
 
     @property
     def others(self) -> dict[str, MeanInterval]:
         """Its other metrics after the last round, by dotted path: `metrics.f1`, `clients_eval.worst_10`."""
         kinds = [(kind, record.get(kind)) for run in self.runs for record in run.records for kind in _OTHERS]
         paths = dict.fromkeys(f"{kind}.{name}" for kind, found in kinds if isinstance(found, dict) for name in found)
-        known = ("metrics.accuracy", objective_key(self.objective))
+        known = ("metrics.accuracy", self.objective.key)
         return {path: mean for path in paths if path not in known and (mean := self.final_of(path))}
 
     def final_of(self, metric: str) -> MeanInterval | None:
@@ -147,7 +147,7 @@ class Row(NamedTuple):
     def best_of(self, run: SavedRun) -> float | None:
         """The best value of the objective in a run; None if it has none."""
         best = max if self.objective.higher_is_better else min
-        return best(evaluations(run, objective_key(self.objective)), default=None)
+        return best(evaluations(run, self.objective.key), default=None)
 
     def total(self, key: str) -> float:
         """The mean of one of the `totals` that every run has, such as bytes."""
@@ -185,7 +185,7 @@ def group(runs: Sequence[SavedRun]) -> list[Row]:
     labels = unique_labels([(own[0].task, own[0].name) for own in rows], [own[0].table for own in rows])
 
     def recorded(own: list[SavedRun]) -> Objective:
-        return next((one for one in known if any(evaluations(run, objective_key(one)) for run in own)), known[0])
+        return next((one for one in known if any(evaluations(run, one.key) for run in own)), known[0])
 
     return [Row(label, own, one or recorded(own)) for label, own, one in zip(labels, rows, stated, strict=True)]
 
@@ -193,10 +193,10 @@ def group(runs: Sequence[SavedRun]) -> list[Row]:
 def without_seed(config: TomlTable) -> TomlTable:
     """A configuration without the keys that runs of one row may differ in.
 
-    These are the seed, the byte accounting, and what depends on the seed: the fingerprint of initial weights and data,
+    These are the seed, and what depends on the seed: the fingerprint of initial weights and data,
     and a learning rate that was found by trials.
     """
-    without = ("seed", "accounting", "fingerprint", "lr_trials")
+    without = ("seed", "fingerprint", "lr_trials")
     kept = {key: value for key, value in config.items() if key not in without}
     if "lr_trials" in config:
         optimizer = {key: value for key, value in kept["method"]["client_opt"].items() if key != "lr"}
@@ -244,41 +244,9 @@ def baseline_of(rows: Sequence[Row]) -> Row:
 _OTHERS = ("metrics", "clients_eval")  # tables of a record
 
 
-def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
-    """The value of a metric in a record; None if the round has none, or it is not a finite number.
-
-    Args:
-        record: a line of `metrics.jsonl`.
-        metric: a key of the record, `metrics.NAME` or `clients_eval.NAME`.
-
-    >>> record = {"accuracy": 0.9, "metrics": {"macro_f1": 0.8}, "clients_eval": None}
-    >>> [metric_value(record, metric) for metric in ("accuracy", "metrics.macro_f1", "clients_eval.p10")]
-    [0.9, 0.8, None]
-    """
-    field, _, name = metric.partition(".")
-    found = record.get(field)
-    if name:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return float(found) if is_number(found) and abs(found) < 1e300 else None  # type: ignore[arg-type]
-
-
 def evaluations(run: SavedRun, metric: str) -> list[float]:
     """The values of a metric in the evaluated rounds of a run."""
     return [value for record in run.records if (value := metric_value(record, metric)) is not None]
-
-
-def objective_key(objective: Objective) -> str:
-    """Where records have the value of an objective (see `metric_value`).
-
-    >>> [objective_key(Objective(name)) for name in ("accuracy", "loss", "r2")]
-    ['accuracy', 'test_loss', 'metrics.r2']
-    """
-    return {"accuracy": "accuracy", "loss": "test_loss"}.get(objective.name, f"metrics.{objective.name}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and not a truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

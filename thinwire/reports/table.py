@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from thinwire.core.text import human_bytes, human_seconds, visible
-from thinwire.federation.settings import Accounting
 from thinwire.metrics.objective import Objective
 from thinwire.reports import figures
 from thinwire.reports.page import Cells, Drawing, table_html
@@ -26,7 +25,6 @@ from thinwire.reports.rows import (
     baseline_of,
     mean_text,
     number_text,
-    objective_key,
     objective_name,
     percent_text,
     value_text,
@@ -52,14 +50,12 @@ class Table:
         title: what is compared.
         rows: one for each method; of a sweep one for each setting, the best first, those that failed last.
         ranked_by: of a sweep, what ranks: the objective, or accuracy or loss on validation examples.
-        accounting: which bytes `ratio` compares.
         targets: values of the objective whose cost is compared.
     """
 
     title: str
     rows: Sequence[Row]
     ranked_by: Objective | None = None
-    accounting: Accounting = "honest"
     targets: Sequence[float] = ()
 
     @property
@@ -200,13 +196,13 @@ class Table:
             return texts if any(row.validation for row in self.rows) else [*texts, test]
         baselines = visible(" or ".join(dict.fromkeys(part.baseline.label for part in self.parts.values())), 200)
         sent = "bytes of all messages (total), and without catch-up and abandoned rounds (ideal)"
-        return [f"{spread}; {sent}; ratio: bytes of {baselines} divided by these ({self.accounting} accounting)."]
+        return [f"{spread}; {sent}; ratio: total of {baselines} divided by this."]
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def ratio(self, row: Row) -> float | None:
         """Bytes of the baseline divided by those of a row."""
-        theirs, own = (one.total(f"bytes_total_{self.accounting}") for one in (self.baseline, row))
+        theirs, own = (one.bytes for one in (self.baseline, row))
         return theirs / own if own else None
 
     def plain(self) -> list[dict[str, Any]]:
@@ -230,8 +226,7 @@ class Table:
             "failed": row.failed,
             **{f"bytes_{key}": row.total(f"bytes_{key}") for key in BYTES.values()},
             "seconds": row.total("seconds"),
-            "accounting": self.accounting,
-            "bytes_total": row.total(f"bytes_total_{self.accounting}"),
+            "bytes_total": row.bytes,
             "ratio": self.ratio(row),
             "compared_with": self.baseline.label,
             "targets": {target: cost and cost.by_seed for target, cost in reached.items()},
@@ -252,12 +247,12 @@ class Table:
 
     def plot(self) -> Figure:
         """The objective against bytes, as a matplotlib Figure."""
-        return self.drawing(objective_key(self.objective)).draw()
+        return self.drawing(self.objective.key).draw()
 
     def drawing(self, metric: str, by_bytes: bool = True) -> Drawing:
         """A metric of a part against bytes, with targets marked, or against rounds."""
         objective, task = self.objective, self.rows[0].task
-        ranked, percent = metric == objective_key(objective), metric in ("accuracy", "client_accuracy")
+        ranked, percent = metric == objective.key, metric in ("accuracy", "client_accuracy")
         name = objective_name(objective) if ranked else _NAMES.get(metric) or metric.partition(".")[2]
         notes = [BAND] if any(len(row.runs) > 1 for row in self.rows) else []
         if by_bytes and (percent or ranked):

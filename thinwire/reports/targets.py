@@ -18,15 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from thinwire.core.text import human_bytes
-from thinwire.metrics.objective import Objective
+from thinwire.metrics.objective import Objective, metric_value
 from thinwire.reports.rows import (
     ACCURACY,
     MeanInterval,
     Row,
     evaluations,
-    metric_value,
     number_text,
-    objective_key,
     objective_name,
     percent_text,
 )
@@ -65,7 +63,7 @@ def cost_to_reach(row: Row, target: float) -> TargetCost | None:
     for seed, run in zip(row.seeds, row.runs, strict=True):
         first = 0
         for i, record in enumerate(run.records, 1):
-            value = metric_value(record, objective_key(row.objective))
+            value = metric_value(record, row.objective.key)
             if value is not None:
                 first = 0 if row.objective.better(bar, value) else first or i
         if until := run.records[:first]:
@@ -115,8 +113,8 @@ def choose_targets(rows: Sequence[Row], baseline: Row) -> list[float]:
     sign = 1 if baseline.objective.higher_is_better else -1
     pairs = [(row, run) for row in rows for run in row.runs]
     sound = [(row, run) for row, run in pairs if run not in row.broken] or pairs
-    known = [sign * own[-1] for row, run in sound if (own := evaluations(run, objective_key(row.objective)))]
-    first = [own[0] for run in baseline.runs if (own := evaluations(run, objective_key(baseline.objective)))]
+    known = [sign * own[-1] for row, run in sound if (own := evaluations(run, row.objective.key))]
+    first = [own[0] for run in baseline.runs if (own := evaluations(run, baseline.objective.key))]
     if not known or baseline.final is None:
         return []
     top = baseline.final.mean

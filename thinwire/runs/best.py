@@ -34,10 +34,10 @@ class ValidationObjective(Objective):
         """Its name in tables and on axes."""
         return f"validation {self.name}"
 
-    def value(self, record: Mapping[str, Any]) -> float | None:
-        """Its value in a record; None in rounds without evaluation."""
-        own = {"accuracy": "client_accuracy", "test_loss": "client_loss", "metrics": "clients_eval"}
-        return super().value({name: record.get(key) for name, key in own.items()})
+    @property
+    def key(self) -> str:
+        """Where records have its value."""
+        return self.validation_key
 
 
 def selected_by(objective: Objective, validated: bool) -> Objective:

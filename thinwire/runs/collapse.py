@@ -39,7 +39,6 @@ Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
 FAILED_RUNS = "diverged or collapsed"  # the head of a column that counts them
 FAIR_ROUNDS = 10  # with fewer, a run that never learned may only have been too short
-SLOW_LOSS = 2.0  # times the loss of a uniform prediction: a slow start stays below
 FAIR_LOSS = 10.0  # times the loss of a uniform prediction: more is no slow start
 HIGH_LOSS = 10.0  # times the training loss of round 1, for tasks without accuracy
 HIGH_ROUNDS = 5  # so many rounds in a row, and a high training loss is a collapse
@@ -87,16 +86,11 @@ class Verdict(NamedTuple):
         status: the status.
         round: the round since when; None if it is `finished`.
         why: the reason in one sentence.
-        healthy: whether the latest values are finite, and above chance; without accuracy, whether the loss is not high.
-        too_fast: whether training failed as it does with a learning rate that is too large. A run at chance whose loss
-            never rose may as well have a rate that is too small, or need more rounds.
     """
 
     status: Status
     round: int | None = None
     why: str = ""
-    healthy: bool = True
-    too_fast: bool = False
 
 
 def judge(records: Sequence[Mapping[str, Any]], chance: Chance | None) -> Verdict:
@@ -109,7 +103,7 @@ def judge(records: Sequence[Mapping[str, Any]], chance: Chance | None) -> Verdic
     if since := _since(records, lambda one: not all(_is_finite(one.get(key, 0.0)) for key in ("loss", "test_loss"))):
         what = "test" if _is_finite(records[-1].get("loss", 0.0)) else "training"
         why = f"the {what} loss is {records[-1]['test_loss' if what == 'test' else 'loss']} since round {since}"
-        return Verdict("diverged", since, why, False, True)
+        return Verdict("diverged", since, why)
     if chance is None:
         return _judge_loss(records)
     key = chance.metric
@@ -125,13 +119,12 @@ def judge(records: Sequence[Mapping[str, Any]], chance: Chance | None) -> Verdic
     )
     if best[key] > chance.learned:
         why = f"{name} {percent(last[key])} is back at {constant} since round {since}; {percent(best[key])} in round"
-        return Verdict("collapsed", since, f"{why} {best['round']}", False, True)
+        return Verdict("collapsed", since, f"{why} {best['round']}")
     test_loss = last.get("test_loss") or 0.0
     if last["round"] < FAIR_ROUNDS and test_loss <= FAIR_LOSS * guess:
-        return Verdict("finished", healthy=False)
+        return Verdict("finished")
     why = f"{name} {percent(last[key])} in round {last['round']} is not above {constant}"
-    peak = max(test_loss, *(one.get("loss") or 0.0 for one in records))
-    return Verdict("at chance", last["round"], why, False, peak > SLOW_LOSS * guess)
+    return Verdict("at chance", last["round"], why)
 
 
 def _judge_loss(records: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -141,14 +134,14 @@ def _judge_loss(records: Sequence[Mapping[str, Any]]) -> Verdict:
     if r2s and r2s[-1][0] >= FAIR_ROUNDS and max(r2 for _, r2 in r2s) <= 0:
         number, r2 = r2s[-1]
         why = f"r2 {r2:.4g} in round {number} is not above 0, that of predicting the mean"
-        return Verdict("at chance", number, why, False)
+        return Verdict("at chance", number, why)
     first = (records[0].get("loss") or 0.0) if records else 0.0
     since = _since(records, lambda one: 0 < HIGH_LOSS * first < (one.get("loss") or 0.0))
     if not since or records[-1]["round"] - since + 1 < HIGH_ROUNDS:
-        return Verdict("finished", healthy=not since)
+        return Verdict("finished")
     limit = f"{HIGH_LOSS:g} times that of the first round ({first:.4g})"
     why = f"training loss {records[-1]['loss']:.4g} is above {limit} since round {since}"
-    return Verdict("collapsed", since, why, False, True)
+    return Verdict("collapsed", since, why)
 
 
 def _since(records: Sequence[Mapping[str, Any]], bad: Callable[[Mapping[str, Any]], bool | None]) -> int:

@@ -231,7 +231,7 @@ def to_table(settings: Settings) -> Table:
     }
     return _given(
         {
-            **{key: getattr(settings, key) for key in ("name", "seed", "rounds", "accounting")},
+            **{key: getattr(settings, key) for key in ("name", "seed", "rounds")},
             "import": list(settings.imports),
             "fingerprint": settings.fingerprint,
             "auto_lr": settings.auto_lr or None,

@@ -26,13 +26,11 @@ from thinwire.federation.job import Job
 from thinwire.federation.settings import Cohort, Settings
 from thinwire.federation.simulation import make_simulation
 from thinwire.runs.build import build_job
-from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest, to_table
 from thinwire.runs.files import locked
 from thinwire.runs.loop import Loop
 from thinwire.runs.probe import with_rate
-from thinwire.runs.records import ROLLED_BACK, byte_totals, read_clients, rounds_in
-from thinwire.runs.retry import check_retry
+from thinwire.runs.records import read_clients, rounds_in
 from thinwire.runs.run_directory import RunFolder, Summary, other_task
 from thinwire.runs.task_files import folder_name
 from thinwire.runs.toml import Table
@@ -67,8 +65,7 @@ def execute(
     """
     plan = RunPlan.of(settings, path, data_dir, prepare)
     if not overwrite and (done := plan.finished(resume)):
-        sizes = (done["bytes_up"], done["bytes_down"], done["bytes_catchup"])
-        return {**done, **byte_totals(*sizes, settings.accounting, done.get("bytes_abandoned", 0))}
+        return done
     return plan.train(resume, overwrite, **watch).summary
 
 
@@ -99,10 +96,6 @@ class RunPlan(NamedTuple):
             rounds: the numbers of rounds of a run that is extended: at its start, and after each extension.
         """
         plugins.load(settings.imports)  # in a worker process they are not imported yet
-        if settings.checkpoint.on_divergence == "retry":
-            if prepare:
-                raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
-            check_retry(settings.method, settings.engine)
         job: Job | None = None
         if settings.task.is_own and prepare is None:  # a finished run is used again for the same data only
             settings, job = settled(settings, data_dir, stored=path is not None)
@@ -136,21 +129,8 @@ class RunPlan(NamedTuple):
                     "Python, continues it"
                 )
             return None
-        if folder.is_extended:
-            refuse_diverged(done)
-            return None
-        retries = self.settings.checkpoint.on_divergence == "retry"
-        halved = [one for one in done.get("retries", ()) if one.get("status") != ROLLED_BACK]
-        if halved and not retries:
-            raise CheckpointError(
-                f"{folder.path} holds a run that went back {len(halved)} times; write on_divergence retry, or "
-                "--overwrite to run it without"
-            )
-        then = RunFolder.open(folder.path).table.get("checkpoint", {}).get("on_divergence", "stop")
-        if retries and then == "stop" and is_broken(done):  # it failed without going back, and now may
-            return None
         refuse_diverged(done)
-        return done
+        return None if folder.is_extended else done
 
     def train(self, resume: bool = False, overwrite: bool = False, **watch: Any) -> Loop:
         """Train the rounds that are left; nothing is written before the run has been checked.

@@ -3,7 +3,7 @@
     run.py, execute.py  ->  RunPlan.train  ->  Loop.train  ->  Loop.round  ->  Federation.round
 
 After every round, in this order: the record is written to `metrics.jsonl`, `on_round` is called, then `stop`; last, a
-checkpoint is written if one is due. Where training fails, the run goes back to its newest checkpoint (`retry.py`).
+checkpoint is written if one is due. A deployment goes back where clients destroyed the model (`retry.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from thinwire.errors import CheckpointError, Diverged, Unfit
 from thinwire.federation.federation import Federation, OnMessage
 from thinwire.federation.job import RoundRecord, RunState
 from thinwire.federation.settings import Settings
-from thinwire.federation.simulation import make_simulation
 from thinwire.federation.standing import left_out_until
 from thinwire.runs.best import Lead, is_improving, selected_by
 from thinwire.runs.checkpoint import Checkpoint, save_checkpoint, tensor_bytes
@@ -28,15 +26,7 @@ from thinwire.runs.collapse import Verdict, chance_of, judge, news
 from thinwire.runs.files import append_json, json_lines, write_json
 from thinwire.runs.link_time import seconds_by_link
 from thinwire.runs.records import BEST, CLIENTS, totals, troubles
-from thinwire.runs.retry import (
-    MAX_RETRIES,
-    MAX_ROLLBACKS,
-    ROLLED_BACK,
-    Retry,
-    bytes_of,
-    halved,
-    read_retries,
-)
+from thinwire.runs.retry import MAX_ROLLBACKS, ROLLED_BACK, Retry, bytes_of, read_retries
 from thinwire.runs.run_directory import METRICS, RunFolder, Summary, environment, records_of
 from thinwire.runs.summary import layers_of, nonzero_b_of, privacy_of
 
@@ -57,11 +47,9 @@ class Loop:
 
     def __init__(self, settings: Settings, federation: Federation, folder: RunFolder | None, resume: bool) -> None:
         self.settings, self.folder, self.job, self.federation = settings, folder, federation.job, federation
-        self.retries_failures = settings.checkpoint.on_divergence == "retry"
         self.retries = read_retries(folder.path) if folder else []
         self.chance = chance_of(federation)
         self.objective = selected_by(self.job.ranked_by, self.job.task.client_tests is not None)
-        self.memory: Checkpoint | None = None  # the newest one, without a directory; states never change
         self.summary: Summary = {}
         self.clients: list[dict[str, Any]] = []  # the numbers of each client at the end, the worst first
         # a server has a log, and attackers are expected to be refused
@@ -74,15 +62,11 @@ class Loop:
 
     def _continue_from(self, start: Checkpoint | None) -> None:
         """Continue after a checkpoint, or from the start, with what the times that the run went back have changed."""
-        if at := [retry.from_version for retry in self.retries if retry.halves]:
-            self.federation = make_simulation(
-                self.settings.engine, replace(self.job, method=halved(self.job.method, at))
-            )
         times = [(retry.from_round, retry.left_out) for retry in self.retries]
         self.federation.clients.leave_out(left_out_until(times), len(self.retries))
         self.state = start.state if start else self.federation.start()
         self.saved, self.saved_at = self.state.round, monotonic()  # the round of the newest checkpoint, and when
-        self.due: RunState | None = None  # a state to be saved
+        self.due = False  # whether a checkpoint is
         self.lines = start.lines if start else []
         if self.folder:
             self.folder.rewind(start, len(self.retries))
@@ -115,18 +99,14 @@ class Loop:
             on_round(record)  # type: ignore[misc]
         try:
             while True:
+                ended = self.ended_by(stop)
+                if self.due or (ended and self.saved < self.state.round):
+                    self.save()
+                if ended:
+                    break
                 try:
-                    if self.retries_failures and self.verdict.too_fast:
-                        raise Diverged(self.verdict.why)
-                    ended = self.ended_by(stop)
-                    if ended and self.folder and self.saved < self.state.round:
-                        self.due = self.state
-                    if self.due:
-                        self.save(self.due)
-                    if ended:
-                        break
                     record = self.round(on_message)
-                except Diverged as error:
+                except Unfit as error:
                     self.go_back(error)
                     continue
                 if on_round:
@@ -134,9 +114,9 @@ class Loop:
         except Diverged as error:
             self.finish("divergence", error)
             raise
-        except KeyboardInterrupt:  # the last complete round; where failures are retried, only healthy states are saved
-            if self.folder and self.saved < self.state.round and not self.retries_failures:
-                self.save(self.state)
+        except KeyboardInterrupt:  # the last complete round
+            if self.saved < self.state.round:
+                self.save()
             raise
         self.finish(ended)
 
@@ -156,7 +136,7 @@ class Loop:
         self.state, self.lead = state, self.lead.after(self.lines[-1])
         if self.settings.checkpoint.best and self.lead.round == record.round:
             self.best = self.weights()
-        self.due = self._saved_next(before, record)
+        self.due = self.is_due(before)
         if self.warns and (found := troubles([self.lines[-1]])):
             self.warns = False
             warnings.warn(f"{found}; further rounds are in the records and on the page", stacklevel=2)
@@ -165,33 +145,20 @@ class Loop:
             write_json(self.folder.path / "environment.json", {**environment(), **self.facts()})
         return record
 
-    def _saved_next(self, before: RunState, record: RoundRecord) -> RunState | None:
-        """The state that is saved after a round; None if no checkpoint is due."""
+    def is_due(self, before: RunState) -> bool:
+        """Whether a checkpoint is due after a round."""
         state = self.state
-        if self.retries_failures:  # only states that an evaluation found healthy
-            task = self.job.task
-            if task.test is None and task.client_tests is None:
-                state = before  # the training loss is that of the state before the round
-            elif record.test_loss is None and record.client_accuracy is None:
-                return None
-            if not self.verdict.healthy:
-                return None
-        if not (state.round and (self.folder or self.retries_failures)):
-            return None
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
         changed = (state.backend, state.chunk) != (before.backend, before.chunk)
-        # a run that goes back must not depend on the time
-        late = not self.retries_failures and monotonic() - self.saved_at >= LONGEST
-        return state if changed or late or state.round - self.saved >= self.settings.checkpoint.every else None
+        late = monotonic() - self.saved_at >= LONGEST
+        return changed or late or state.round - self.saved >= self.settings.checkpoint.every
 
-    def save(self, state: RunState) -> None:
-        """Write a checkpoint, or keep it in memory."""
-        checkpoint = Checkpoint(state, self.best, json_lines(*self.lines[: state.round]))
+    def save(self) -> None:
+        """Write a checkpoint; a run without a directory has none."""
         if folder := self.folder:
+            checkpoint = Checkpoint(self.state, self.best, json_lines(*self.lines))
             save_checkpoint(folder.checkpoints, checkpoint, folder.configs[0], folder.keep)
-        else:
-            self.memory = checkpoint
-        self.saved, self.saved_at, self.due = state.round, monotonic(), None
+        self.saved, self.saved_at, self.due = self.state.round, monotonic(), False
 
     def ended_by(self, stop: OnRound | None) -> EndedBy | None:
         """Why the run ends after these records; None if it goes on."""
@@ -206,42 +173,26 @@ class Loop:
             return "patience"
         return "stop function" if stop and stop(RoundRecord(**last)) else None
 
-    def go_back(self, error: Diverged) -> None:
-        """Go back to a checkpoint, with half the learning rate or without the clients that were far off.
+    def go_back(self, error: Unfit) -> None:
+        """Go back to a checkpoint, without the clients that were far off.
 
         Raises:
-            Diverged: the error, if the run must not go back, or did so too often.
+            Diverged: the error, if the checkpoint is not there, or the run went back too often.
         """
-        unfit, failed, status = isinstance(error, Unfit), self.state.round + 1, "diverged"
-        why = str(error).removeprefix(f"round {failed}: ")
-        before = [retry for retry in self.retries if retry.halves != unfit]
-        number, left_out = self.saved, list[int]()
-        if isinstance(error, Unfit):
-            status, left_out = ROLLED_BACK, sorted(error.far)
-            number = self.state.round if error.back_to is None else error.back_to
-        elif not self.retries_failures:
-            raise error
-        elif self.verdict.too_fast:
-            failed, (status, _, why) = self.state.round, self.verdict[:3]
-        if len(before) >= (MAX_ROLLBACKS if unfit else MAX_RETRIES):
-            tried = f"{len(before)} retries, with learning rate {before[-1].lr:.4g}"
-            raise Diverged(f"{error}; also after {tried}", error.sent) from error
-        start = None
-        if number:
-            start = self.folder.load(self.settings.engine.device, number) if self.folder else self.memory
-            if start is None or start.state.round != number:
+        if len(self.retries) >= MAX_ROLLBACKS:
+            raise Diverged(f"{error}; also after {MAX_ROLLBACKS} retries", error.sent) from error
+        failed, start = self.state.round + 1, None
+        if number := self.state.round if error.back_to is None else error.back_to:
+            start = self.folder.load(self.settings.engine.device, number) if self.folder else None
+            if start is None:
                 raise error
         version = start.state.server.public.version if start else 0
-        lr = self.federation.contract.at(version).client_opt(version).lr * (1.0 if unfit else 0.5)
-        lost = bytes_of(self.lines[number:]) + sum(error.sent)
-        retry = Retry(failed, status, why, number, version, lr, lost, left_out)
-        self.retries.append(retry)
+        lr = self.federation.contract.at(version).client_opt(version).lr
+        lost, why = bytes_of(self.lines[number:]) + sum(error.sent), str(error).removeprefix(f"round {failed}: ")
+        self.retries.append(Retry(failed, ROLLED_BACK, why, number, version, lr, lost, sorted(error.far)))
         if self.folder:
             self.folder.go_back(number, self.retries)
         self._continue_from(start)
-        if not unfit:
-            name = f"{self.folder.path}: " if self.folder else ""
-            warnings.warn(f"{name}{retry.text} (retry {len(before) + 1} of {MAX_RETRIES})", stacklevel=2)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -282,7 +233,7 @@ class Loop:
             **({"chance_accuracy": self.chance.share} if self.chance else {}),
             "parameters": federation.model.parameters(),
             "trainable": Spec.of(federation.first.coords).size,
-            **totals(lines, settings.accounting, abandoned),
+            **totals(lines, abandoned),
             "objective": self.job.ranked_by.summary(lines),
             **({"still_improving": True} if is_improving(self.job.ranked_by, lines) else {}),
             **({"retries": [retry._asdict() for retry in self.retries]} if self.retries else {}),

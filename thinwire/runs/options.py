@@ -90,22 +90,8 @@ class Options(TypedDict, total=False):
     ]
     target_accuracy: Annotated[float, At("eval.target_accuracy", "End at this accuracy on the test set.", PYTHON_ONLY)]
     stop: Annotated[Callable[[RoundRecord], Any], At("", "End after a record for which it is true.", PYTHON_ONLY)]
-    on_divergence: Annotated[
-        str,
-        At(
-            "checkpoint.on_divergence",
-            "If training diverges or collapses: stop, or retry from the last good state with half the learning rate.",
-        ),
-    ]
     checkpoint_every: Annotated[int, At("checkpoint.every", "Rounds between two checkpoints.", PYTHON_ONLY)]
     keep_best: Annotated[bool, At("checkpoint.best", "Keep the model of the best round: best.safetensors.")]
-    accounting: Annotated[
-        str,
-        At(
-            "accounting",
-            "Bytes counted in totals: honest (all messages) or ideal (without catch-up downloads, as in most papers).",
-        ),
-    ]
     set: Annotated[Mapping[str, Any], At("", "Set any setting, as KEY=VALUE; may be repeated.")]
     name: Annotated[str, At("name", "The label of the run in reports.", PYTHON_ONLY)]
     out: Annotated[Path | str, At("", "Run directory, or the folder of the run directories of several runs.")]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from thinwire.core.text import human_bytes, percent, visible
+from thinwire.runs.records import honest_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,19 +32,18 @@ def style_of(progress: bool | None) -> Style:
 
 
 @contextmanager
-def shown(label: str, rounds: int, style: Style, accounting: str) -> Iterator[Show]:
+def shown(label: str, rounds: int, style: Style) -> Iterator[Show]:
     """Show the progress of a run; yields a function to call after each round.
 
     Args:
         label: the name of the run.
         rounds: number of rounds.
         style: how.
-        accounting: whether the bytes shown include catch-up downloads (`honest`) or not (`ideal`).
     """
     if style == "nothing":
         yield lambda record: None
         return
-    label, totals, console = visible(label, 200), RunningTotals(accounting), console_of(stderr=True)
+    label, totals, console = visible(label, 200), RunningTotals(), console_of(stderr=True)
     step = max(1, rounds // 20)
 
     def show_line(record: RoundRecord) -> None:
@@ -88,8 +88,7 @@ def console_of(stderr: bool = False) -> Console:
 class RunningTotals:
     """Bytes so far and the newest accuracy, R2 or test loss, as text."""
 
-    def __init__(self, accounting: str) -> None:
-        self.accounting = accounting
+    def __init__(self) -> None:
         self.rounds: list[tuple[int, int]] = []  # number and bytes of each
         self.quality = f"accuracy {percent(None)}"
 
@@ -99,12 +98,10 @@ class RunningTotals:
 
         while self.rounds and self.rounds[-1][0] >= record.round:  # the run went back; the record has these bytes
             self.rounds.pop()
-        more = record.bytes_catchup + record.bytes_abandoned if self.accounting == "honest" else 0
         before = self.rounds[-1][1] if self.rounds else 0
-        self.rounds.append((record.round, before + record.bytes_up + record.bytes_down + more))
+        self.rounds.append((record.round, before + honest_bytes(record._asdict())))
         if (found := shown_of(record._asdict())) is not None:
             self.quality = " ".join(found)
         epsilon = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
         clock = "" if record.clock is None else f"  clock {record.clock:.5g} s"
-        sent = f"{human_bytes(self.rounds[-1][1])} {self.accounting}"
-        return f"loss {record.loss:.4f}  {self.quality}  {sent}{clock}{epsilon}"
+        return f"loss {record.loss:.4f}  {self.quality}  {human_bytes(self.rounds[-1][1])} sent{clock}{epsilon}"

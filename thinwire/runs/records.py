@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.reference import task_label
 from thinwire.core.text import visible
@@ -23,12 +23,10 @@ from thinwire.runs.files import INVALID, read_json, read_lines, unpack, write_js
 from thinwire.runs.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl
-Accounting = Literal["honest", "ideal"]
 
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums
 CONFIG = "config.toml"  # covered, too; runs of version 0.9 and before have it without a checksum
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
-ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
 SEARCH = "search.json"  # how a setting of the run was found, and what the search cost; no result depends on it
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 CLIENTS = "clients.jsonl"  # covered too, in runs that measure clients: one line each, the worst first
@@ -99,7 +97,9 @@ def read_config(path: Path) -> Table:
     """The settings of a run directory."""
     if not (path / "config.toml").is_file():
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
-    return read_toml(path / "config.toml")
+    table = read_toml(path / "config.toml")
+    table.pop("accounting", None)  # of earlier versions
+    return table
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -158,14 +158,11 @@ def troubles(records: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(named) + (f"; and {len(counts) - 5} more clients" if len(counts) > 5 else "")
 
 
-def totals(
-    records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest", abandoned: int | None = None
-) -> dict[str, Any]:
+def totals(records: Sequence[Mapping[str, Any]], abandoned: int | None = None) -> dict[str, Any]:
     """The totals of some rounds: the values of a summary that come from its records.
 
     Args:
         records: lines of `metrics.jsonl`.
-        accounting: which bytes count in the total.
         abandoned: bytes of abandoned rounds; by default those in the records.
     """
     if abandoned is None:
@@ -177,8 +174,10 @@ def totals(
     found["final_loss"] = last.get("loss")
     for name in ("metrics", "clients_eval"):  # which not all runs have
         found |= next(({f"final_{name}": one[name]} for one in reversed(records) if one.get(name)), {})
-    up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
-    found |= byte_totals(up, down, catchup, accounting, abandoned)
+    sent = {f"bytes_{way}": sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup")}
+    everything = sum(sent.values()) + abandoned
+    found |= {**sent, "bytes_abandoned": abandoned, "bytes_total": everything, "bytes_total_honest": everything}
+    found["bytes_total_ideal"] = sent["bytes_up"] + sent["bytes_down"]  # as many papers count
     found |= {} if last.get("clock") is None else {"clock": last["clock"]}
     return found | {"seconds": round(sum(record["seconds"] for record in records), 3)}
 
@@ -198,25 +197,6 @@ def honest_bytes(record: Mapping[str, Any]) -> int:
     """All bytes up to a round since the one before: up, down, catch-up, and those of rounds abandoned in between."""
     sent = record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
     return int(sent + record.get("bytes_abandoned", 0))
-
-
-def byte_totals(up: int, down: int, catchup: int, accounting: Accounting, abandoned: int = 0) -> dict[str, Any]:
-    """All totals of bytes: `honest` of all messages, `ideal` without catch-up and abandoned rounds.
-
-    >>> byte_totals(1, 2, 4, "ideal")["bytes_total"], byte_totals(1, 2, 4, "honest")["bytes_total"]
-    (3, 7)
-    """
-    both = {"honest": up + down + catchup + abandoned, "ideal": up + down}
-    return {
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_catchup": catchup,
-        "bytes_abandoned": abandoned,
-        "bytes_total": both[accounting],
-        "accounting": accounting,
-        "bytes_total_honest": both["honest"],
-        "bytes_total_ideal": both["ideal"],
-    }
 
 
 # -- searches --------------------------------------------------------------------------------------------------------

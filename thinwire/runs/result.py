@@ -44,7 +44,7 @@ class Run:
         path: the run directory, if one was written.
         coords: the coordinates of the last version as it is evaluated, the values that were trained, by name: for LoRA
             the factors A and B. Empty in a loaded run.
-        retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
+        retries: how often it went back, with round, reason and bytes.
         clients: the numbers of each client at the end, the worst first: its name, training examples, validation
             examples, accuracy, loss and metrics. Empty if clients have no validation examples.
     """

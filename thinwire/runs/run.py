@@ -149,7 +149,7 @@ def _run(settings: Settings, options: Mapping[str, Any], rounds: Sequence[int]) 
     style = style_of(given.get("progress"))
     with (
         _one_line(path, style != "nothing"),
-        shown(settings.name, rounds[-1] if rounds else settings.rounds, style, settings.accounting) as show,
+        shown(settings.name, rounds[-1] if rounds else settings.rounds, style) as show,
     ):
 
         def seen(record: RoundRecord) -> None:

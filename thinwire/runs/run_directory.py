@@ -65,7 +65,6 @@ from thinwire.runs.records import (
 from thinwire.runs.toml import Table, dumps, flat
 
 Summary = dict[str, Any]
-FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
 # settings that a run may have of its own if it begins from a checkpoint of another
 CHANGEABLE = (
     *("name", "rounds", "extended", "local.", "cohort.", "eval.", "checkpoint.", "engine."),
@@ -244,12 +243,12 @@ def rounds_of(table: Table) -> list[int]:
 def identity(table: Table) -> Table:
     """The part of a configuration that must be the same for a run to be continued.
 
-    The same run may be continued with another `on_divergence` or `keep`; the run of a script also under another
+    The same run may be continued with another `keep`; the run of a script also under another
     name, by another script, and with other checkpoints.
     """
     if "script" in table:
         return {key: value for key, value in table.items() if key not in ("name", "script", "checkpoint")}
-    saving = {key: value for key, value in table.get("checkpoint", {}).items() if key not in FREE}
+    saving = {key: value for key, value in table.get("checkpoint", {}).items() if key != "keep"}
     return {**table, **({"checkpoint": saving} if saving else {})}
 
 

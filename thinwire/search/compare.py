@@ -28,7 +28,7 @@ from typing import Any, Unpack
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
-from thinwire.reports.rows import MeanInterval, Row, evaluations, group, objective_key
+from thinwire.reports.rows import MeanInterval, Row, evaluations, group
 from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
 from thinwire.runs.execute import default_folder, execute
@@ -98,8 +98,7 @@ def compare(
     rows = group([read_run(path) for path in experiments])
     table = rows[0].config
     size = f"{table['task'].get('clients', 'own')} clients, {table['rounds']} rounds, {_count(every)}"
-    ideal = all(one.accounting == "ideal" for one in experiments.values())
-    return Table(f"{rows[0].task}: {size}", rows, accounting="ideal" if ideal else "honest")
+    return Table(f"{rows[0].task}: {size}", rows)
 
 
 def sweep(
@@ -159,7 +158,7 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
     for one in experiments:
         style = style_of(options.get("progress"))
         with (
-            shown(f"{one.name} seed {one.seed}", one.rounds, style, one.accounting) as on_round,
+            shown(f"{one.name} seed {one.seed}", one.rounds, style) as on_round,
             suppress(Diverged),  # a row of the table; the other runs still go on
         ):
             execute(one, default_folder(one, out), on_round=on_round, **how)
@@ -172,7 +171,7 @@ def _ranked(title: str, rows: Sequence[Row]) -> Table:
     held = any(evaluations(run, key) for row in rows for run in row.runs)
 
     def value(run: SavedRun) -> float | None:
-        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, objective_key(by))), None)
+        return mean_of_last(run.records, key) if held else next(reversed(evaluations(run, by.key)), None)
 
     values = {row.label: [value(run) for run in row.runs] for row in rows}
     sound = {row.label: [] if row.broken else [one for one in values[row.label] if one is not None] for row in rows}

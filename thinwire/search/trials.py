@@ -23,8 +23,8 @@ from thinwire.core.text import human_bytes
 from thinwire.errors import ConfigError, Diverged
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
-from thinwire.metrics.objective import Objective
-from thinwire.reports.rows import metric_value, value_text
+from thinwire.metrics.objective import Objective, metric_value
+from thinwire.reports.rows import value_text
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, Status, judge, validation_chance
 from thinwire.runs.config import nested, to_table, update

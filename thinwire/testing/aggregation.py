@@ -40,20 +40,16 @@ def _mean(trees: Sequence[Tree]) -> Tree:
     return weighted_mean(trees, [1.0 + i for i in range(len(trees))])
 
 
-def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule plans existing blocks, deterministically, and never a private one.
 
     Runs twenty rounds with random updates.
-
-    Args:
-        schedule: the part.
-        coords: the blocks; by default those of a small model. Give your own if selectors of the part name blocks.
 
     >>> from thinwire.schedules import AllBlocks
     >>> check_schedule(AllBlocks(private=("head.*",)))
     """
     call = Calls(schedule)
-    spec = coords if coords is not None else Spec.of(SHAPES)
+    spec = Spec.of(SHAPES)
     never = schedule.never(spec)
     assert isinstance(never, frozenset), f"never must return a frozenset, not {type(never).__name__}"
     assert never <= spec.named, f"never names blocks that do not exist: {sorted(never - spec.named)}"
