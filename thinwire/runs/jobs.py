@@ -1,0 +1,311 @@
+"""Many runs: one after another, or several at a time in processes of their own or as tasks of Ray.
+
+    thinwire compare ... --jobs 2                          two processes of this machine
+    RAY_ADDRESS=head:6379 thinwire compare ... --jobs 16   tasks of a cluster that was started with `ray start`
+
+A run is sent to a process as its table, and the answer says why it did not end, if so; all else is in its directory. So
+several commands, also on several machines, may share a folder: a run that another process is writing is left for later,
+and then read. One whose process died is continued. Folders of Ray's machines, and of several commands, must be the
+same file system, with locks (`flock`) that all its machines see.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from subprocess import PIPE
+from typing import Any
+
+import torch
+
+from thinwire.core.reference import OWN
+from thinwire.core.text import visible
+from thinwire.errors import ConfigError, Diverged, InUse, ThinwireError
+from thinwire.federation.backends import first_line
+from thinwire.federation.job import RoundRecord
+from thinwire.federation.ray_workers import need_ray, shares
+from thinwire.federation.settings import Settings
+from thinwire.runs.config import from_table, to_table
+from thinwire.runs.execute import default_folder, execute, stopped_by_sigterm
+from thinwire.runs.files import held, message_of
+from thinwire.runs.progress import Style, shown
+
+SPENT = "interrupted: the budget is spent"
+PAUSE = 0.5  # seconds between two looks at runs that other processes write
+
+
+def run_one(
+    settings: Settings,
+    out: Path,
+    data_dir: Path | None = None,
+    overwrite: bool = False,
+    until: float | None = None,
+    style: Style = "nothing",
+) -> None:
+    """Run settings in their default directory, or continue or read the run that is there.
+
+    Args:
+        settings: the settings.
+        out: the folder of run directories.
+        data_dir: the folder of datasets.
+        overwrite: delete the run in the directory and start again.
+        until: the wall-clock time (`time.time`) at which the run is interrupted, after the round in progress.
+        style: how progress is shown.
+    """
+    path = default_folder(settings, out)
+    if until is not None and time.time() >= until:
+        raise ThinwireError(SPENT)
+    if held(path):
+        raise InUse(f"another process is writing to {path}")
+
+    with shown(path.name, settings.rounds, style, settings.accounting) as show:
+
+        def on_round(record: RoundRecord) -> None:
+            show(record)
+            if until is not None and time.time() >= until and record.round < settings.rounds:
+                raise KeyboardInterrupt  # the last complete round is saved
+
+        try:
+            execute(settings, path, data_dir=data_dir, resume=True, overwrite=overwrite, on_round=on_round)
+        except KeyboardInterrupt:
+            if until is None or time.time() < until:
+                raise
+            raise ThinwireError(SPENT) from None
+        finally:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                gc.collect()  # recordings and weights stay in cycles, and other processes need the memory
+                torch.cuda.empty_cache()
+
+
+class Jobs:
+    """Where runs are made: in this process, in others, or where Ray places them.
+
+    Args:
+        count: the number of runs at a time; 1 for this process.
+        device: the device of the runs.
+    """
+
+    def __init__(self, count: int = 1, device: str = "cpu") -> None:
+        if count < 1:
+            raise ConfigError(f"jobs must be 1 or more, not {count}")
+        self.count, self.device = count, device
+        self._places: list[_Process] | list[_RayTasks] = []
+        self._free = SimpleQueue[_Process | _RayTasks]()
+
+    def __enter__(self) -> Jobs:
+        if self.count > 1 and os.environ.get("RAY_ADDRESS"):
+            self._places = [_RayTasks(self.count, self.device)] * self.count
+        elif self.count > 1:
+            cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+            gpus = visible_gpus() if self.device == "cuda" else []
+            self._places = [_Process(one) for one in environments(self.count, cores, gpus)]
+        for place in self._places:
+            self._free.put(place)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in self._places:
+            place.close()
+
+    def finish(self, runs: Iterable[Settings], out: Path, **how: Any) -> Iterator[Settings]:
+        """Make runs, and yield each that has ended, also one that diverged; at last raises the first other error."""
+        failed = list[Exception]()
+        for one, error in self.results(runs, out, **how):
+            if error is None or isinstance(error, Diverged):
+                yield one
+            else:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def results(
+        self, runs: Iterable[Settings], out: Path, style: Style = "nothing", **how: Any
+    ) -> Iterator[tuple[Settings, Exception | None]]:
+        """Make runs, and yield each when it has ended, with the error that it ended with; see `run_one`.
+
+        Runs that another process is writing are tried again after the others, until that process has ended.
+        """
+        todo, ended, told = list(runs), 0, False
+        if self.count > 1 and (own := [one for one in todo if one.task.kind.startswith(OWN)]):
+            raise ConfigError(
+                f"{own[0].task.label} is an object of this process, which others do not have; write jobs=1, or name it "
+                "in a file, such as my_task.py:task"
+            )
+        total, talks = len(todo), style != "nothing" and self.count > 1
+        while todo:
+            busy = list[Settings]()
+            for one, error in self._once(todo, out, style=style, **how):
+                if isinstance(error, InUse):
+                    busy.append(one)
+                    continue
+                ended += 1
+                if talks:
+                    state = message_of(error) if error else "done"
+                    print(visible(f"{ended}/{total} {default_folder(one, out).name} {state}", 1000), file=sys.stderr)
+                yield one, error
+            if len(busy) == len(todo):
+                if not told:
+                    print(f"waiting for {len(busy)} runs that other processes are writing", file=sys.stderr)
+                told = True
+                time.sleep(PAUSE)
+            todo = busy
+
+    def _once(self, runs: Sequence[Settings], out: Path, **how: Any) -> Iterator[tuple[Settings, Exception | None]]:
+        """Try every run."""
+        if self.count == 1:
+            for one in runs:
+                error: Exception | None = None
+                try:
+                    run_one(one, out, **how)
+                except Exception as raised:  # the other runs go on
+                    error = raised
+                yield one, error
+            return
+        how["style"] = "lines" if how["style"] == "terminal" else how["style"]
+        plain = {
+            name: str(one.absolute()) if isinstance(one, Path) else one for name, one in (how | {"out": out}).items()
+        }
+        with ThreadPoolExecutor(self.count) as threads, stopped_by_sigterm():
+            waiting = {threads.submit(self._made, json.dumps([to_table(one), plain])): one for one in runs}
+            try:
+                for job in as_completed(waiting):
+                    yield waiting[job], job.result()
+            except BaseException:  # Ctrl-C: runs in progress save their last round
+                threads.shutdown(wait=False, cancel_futures=True)
+                for place in self._places:
+                    place.stop()
+                raise
+
+    def _made(self, line: str) -> Exception | None:
+        """Make a run at a place that is free."""
+        place = self._free.get()
+        try:
+            kind, text = json.loads(place(line))
+        finally:
+            self._free.put(place)
+        return {"": None, "InUse": InUse(text), "Diverged": Diverged(text)}.get(kind, ThinwireError(text))
+
+
+def answer(line: str) -> str:
+    """Make a run in this process; returns the kind of its error and the message as JSON, both "" if there is none.
+
+    Args:
+        line: the table of its settings and the arguments of `run_one`, as JSON.
+    """
+    table, how = json.loads(line)
+    for name in ("out", "data_dir"):
+        how[name] = how.get(name) and Path(how[name])
+    kind = text = ""
+    try:
+        run_one(from_table(table), **how)
+    except (ThinwireError, OSError) as error:
+        kind, text = type(error).__name__, message_of(error)
+    except Exception as error:  # such as a lack of memory
+        kind, text = "Exception", f"{type(error).__name__}: {first_line(error)}"
+    return json.dumps([kind, text])
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def environments(count: int, cores: int, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The environment of each process: its share of the cores and, of several GPUs, one in turn.
+
+    >>> [one["CUDA_VISIBLE_DEVICES"] for one in environments(3, 8, ["0", "GPU-5f"])]
+    ['0', 'GPU-5f', '0']
+    >>> "CUDA_VISIBLE_DEVICES" in environments(2, 8, ["0"])[0]
+    False
+    """
+    threads = {"OMP_NUM_THREADS": str(max(1, min(torch.get_num_threads(), cores // count)))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if len(gpus) > 1 else {}) for i in range(count)]
+
+
+class _Process:
+    """A process of this machine that makes one run after another; it starts when it is first needed."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+        self.process: subprocess.Popen[str] | None = None
+
+    def __call__(self, line: str) -> str:
+        if (process := self.process) is None:
+            # in a session of its own: Ctrl-C reaches this process alone, which stops the others once
+            command = [sys.executable, "-m", "thinwire.runs.jobs"]
+            given: Any = {"env": self.environment, "text": True, "start_new_session": True}
+            process = self.process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, **given)
+        assert process.stdin
+        assert process.stdout
+        with suppress(BrokenPipeError):
+            print(line, file=process.stdin, flush=True)
+        if text := process.stdout.readline():
+            return text
+        with process:  # it has ended, and its pipes are closed
+            code, self.process = process.wait(), None
+        return json.dumps(
+            ["Killed", f"its process ended ({-code if code < 0 else code}); the same command continues it"]
+        )
+
+    def stop(self) -> None:
+        """Interrupt the run in progress, whose last round is saved."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def close(self) -> None:
+        """End the process, which makes no run."""
+        if (process := self.process) is not None:
+            with process:
+                process.terminate()
+
+
+class _RayTasks:
+    """Tasks of the Ray that RAY_ADDRESS names, each with its share of the cores and GPUs; killed ones are repeated."""
+
+    def __init__(self, count: int, device: str) -> None:
+        self.ray = need_ray()
+        cores, gpus = shares(count, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
+        self.task = self.ray.remote(answer).options(num_cpus=cores, num_gpus=gpus if device == "cuda" else 0)
+        self.running = list[Any]()
+
+    def __call__(self, line: str) -> str:
+        self.running.append(job := self.task.remote(line))
+        try:
+            return str(self.ray.get(job))
+        except self.ray.exceptions.RayError as error:
+            return json.dumps(["Ray", first_line(error)])
+        finally:
+            self.running.remove(job)
+
+    def stop(self) -> None:
+        """Interrupt the runs in progress."""
+        for job in [*self.running]:
+            self.ray.cancel(job)
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+def serve() -> None:
+    """Make the runs of the lines of the standard input; what they print goes to the standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.showwarning = lambda message, *_, **__: print(f"thinwire: note: {message}", file=sys.stderr)
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        for line in sys.stdin:
+            print(answer(line), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
