@@ -24,7 +24,7 @@ from thinwire.runs.jobs import Jobs, environments, run_one, visible_gpus
 
 TINY = ("--on", "digits", "--rounds", "2", "--clients", "10", "--cohort", "2", "--set", "local.steps=8")
 GRID = ("sweep", "fedavg", "--over", "lr=0.05,0.1,0.2,0.4", "--over", "batch=16,32", "--seeds", "3", *TINY)  # 24 runs
-LONG = (*TINY, "--rounds", "100", "--set", "checkpoint.every=2")
+LONG = (*TINY, "--rounds", "40", "--set", "checkpoint.every=4")
 PAIR = ("compare", "fedavg", "mapo", *LONG)
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and locks are those of POSIX")
 
@@ -51,7 +51,7 @@ def starts(*logs: Path) -> Counter:
     return Counter(name for log in logs for name in re.findall(r"^(\S+)  round 1/", log.read_text(), re.MULTILINE))
 
 
-def running(out: Path, rounds: int = 4) -> tuple[Path, int]:
+def running(out: Path, rounds: int = 6) -> tuple[Path, int]:
     """A run with a checkpoint, before its end, and the process that writes it."""
     for _ in range(2000):
         for file in out.glob("*/process.json"):
@@ -128,11 +128,11 @@ def test_a_job_that_is_killed_is_resumed_by_the_same_command(tmp_path):
     assert "Traceback" not in text
     other = {"fedavg", "mapo"} - {path.name.split("-")[0]}
     assert [name.split("-")[0] for name in weights(out)] == [*other], "the other run went on"
-    kept = (path / "metrics.jsonl").read_text().splitlines()[:2]
+    kept = (path / "metrics.jsonl").read_text().splitlines()[:4]
     before = {name: (out / name / "summary.json").stat().st_mtime_ns for name in weights(out)}
     assert finish(log, *PAIR, "--out", str(out), "--jobs", "2") == whole
     assert weights(out) == weights(tmp_path / "whole")
-    assert (path / "metrics.jsonl").read_text().splitlines()[:2] == kept, "it went on: seconds of rounds are the same"
+    assert (path / "metrics.jsonl").read_text().splitlines()[:4] == kept, "it went on: seconds of rounds are the same"
     assert before.items() <= {name: (out / name / "summary.json").stat().st_mtime_ns for name in weights(out)}.items()
 
 
@@ -148,7 +148,7 @@ def test_an_interrupt_stops_all_jobs_and_the_same_command_goes_on(tmp_path, how)
     assert is_gone(pid)
     assert not any(held(one) for one in out.iterdir() if one.is_dir())
     rounds = (path / "metrics.jsonl").read_bytes().count(b"\n")
-    assert 4 <= rounds < 100
+    assert 6 <= rounds < 40
     assert (path / f"checkpoints/round-{rounds:06d}.json").is_file(), "the last round is saved"
     if how == signal.SIGINT:
         finish(log, *PAIR, "--out", str(out))
@@ -167,11 +167,11 @@ def test_a_command_waits_for_another_one_and_takes_over_its_run_if_that_dies(tmp
     while "waiting for 1 runs" not in (tmp_path / "second.log").read_text():
         assert second.poll() is None
         time.sleep(0.05)
-    kept = (path / "metrics.jsonl").read_text().splitlines()[:2]
+    kept = (path / "metrics.jsonl").read_text().splitlines()[:4]
     first.kill()
     assert first.wait() == -signal.SIGKILL
     assert second.wait(600) == 0
-    assert (path / "metrics.jsonl").read_text().splitlines()[:2] == kept
+    assert (path / "metrics.jsonl").read_text().splitlines()[:4] == kept
     finish(tmp_path / "whole.log", *words, "--out", str(tmp_path / "whole"))
     assert weights(out) == weights(tmp_path / "whole")
 
