@@ -17,13 +17,12 @@ from papers.archive import Archive, Runs
 from papers.grid import Grid, Line, summary, training_failed
 from thinwire.cli.terminal import err
 from thinwire.core.text import visible
-from thinwire.errors import ConfigError, ThinwireError
-from thinwire.federation.backends import first_line
+from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest
 from thinwire.runs.execute import default_folder
-from thinwire.runs.jobs import SPENT, Jobs
+from thinwire.runs.jobs import SPENT, Jobs, why
 
 
 def read_seconds(text: str) -> float:
@@ -144,6 +143,6 @@ class _Work(NamedTuple):
     def trouble(self, experiment: Settings, error: Exception | None) -> str:
         """Why a run did not finish or how training failed; "" if all went well."""
         if error:
-            return str(error) if isinstance(error, ThinwireError) else f"{type(error).__name__}: {first_line(error)}"
+            return why(error)
         found = self.known.recorded(experiment).summary or {}
         return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,10 +21,10 @@ from thinwire.runs import execute
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import default_folder
 from thinwire.runs.files import LOCK, held, locked
-from thinwire.runs.jobs import Jobs, environments, run_one, visible_gpus
+from thinwire.runs.jobs import Jobs, environments, on_machine, run_one
 
 TINY = ("--on", "digits", "--rounds", "2", "--clients", "10", "--cohort", "2", "--set", "local.steps=8")
-GRID = ("sweep", "fedavg", "--over", "lr=0.05,0.1,0.2,0.4", "--over", "batch=16,32", "--seeds", "3", *TINY)  # 24 runs
+PAGE = Path(__file__).parents[2] / "docs/tuning.md"
 LONG = (*TINY, "--rounds", "40", "--set", "checkpoint.every=4")
 PAIR = ("compare", "fedavg", "mapo", *LONG)
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and locks are those of POSIX")
@@ -71,17 +72,31 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.slow
 @posix
-def test_a_grid_of_24_runs_by_one_process_by_two_jobs_and_by_two_commands(tmp_path):
-    one = finish(tmp_path / "one.log", *GRID, "--out", str(tmp_path / "one"))
-    two = finish(tmp_path / "two.log", *GRID, "--out", str(tmp_path / "two"), "--jobs", "2")
-    logs = [tmp_path / "a.log", tmp_path / "b.log"]
-    array = [begin(log, *GRID, "--out", str(tmp_path / "array")) for log in logs]
-    assert [process.wait(600) for process in array] == [0, 0]
+def test_a_grid_of_24_runs_by_one_process_by_two_jobs_and_by_an_array_of_slurm(tmp_path):
+    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    command = re.search(r"srun thinwire ((?:.*\\\n)*.*)", script)[1]
+    words = shlex.split(command.replace("\\\n", " "))
+    grid = [*words[: words.index("--device")], *TINY]
+    one = finish(tmp_path / "one.log", *grid, "--out", str(tmp_path / "one"))
+    two = finish(tmp_path / "two.log", *grid, "--out", str(tmp_path / "two"), "--jobs", "2")
     assert two == one
+    (tmp_path / "array.sh").write_text(
+        script.replace("srun thinwire", f"{sys.executable} -m thinwire.cli.app").replace(
+            "--device cuda", " ".join(TINY)
+        )
+    )
+    logs, tasks = [tmp_path / "0.log", tmp_path / "1.log"], []
+    for i, log in enumerate(logs):
+        slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": str(i), "SLURM_CPUS_PER_TASK": "1"}
+        with log.open("w") as lines, log.with_suffix(".out").open("w") as table:
+            bash = ["bash", str(tmp_path / "array.sh")]
+            tasks.append(subprocess.Popen(bash, stdout=table, stderr=lines, env={**os.environ, **slurm}))
+    assert [task.wait(1200) for task in tasks] == [0, 0], [log.read_text() for log in logs]
     assert [log.with_suffix(".out").read_text() for log in logs] == [one, one]
+    assert all((tmp_path / f"sweep-{i}.html").is_file() for i in range(2))
     bits = weights(tmp_path / "one")
     assert len(bits) == 24
-    assert weights(tmp_path / "two") == weights(tmp_path / "array") == bits
+    assert weights(tmp_path / "two") == weights(tmp_path / "runs") == bits
     for ran in (starts(tmp_path / "two.log"), starts(*logs)):
         assert set(ran) == set(bits)
         assert set(ran.values()) == {1}, "no run is made twice"
@@ -227,7 +242,8 @@ def test_each_process_has_a_share_of_the_cores_and_a_gpu(monkeypatch):
     assert devices == ["4", "5", "GPU-7", "4", "5"]
     assert "CUDA_VISIBLE_DEVICES" not in environments(2, 8, ["0"])[0], "all have the only one"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert visible_gpus() == ["2", "3"]
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in on_machine(3, "cuda")] == ["2", "3", "2"]
+    assert on_machine(2, "cpu")[1].environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     assert environments(2, 8, [])[0] == {"OMP_NUM_THREADS": "1"}, "what the user states is not exceeded"
 

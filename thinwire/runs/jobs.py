@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from subprocess import PIPE
@@ -87,6 +88,12 @@ def run_one(
                 torch.cuda.empty_cache()
 
 
+def why(error: Exception) -> str:
+    """An error as one line."""
+    expected = isinstance(error, ThinwireError | OSError)
+    return message_of(error) if expected else f"{type(error).__name__}: {first_line(error)}"
+
+
 class Jobs:
     """Where runs are made: in this process, in others, or where Ray places them.
 
@@ -99,22 +106,19 @@ class Jobs:
         if count < 1:
             raise ConfigError(f"jobs must be 1 or more, not {count}")
         self.count, self.device = count, device
-        self._places: list[_Process] | list[_RayTasks] = []
-        self._free = SimpleQueue[_Process | _RayTasks]()
+        self.places = list[Place]()
+        self._free = SimpleQueue[Place]()
 
     def __enter__(self) -> Jobs:
-        if self.count > 1 and os.environ.get("RAY_ADDRESS"):
-            self._places = [_RayTasks(self.count, self.device)] * self.count
-        elif self.count > 1:
-            cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-            gpus = visible_gpus() if self.device == "cuda" else []
-            self._places = [_Process(one) for one in environments(self.count, cores, gpus)]
-        for place in self._places:
+        if self.count > 1:
+            on_ray = os.environ.get("RAY_ADDRESS")
+            self.places = on_cluster(self.count, self.device) if on_ray else on_machine(self.count, self.device)
+        for place in self.places:
             self._free.put(place)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in self._places:
+        for place in self.places:
             place.close()
 
     def finish(self, runs: Iterable[Settings], out: Path, **how: Any) -> Iterator[Settings]:
@@ -135,54 +139,55 @@ class Jobs:
 
         Runs that another process is writing are tried again after the others, until that process has ended.
         """
-        todo, ended, told = list(runs), 0, False
-        if self.count > 1 and (own := [one for one in todo if one.task.kind.startswith(OWN)]):
+        todo, ended, say = list(runs), 0, partial(print, file=sys.stderr)
+        total, waits, several = len(todo), False, self.count > 1
+        if several and (own := [one for one in todo if one.task.kind.startswith(OWN)]):
             raise ConfigError(
                 f"{own[0].task.label} is an object of this process, which others do not have; write jobs=1, or name it "
                 "in a file, such as my_task.py:task"
             )
-        total, talks = len(todo), style != "nothing" and self.count > 1
+        style = "lines" if several and style == "terminal" else style
         while todo:
             busy = list[Settings]()
-            for one, error in self._once(todo, out, style=style, **how):
+            for one, error in self._once(todo, {"out": out, "style": style, **how}):
                 if isinstance(error, InUse):
                     busy.append(one)
                     continue
                 ended += 1
-                if talks:
-                    state = message_of(error) if error else "done"
-                    print(visible(f"{ended}/{total} {default_folder(one, out).name} {state}", 1000), file=sys.stderr)
+                if several and style != "nothing":
+                    say(
+                        visible(
+                            f"{ended}/{total} {default_folder(one, out).name} {why(error) if error else 'done'}", 1000
+                        )
+                    )
                 yield one, error
             if len(busy) == len(todo):
-                if not told:
-                    print(f"waiting for {len(busy)} runs that other processes are writing", file=sys.stderr)
-                told = True
+                if not waits:
+                    say(f"waiting for {len(busy)} runs that other processes are writing")
+                waits = True
                 time.sleep(PAUSE)
             todo = busy
 
-    def _once(self, runs: Sequence[Settings], out: Path, **how: Any) -> Iterator[tuple[Settings, Exception | None]]:
+    def _once(self, runs: Sequence[Settings], how: dict[str, Any]) -> Iterator[tuple[Settings, Exception | None]]:
         """Try every run."""
-        if self.count == 1:
+        if not self.places:
             for one in runs:
                 error: Exception | None = None
                 try:
-                    run_one(one, out, **how)
+                    run_one(one, **how)
                 except Exception as raised:  # the other runs go on
                     error = raised
                 yield one, error
             return
-        how["style"] = "lines" if how["style"] == "terminal" else how["style"]
-        plain = {
-            name: str(one.absolute()) if isinstance(one, Path) else one for name, one in (how | {"out": out}).items()
-        }
         with ThreadPoolExecutor(self.count) as threads, stopped_by_sigterm():
-            waiting = {threads.submit(self._made, json.dumps([to_table(one), plain])): one for one in runs}
+            lines = [json.dumps([to_table(one), how], default=os.path.abspath) for one in runs]
+            waiting = {threads.submit(self._made, line): one for line, one in zip(lines, runs, strict=True)}
             try:
                 for job in as_completed(waiting):
                     yield waiting[job], job.result()
             except BaseException:  # Ctrl-C: runs in progress save their last round
                 threads.shutdown(wait=False, cancel_futures=True)
-                for place in self._places:
+                for place in self.places:
                     place.stop()
                 raise
 
@@ -190,7 +195,7 @@ class Jobs:
         """Make a run at a place that is free."""
         place = self._free.get()
         try:
-            kind, text = json.loads(place(line))
+            kind, text = json.loads(place.make(line))
         finally:
             self._free.put(place)
         return {"": None, "InUse": InUse(text), "Diverged": Diverged(text)}.get(kind, ThinwireError(text))
@@ -203,44 +208,27 @@ def answer(line: str) -> str:
         line: the table of its settings and the arguments of `run_one`, as JSON.
     """
     table, how = json.loads(line)
-    for name in ("out", "data_dir"):
-        how[name] = how.get(name) and Path(how[name])
-    kind = text = ""
+    paths = {name: Path(how[name]) for name in ("out", "data_dir") if how.get(name)}
     try:
-        run_one(from_table(table), **how)
-    except (ThinwireError, OSError) as error:
-        kind, text = type(error).__name__, message_of(error)
-    except Exception as error:  # such as a lack of memory
-        kind, text = "Exception", f"{type(error).__name__}: {first_line(error)}"
-    return json.dumps([kind, text])
+        run_one(from_table(table), **how | paths)
+    except Exception as error:
+        return json.dumps([type(error).__name__, why(error)])
+    return '["", ""]'
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+class Place:
+    """Makes one run after another: a process of this machine, which starts when it is first needed.
 
-
-def environments(count: int, cores: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """The environment of each process: its share of the cores and, of several GPUs, one in turn.
-
-    >>> [one["CUDA_VISIBLE_DEVICES"] for one in environments(3, 8, ["0", "GPU-5f"])]
-    ['0', 'GPU-5f', '0']
-    >>> "CUDA_VISIBLE_DEVICES" in environments(2, 8, ["0"])[0]
-    False
+    Args:
+        environment: what its environment has besides that of this process.
     """
-    threads = {"OMP_NUM_THREADS": str(max(1, min(torch.get_num_threads(), cores // count)))}
-    return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if len(gpus) > 1 else {}) for i in range(count)]
-
-
-class _Process:
-    """A process of this machine that makes one run after another; it starts when it is first needed."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
         self.process: subprocess.Popen[str] | None = None
 
-    def __call__(self, line: str) -> str:
+    def make(self, line: str) -> str:
+        """Make a run; see `answer`."""
         if (process := self.process) is None:
             # in a session of its own: Ctrl-C reaches this process alone, which stops the others once
             command = [sys.executable, "-m", "thinwire.runs.jobs"]
@@ -253,48 +241,74 @@ class _Process:
         if text := process.stdout.readline():
             return text
         with process:  # it has ended, and its pipes are closed
-            code, self.process = process.wait(), None
-        return json.dumps(
-            ["Killed", f"its process ended ({-code if code < 0 else code}); the same command continues it"]
-        )
+            code, self.process = abs(process.wait()), None
+        return json.dumps(["Killed", f"its process ended ({code}); the same command continues it"])
 
     def stop(self) -> None:
         """Interrupt the run in progress, whose last round is saved."""
-        if self.process is not None:
+        if self.process:
             self.process.terminate()
 
     def close(self) -> None:
         """End the process, which makes no run."""
-        if (process := self.process) is not None:
+        if process := self.process:
             with process:
                 process.terminate()
 
 
-class _RayTasks:
-    """Tasks of the Ray that RAY_ADDRESS names, each with its share of the cores and GPUs; killed ones are repeated."""
+class RayTask(Place):
+    """A task of Ray at a time; one that is killed is repeated.
 
-    def __init__(self, count: int, device: str) -> None:
-        self.ray = need_ray()
-        cores, gpus = shares(count, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
-        self.task = self.ray.remote(answer).options(num_cpus=cores, num_gpus=gpus if device == "cuda" else 0)
-        self.running = list[Any]()
+    Args:
+        ray: Ray.
+        task: `answer`, with its share of the cores and GPUs.
+    """
 
-    def __call__(self, line: str) -> str:
-        self.running.append(job := self.task.remote(line))
+    def __init__(self, ray: Any, task: Any) -> None:
+        super().__init__({})
+        self.ray, self.task, self.job = ray, task, None
+
+    def make(self, line: str) -> str:
+        """Make a run; see `answer`."""
+        self.job = self.task.remote(line)
         try:
-            return str(self.ray.get(job))
+            return str(self.ray.get(self.job))
         except self.ray.exceptions.RayError as error:
             return json.dumps(["Ray", first_line(error)])
-        finally:
-            self.running.remove(job)
 
     def stop(self) -> None:
-        """Interrupt the runs in progress."""
-        for job in [*self.running]:
-            self.ray.cancel(job)
+        """Interrupt the run in progress."""
+        if self.job:
+            self.ray.cancel(self.job)
 
-    def close(self) -> None:
-        """Nothing is left to end."""
+
+def on_cluster(count: int, device: str) -> list[Place]:
+    """Places on the cluster that RAY_ADDRESS names."""
+    ray = need_ray()
+    cores, gpus = shares(count, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    task = ray.remote(answer).options(num_cpus=cores, num_gpus=gpus if device == "cuda" else 0)
+    return [RayTask(ray, task) for _ in range(count)]
+
+
+def on_machine(count: int, device: str) -> list[Place]:
+    """Places on this machine."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if gpus == [""] and device == "cuda":
+        gpus = [str(i) for i in range(torch.cuda.device_count())]
+    return [Place(one) for one in environments(count, cores, gpus if device == "cuda" else [])]
+
+
+def environments(count: int, cores: int, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The environment of each process: its share of the cores and, of several GPUs, one in turn.
+
+    >>> [one["CUDA_VISIBLE_DEVICES"] for one in environments(3, 8, ["0", "GPU-5f"])]
+    ['0', 'GPU-5f', '0']
+    >>> "CUDA_VISIBLE_DEVICES" in environments(2, 8, ["0"])[0]
+    False
+    """
+    threads = {"OMP_NUM_THREADS": str(max(1, min(torch.get_num_threads(), cores // count)))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if len(gpus) > 1 else {}) for i in range(count)]
 
 
 def serve() -> None:
