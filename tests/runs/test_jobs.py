@@ -21,7 +21,7 @@ from thinwire.runs import execute
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import default_folder
 from thinwire.runs.files import LOCK, held, locked
-from thinwire.runs.jobs import Jobs, environments, on_machine, run_one
+from thinwire.runs.jobs import Jobs, on_machine, run_one
 
 TINY = ("--on", "digits", "--rounds", "2", "--clients", "10", "--cohort", "2", "--set", "local.steps=8")
 PAGE = Path(__file__).parents[2] / "docs/tuning.md"
@@ -234,18 +234,22 @@ def test_an_error_of_one_run_is_one_line_and_the_others_go_on(tmp_path, capfd):
     assert [row.failed for row in found.rows] == ["-", "1 of 1 diverged"]
 
 
-def test_each_process_has_a_share_of_the_cores_and_a_gpu(monkeypatch):
+def test_each_process_has_a_share_of_the_threads_and_a_gpu(monkeypatch):
+    def given(count, key, device="cuda"):
+        return [place.environment.get(key) for place in on_machine(count, device)]
+
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    assert [one["OMP_NUM_THREADS"] for one in environments(3, 8, [])] == ["2"] * 3
-    assert environments(16, 8, [])[0] == {"OMP_NUM_THREADS": "1"}
-    devices = [one["CUDA_VISIBLE_DEVICES"] for one in environments(5, 8, ["4", "5", "GPU-7"])]
-    assert devices == ["4", "5", "GPU-7", "4", "5"]
-    assert "CUDA_VISIBLE_DEVICES" not in environments(2, 8, ["0"])[0], "all have the only one"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in on_machine(3, "cuda")] == ["2", "3", "2"]
-    assert on_machine(2, "cpu")[1].environment["CUDA_VISIBLE_DEVICES"] == "2,3"
-    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert environments(2, 8, [])[0] == {"OMP_NUM_THREADS": "1"}, "what the user states is not exceeded"
+    assert given(3, "OMP_NUM_THREADS") == ["2"] * 3
+    assert given(16, "OMP_NUM_THREADS")[0] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
+    assert given(5, "CUDA_VISIBLE_DEVICES") == ["4", "5", "GPU-7", "4", "5"]
+    assert given(2, "CUDA_VISIBLE_DEVICES", "cpu") == ["4,5,GPU-7"] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert given(2, "CUDA_VISIBLE_DEVICES") == ["3", "3"], "all have the only one"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert given(2, "CUDA_VISIBLE_DEVICES") == [None, None]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert given(3, "CUDA_VISIBLE_DEVICES") == ["0", "1", "0"]
 
 
 def test_jobs_that_cannot_be(tmp_path, monkeypatch):

@@ -291,24 +291,15 @@ def on_cluster(count: int, device: str) -> list[Place]:
 
 
 def on_machine(count: int, device: str) -> list[Place]:
-    """Places on this machine."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if gpus == [""] and device == "cuda":
-        gpus = [str(i) for i in range(torch.cuda.device_count())]
-    return [Place(one) for one in environments(count, cores, gpus if device == "cuda" else [])]
+    """Places on this machine, each with its share of the threads and, of several GPUs, one in turn.
 
-
-def environments(count: int, cores: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """The environment of each process: its share of the cores and, of several GPUs, one in turn.
-
-    >>> [one["CUDA_VISIBLE_DEVICES"] for one in environments(3, 8, ["0", "GPU-5f"])]
-    ['0', 'GPU-5f', '0']
-    >>> "CUDA_VISIBLE_DEVICES" in environments(2, 8, ["0"])[0]
-    False
+    >>> [place.environment["OMP_NUM_THREADS"] for place in on_machine(1000, "cpu")[:2]]
+    ['1', '1']
     """
-    threads = {"OMP_NUM_THREADS": str(max(1, min(torch.get_num_threads(), cores // count)))}
-    return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if len(gpus) > 1 else {}) for i in range(count)]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = seen.split(",") if device == "cuda" and "," in seen else []
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}
+    return [Place(threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {})) for i in range(count)]
 
 
 def serve() -> None:
