@@ -1,5 +1,6 @@
 """Training in Ray workers: same bits as in one process."""
 
+import gc
 import importlib.util
 import os
 from dataclasses import replace
@@ -47,6 +48,13 @@ def two_machines():
     del os.environ["RAY_ADDRESS"]
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    """Workers end with their simulation, which has cycles; the next test needs their cores."""
+    yield
+    gc.collect()
 
 
 def node(worker):
