@@ -106,8 +106,8 @@ def test_workers_on_two_machines_give_the_same_bits(name, monkeypatch, two_machi
     update = simulation.contract.coords.nbytes
     whole = [[size for size in round if size >= update] for round in sizes]
     assert simulation.clients.averages == (name in ("fedavg", "full download", "random directions", "private blocks"))
-    if simulation.clients.averages:
-        assert all(len(round) <= 1 for round in whole), "one sum, for two workers and six clients"
+    if name in ("fedavg", "full download"):  # updates of the others are shorter than what is said about them
+        assert all(len(round) == 1 for round in whole), "one sum, for two workers and six clients"
     elif name == "scaffold":
         assert all(len(round) == 3 for round in whole), "each group of two clients"
 
