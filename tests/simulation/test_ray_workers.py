@@ -128,7 +128,7 @@ def test_clients_that_are_bounded_or_refused_are_so_by_the_same_bits(factor, mon
     update = simulation.contract.coords.nbytes
     for record, received in zip(records, sizes, strict=True):
         whole = sum(size >= update for size in received)
-        assert whole == (6 if record.bounded else 1), "all updates, where one must be scaled down"
+        assert whole == (6 if record.bounded else 1 + record.refused), "all updates, where one is scaled down"
 
 
 @quiet
