@@ -19,7 +19,7 @@ from papers.page import section, update_page
 from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
-from thinwire.cli.options import AsJson, DataDir, Imports, Quiet, Task, documented
+from thinwire.cli.options import AsJson, DataDir, Imports, Jobs, Quiet, Task, documented
 from thinwire.cli.terminal import note, print_json, show_list
 from thinwire.core.text import visible
 from thinwire.runs.files import write_all
@@ -36,7 +36,6 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 Recipe = Annotated[str | None, typer.Option(metavar="NAME", help="As for `thinwire run`.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 RunsOut = Annotated[Path, typer.Option("--out", help="Folder of the run directories; finished runs are reused.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel runs.")]
 Budget = Annotated[
     str | None,
     typer.Option(help="Stop after this time (30m, 2h, 90s), the most valuable runs first; the next call goes on."),

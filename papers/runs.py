@@ -7,32 +7,22 @@ budget the runs in progress save a checkpoint; the next call continues them.
 
 from __future__ import annotations
 
-import gc
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from papers.archive import Archive, Runs
 from papers.grid import Grid, Line, summary, training_failed
 from thinwire.cli.terminal import err
 from thinwire.core.text import visible
-from thinwire.errors import ConfigError, ThinwireError
-from thinwire.federation.backends import first_line
-from thinwire.federation.job import RoundRecord
+from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.runs.collapse import is_broken
 from thinwire.runs.config import digest
-from thinwire.runs.execute import default_folder, execute
-
-SPENT = "interrupted: the budget is spent"
+from thinwire.runs.execute import default_folder
+from thinwire.runs.jobs import SPENT, Jobs, why
 
 
 def read_seconds(text: str) -> float:
@@ -83,7 +73,7 @@ def run_grids(
     Args:
         grids: the grids; with a budget, in the order in which they are run.
         out: the folder of the run directories.
-        jobs: runs in parallel.
+        jobs: runs at a time (`thinwire/runs/jobs.py`).
         data_dir: the folder of datasets.
         on_run: is called when a run has ended.
         budget: seconds after which no run is started and those in progress are interrupted; None for no limit.
@@ -91,28 +81,17 @@ def run_grids(
     """
     until = None if budget is None else time.time() + budget  # a wall clock: it is the same in all processes
     groups = [grids] if until is None else [[grid] for grid in grids]
-    with _workers(jobs) as pool:
-        work = _Work(out, pool, data_dir, on_run, until, Runs(out, archive or Archive()))
+    with Jobs(jobs, grids[0].device if grids else "cpu") as places:
+        work = _Work(out, places, data_dir, on_run, until, Runs(out, archive or Archive()))
         for group in groups:
             work.run(group)
 
 
-@contextmanager
-def _workers(jobs: int) -> Iterator[Executor | None]:
-    """A pool of processes; each runs many experiments, since importing torch takes seconds."""
-    if jobs == 1:
-        yield None
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield pool
-
-
 class _Work(NamedTuple):
-    """Where runs are written, what runs them, and until when."""
+    """Where runs are written, where they are made, and until when."""
 
     out: Path
-    pool: Executor | None
+    jobs: Jobs
     data_dir: Path | None
     on_run: OnRun
     until: float | None
@@ -156,62 +135,14 @@ class _Work(NamedTuple):
             left = (time.perf_counter() - began) * (total - rounds) / rounds
             self.on_run(Progress(done, len(todo), default_folder(experiment, self.out).name, trouble, left))
 
-        for experiment, trouble in self.results(list(todo.values())):
-            report(experiment, trouble)
+        how: dict[str, Any] = {"data_dir": self.data_dir, "until": self.until}
+        for experiment, error in self.jobs.results(todo.values(), self.out, **how):
+            if str(error) != SPENT or default_folder(experiment, self.out).exists():  # of those that have begun
+                report(experiment, self.trouble(experiment, error))
 
-    def results(self, todo: Sequence[Settings]) -> Iterator[tuple[Settings, str]]:
-        """Run experiments, and yield each with its trouble when it has ended; those left out are not yielded."""
-        if self.pool is None:
-            for experiment in todo:
-                if not self.spent:
-                    yield experiment, run_one(experiment, self.out, self.data_dir, self.until)
-            return
-        waiting: dict[Future[str], Settings] = {
-            self.pool.submit(run_one, e, self.out, self.data_dir, self.until): e for e in todo
-        }
-        for job in as_completed(waiting):
-            if not job.cancelled():
-                yield waiting[job], job.result()
-            if self.spent:
-                for other in waiting:
-                    other.cancel()
-
-
-def _free_gpu() -> None:
-    """Give the GPU memory of a run back: recordings and weights stay in cycles, and other processes need the room."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def run_one(experiment: Settings, out: Path, data_dir: Path | None = None, until: float | None = None) -> str:
-    """Run one experiment; returns why it did not finish or how training failed, or "".
-
-    Args:
-        experiment: the experiment.
-        out: the folder of run directories.
-        data_dir: the folder of datasets.
-        until: the wall-clock time (`time.time`) at which the run is interrupted, after the round in progress.
-    """
-    if until is not None and time.time() >= until:
-        return SPENT
-    folder = default_folder(experiment, out)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-
-    def interrupt(record: RoundRecord) -> None:
-        if until is not None and time.time() >= until and record.round < experiment.rounds:
-            raise KeyboardInterrupt  # as Ctrl-C: the last complete round is saved
-
-    try:
-        found = execute(experiment, folder, data_dir=data_dir, resume=True, on_round=interrupt)
-    except KeyboardInterrupt:
-        if until is None or time.time() < until:
-            raise
-        return SPENT
-    except ThinwireError as error:
-        return str(error)
-    except Exception as error:  # such as a lack of memory; the other runs continue
-        return f"{type(error).__name__}: {first_line(error)}"
-    finally:
-        _free_gpu()
-    return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""
+    def trouble(self, experiment: Settings, error: Exception | None) -> str:
+        """Why a run did not finish or how training failed; "" if all went well."""
+        if error:
+            return why(error)
+        found = self.known.recorded(experiment).summary or {}
+        return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from papers import runs as run_grids_module
+import papers.runs
 from papers.grid import Grid, broken, metrics, score, status, summary, to_target, training_failed
 from papers.grid_page import load_grid
 from papers.markdown import widened
-from papers.runs import SPENT, Progress, run_grids, run_one
+from papers.runs import Progress, run_grids
 from papers.tables import FOLDER
+from thinwire.errors import ThinwireError
+from thinwire.runs import jobs
 from thinwire.runs.config import digest, to_table
 from thinwire.runs.execute import default_folder
+from thinwire.runs.jobs import run_one
 from thinwire.runs.run_directory import RunFolder
 
 CONTENT = {
@@ -68,12 +71,12 @@ def test_killed_runs_continue_and_failed_runs_do_not_stop_others(tmp_path: Path)
     assert after["final_accuracy"] == before["final_accuracy"]
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_runs_end_at_their_target_and_parallel_runs_are_equal(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_runs_end_at_their_target_and_parallel_runs_are_equal(tmp_path: Path, count: int) -> None:
     rows = [{"method": "fedavg", "set": {"eval.target_accuracy": 0.3}}]
     grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
     run_grids([grid], tmp_path / "one")
-    run_grids([grid], tmp_path / "two", jobs=jobs)
+    run_grids([grid], tmp_path / "two", jobs=count)
     for e in grid.lines()[0].runs:
         one, two = (summary(e, tmp_path / name) for name in ("one", "two"))
         assert one["rounds"] < 12
@@ -132,7 +135,8 @@ def test_a_budget_is_spent_seed_by_seed_and_the_next_call_goes_on(tmp_path: Path
     rows = [{"method": "fedavg"}, {"method": "local"}]
     grids = [Grid({**CONTENT, "tune": {}, "rows": rows, "on": "digits"}), Grid({**CONTENT, "tune": {}, "seeds": [7]})]
     clock, ended = Clock(), list[Progress]()
-    monkeypatch.setattr(run_grids_module, "time", clock)
+    for module in (papers.runs, jobs):
+        monkeypatch.setattr(module, "time", clock)
 
     def count(progress: Progress) -> None:
         ended.append(progress)
@@ -149,19 +153,21 @@ def test_a_budget_is_spent_seed_by_seed_and_the_next_call_goes_on(tmp_path: Path
 def test_a_run_that_the_budget_interrupts_is_continued_to_the_same_result(tmp_path: Path, monkeypatch) -> None:
     experiment = Grid({**CONTENT, "tune": {}, "rows": [{"method": "fedavg"}]}).lines()[0].runs[0]
     clock = Clock()
-    monkeypatch.setattr(run_grids_module, "time", clock)
+    for module in (papers.runs, jobs):
+        monkeypatch.setattr(module, "time", clock)
     asked = iter(range(100))
 
     def time_passes() -> float:  # before the run, then after each of its rounds
         return float(next(asked))
 
     monkeypatch.setattr(clock, "time", time_passes)
-    assert run_one(experiment, tmp_path, until=2.5) == SPENT
+    with pytest.raises(ThinwireError, match="the budget is spent"):
+        run_one(experiment, tmp_path, until=2.5)
     assert summary(experiment, tmp_path) is None
     assert RunFolder.open(default_folder(experiment, tmp_path)).history()[-1].round < experiment.rounds
     monkeypatch.undo()
-    assert not run_one(experiment, tmp_path)
-    assert not run_one(experiment, tmp_path / "whole")
+    run_one(experiment, tmp_path)
+    run_one(experiment, tmp_path / "whole")
     assert _accuracies(experiment, tmp_path) == _accuracies(experiment, tmp_path / "whole")
 
 

@@ -38,6 +38,7 @@ def test_a_run_directory_holds_all_files(tmp_path):
     summary = execute(quick(), tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {
+        ".lock",
         "config.toml",
         "environment.json",
         "metrics.jsonl",

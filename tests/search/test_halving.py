@@ -28,7 +28,11 @@ def counted(accuracy, status=lambda rate, rounds: "finished", loss=lambda rate: 
         calls.append((rate, rounds))
         return Trial(point, accuracy(rate), loss(rate), 10 * rounds, rounds, status(rate, rounds))
 
-    return measure, calls
+    return of_all(measure), calls
+
+
+def of_all(measure):
+    return lambda points, rounds: [measure(point, rounds) for point in points]
 
 
 def halved(measure, **options):
@@ -108,14 +112,14 @@ def test_ties_are_decided_by_loss_then_by_bytes():
     assert best(measure) == 0.5
     measure, _ = counted(lambda rate: 0.9, loss=lambda rate: 3.0 if rate == 2.0 else math.nan)
     assert best(measure) == 2.0
-    assert best(lambda one, rounds: Trial(one, 0.9, 1.0, int(abs(rate_of(one) - 8) * 9), rounds)) == 8.0
+    assert best(of_all(lambda one, rounds: Trial(one, 0.9, 1.0, int(abs(rate_of(one) - 8) * 9), rounds))) == 8.0
     measure, _ = counted(  # accuracies at chance are noise
         lambda rate: 0.11 if rate == 1.0 else 0.1,
         lambda rate, rounds: "at chance so far" if rounds < 40 else "finished",
         lambda rate: abs(rate - 4),
     )
     assert best(measure) == 4.0
-    assert best(lambda one, rounds: Trial(one, None, abs(rate_of(one) - 4), 1, rounds)) == 4.0
+    assert best(of_all(lambda one, rounds: Trial(one, None, abs(rate_of(one) - 4), 1, rounds))) == 4.0
 
 
 def test_what_cannot_be_searched_is_refused():
@@ -135,7 +139,7 @@ def test_halving_takes_candidates_of_any_kind():
         status = "diverged" if rate == 1.0 else "finished"
         return Trial(point, None, abs(rate - 0.3) + 1 / k, 10, rounds, status)
 
-    rungs = halving(measure, points, 16)
+    rungs = halving(of_all(measure), points, 16)
     assert best_of(rungs).point == points[3]
     assert [(len(rung), rung[0].rounds) for rung in rungs] == [(6, 2), (3, 4), (2, 8), (1, 16)]
     assert [trial.point for trial in rungs[0]] == points
@@ -152,7 +156,7 @@ def pairs_of(accuracy, sizes, shares):
         calls.append((size, share))
         return Trial(point, accuracy(size, share), 0.0, int(1000 * size * share), rounds)
 
-    rungs = flasc_search(measure, Knob("r", (), sizes), Knob("d", (), shares), 40)
+    rungs = flasc_search(of_all(measure), Knob("r", (), sizes), Knob("d", (), shares), 40)
     return tuple(value for _, value in best_of(rungs).point), calls
 
 

@@ -15,6 +15,7 @@ from thinwire.metrics.objective import Objective
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import Chance, validation_chance
 from thinwire.runs.config import resolve
+from thinwire.runs.jobs import Jobs
 from thinwire.runs.probe import rate_key
 from thinwire.runs.records import SearchRecord, read_run, read_search, write_search
 from thinwire.search.trials import ValidationRuns, held_out, over, trial_of
@@ -190,7 +191,8 @@ def test_counts_of_rounds_keep_their_fraction_of_the_run(tmp_path):
     settings = {**SETTINGS, "method.next_stage.at": 4, "eval.target_accuracy": 0.01}
     staged = resolve("slora", "digits", settings)
     runs = ValidationRuns(over(staged, 4), 0.1, tmp_path)
-    assert [runs.measure((), over(staged, rounds)).rounds for rounds in (4, 8)] == [4, 8]
+    lengths = {(("rounds", rounds),): over(staged, rounds) for rounds in (4, 8)}
+    assert [trial.rounds for trial in runs.measure(lengths, Jobs())] == [4, 8]
 
 
 def test_a_search_record_that_is_damaged_is_ignored(tmp_path):

@@ -62,6 +62,9 @@ Log = Annotated[
     str | None,
     typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard."),
 ]
+Jobs = Annotated[
+    int, typer.Option("--jobs", min=1, help="Number of runs at a time, each in a process with a GPU of its own if any.")
+]
 Targets = Annotated[
     list[float] | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from thinwire.cli.options import AsJson, Method, Quiet, Targets, Task, documented, verb
+from thinwire.cli.options import AsJson, Jobs, Method, Quiet, Targets, Task, documented, verb
 from thinwire.cli.run import exit_if_failed
 from thinwire.cli.terminal import note, out as console, print_json, show_cells
 from thinwire.core.text import visible
@@ -56,13 +56,14 @@ def compare(
     tune: bool = False,
     tune_rates: int = 8,
     tune_seed: int = 100,
+    jobs: Jobs = 1,
     **options: Any,
 ) -> None:
     """Train several methods on the same clients and batches, and compare accuracy and bytes in a table and a page.
 
     Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3 --html page.html
 
-    Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
+    Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune --jobs 2
 
     Options:
         seeds: Number of seeds, from --seed upward.
@@ -77,7 +78,7 @@ def compare(
 
     names = methods or TOUR
     check_page([html] if html else [], targets or (), settings_of(names[0], on, options).eval.objective)
-    how: dict[str, Any] = {"tune": tune, "tune_rates": tune_rates, "tune_seed": tune_seed}
+    how: dict[str, Any] = {"tune": tune, "tune_rates": tune_rates, "tune_seed": tune_seed, "jobs": jobs}
     how |= {} if quiet else {"on_trial": print_trial}
     try:
         table = run(names, on, seeds=seeds, progress=not quiet, **how, **options)
@@ -94,6 +95,7 @@ def sweep(
     over: Over = None,
     on: Task = None,
     seeds: int = 3,
+    jobs: Jobs = 1,
     html: Page = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -104,7 +106,7 @@ def sweep(
     All settings have the same clients and batches, and differences are paired by seed. A setting of which a run
     diverges, collapses or stays at chance is listed and never the best. Finished runs are used again.
 
-    Example: thinwire sweep mapo --on digits --over lr=0.1,0.3,1 --over k=64,128 --seeds 3
+    Example: thinwire sweep mapo --on digits --over lr=0.1,0.3,1 --over k=64,128 --seeds 3 --jobs 2
 
     Example: thinwire sweep flasc --on digits --over density=1/16,1/4,1 --over rank=1,8 --html sweep.html
 
@@ -118,7 +120,7 @@ def sweep(
     from thinwire.search.compare import sweep as run
 
     check_page([html] if html else [])
-    table = run(what, parse_over(over or ()), on, seeds=seeds, progress=not quiet, **options)
+    table = run(what, parse_over(over or ()), on, seeds=seeds, jobs=jobs, progress=not quiet, **options)
     page = html or (options["out"] or RUNS) / "sweep.html"
     _show(table, {"ranked_by": table.how, "rows": table.plain()}, as_json, page)
     if table.best is None:
@@ -133,6 +135,7 @@ def tune(
     over: Over = None,
     flasc_s: bool = False,
     bytes: str | None = None,
+    jobs: Jobs = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
     **options: Any,
@@ -147,7 +150,7 @@ def tune(
 
     The seed of the search is 100 by default: keep it out of the seeds of a comparison.
 
-    Example: thinwire tune mapo --on digits
+    Example: thinwire tune mapo --on digits --jobs 2
 
     Example: thinwire tune mapo --on digits --over lr=0.1,0.3,1 --over k=64,128
 
@@ -168,7 +171,7 @@ def tune(
     from thinwire.search.candidates import parse_over
     from thinwire.search.tune import NothingTrains, tune as search
 
-    how: dict[str, Any] = {"rates": rates, "flasc_s": flasc_s, "bytes": bytes}
+    how: dict[str, Any] = {"rates": rates, "flasc_s": flasc_s, "bytes": bytes, "jobs": jobs}
     how |= {"over": parse_over(over) if over else None, **({} if quiet else {"on_trial": print_trial})}
     one = methods[0] if methods and len(methods) == 1 else methods
     try:

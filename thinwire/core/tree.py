@@ -235,6 +235,14 @@ class Vector(dict[str, Tensor]):
     __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
 
 
+class Remote(Vector):
+    """A Vector whose data is in another process until it is read."""
+
+    def weighted_sum(self, trees: Sequence[Any], fractions: Sequence[float]) -> Vector:
+        """sum_i fraction_i tree_i of such trees, in the order given, where they are."""
+        raise NotImplementedError
+
+
 def tmap(fn: Callable[..., Tensor], first: Tree, *rest: Tree) -> Tree:
     """Apply a function block by block; the first tree defines the blocks and their order."""
     return {name: fn(block, *(tree[name] for tree in rest)) for name, block in first.items()}
@@ -371,6 +379,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     if not names:
         return {}
     fractions = [weight / total for weight in weights]
+    if isinstance(first, Remote) and all(type(tree) is type(first) for tree in trees):
+        return first.weighted_sum(trees, fractions)
     vectors = [tree.data for tree in trees if isinstance(tree, Vector) and list(tree) == names]
     spec = first.spec if isinstance(first, Vector) and len(vectors) == len(trees) else None
     if spec and vectors[0].device.type == "cpu" and vectors[0].is_floating_point():

@@ -150,10 +150,14 @@ class Clients:
 
     def read(self, got: Collected, reply: Reply) -> Upload:
         """The decoded upload of a client; raises WireError or Diverged if it is refused."""
-        upload = got.round.read(reply)
+        upload = self.decoded(got, reply)
         if not (math.isfinite(reply.loss) and 0 < reply.examples <= MAX_EXAMPLES):
             raise Diverged(f"its training loss is {reply.loss} over {reply.examples} examples")
         return upload
+
+    def decoded(self, got: Collected, reply: Reply) -> Upload:
+        """The decoded upload of a client; raises WireError if it cannot be decoded."""
+        return got.round.read(reply)
 
     def usable(self, got: Collected, reply: Reply) -> Upload | str:
         """The decoded upload of a client, or why it is refused."""

@@ -86,11 +86,26 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor:
-            flat = value.detach().contiguous().cpu().view(-1)
-            return _tensor, (_bytes(flat.view(torch.uint8).numpy()), value.dtype, value.shape)
+            values, *kind = values_of(value)
+            return _tensor, (_bytes(values), *kind)
         if type(value) is memoryview:
             return _view, (_bytes(np.frombuffer(value, np.uint8)),)
         return NotImplemented
+
+
+def values_of(tensor: Tensor) -> tuple[np.ndarray, torch.dtype, torch.Size]:
+    """A tensor as an array of its bytes, its type and its shape."""
+    return tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape
+
+
+def shared(parts: tuple[np.ndarray, torch.dtype, torch.Size]) -> Tensor:
+    """The tensor of such an array, whose memory it shares: not to be written to, if that is of several processes.
+
+    >>> shared(values_of(torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16)))
+    tensor([[1., 2.]], dtype=torch.bfloat16)
+    """
+    values, dtype, shape = parts
+    return torch.from_numpy(values).view(dtype).view(shape)
 
 
 def _bytes(array: np.ndarray) -> Any:

@@ -20,7 +20,7 @@ from thinwire.core import plugins
 from thinwire.core.reference import OWN
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.task import Task
-from thinwire.errors import CheckpointError, ConfigError, Diverged
+from thinwire.errors import CheckpointError, ConfigError, Diverged, InUse
 from thinwire.federation.federation import Federation
 from thinwire.federation.job import Job
 from thinwire.federation.settings import Cohort, Settings
@@ -144,6 +144,8 @@ class RunPlan(NamedTuple):
         check_early(self.settings, federation.job.task)
         with locked(folder.path) if folder else nullcontext(), stopped_by_sigterm():
             if folder:
+                if not overwrite and self.finished(resume):
+                    raise InUse(f"another process has just finished {folder.path}; the same call reads it")
                 again = overwrite or (folder.summary() is not None and not folder.is_extended)
                 folder.clear_results()
                 folder.create(overwrite=again)

@@ -3,9 +3,10 @@
 A crash at any moment leaves the old file or the new one. Errors of the system (no space, no permission, a name that is
 too long) contain the path that was given.
 
-One process at a time writes to a run directory. The directory itself is locked, since its files are replaced; the
-system releases the lock when the process ends, also after `kill -9`. `process.json` has the machine and the process
-that wrote last; it is removed when the run is finished.
+One process at a time writes to a run directory. It holds the lock of the file `.lock`, which is never replaced. Other
+machines see it, if the file system has such locks; the lock of a directory is often one of a machine alone. The system
+releases it when the process ends, also after `kill -9`. `process.json` has the machine and the process that wrote last;
+it is removed when the run is finished.
 """
 
 from __future__ import annotations
@@ -231,7 +232,8 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 PROCESS = "process.json"
-TRIES = 5  # `writer` holds the lock for a moment
+LOCK = ".lock"
+TRIES = 5  # `held` holds the lock for a moment
 PAUSE = 0.02  # seconds between two tries
 
 Writer = Literal["running", "gone", "unknown"]
@@ -245,22 +247,26 @@ def locked(path: Path) -> Iterator[None]:
         return
     made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDONLY)
+    message = f"another process is writing to {path}; wait for it or stop it"
+    with naming(path / LOCK):
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         for attempt in range(TRIES):
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with naming(path / LOCK):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError as error:
+            except BlockingIOError as error:
                 if attempt == TRIES - 1:
-                    message = f"another process is writing to {path}; wait for it or stop it"
                     raise InUse(message) from error
                 time.sleep(PAUSE)
+        if not os.fstat(handle).st_nlink:  # its directory was removed
+            raise InUse(message)
         yield
     except BaseException:
-        if made:
-            with suppress(OSError):  # it holds something
-                path.rmdir()
+        with suppress(OSError):
+            if made and os.listdir(path) == [LOCK]:
+                shutil.rmtree(path)
         raise
     finally:
         os.close(handle)
@@ -279,11 +285,15 @@ def writer(path: Path) -> Writer:
         return "unknown"
     if fcntl is None or note.get("host") != platform.node():
         return "unknown"
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return "gone"
-    except OSError:
-        return "running"
-    finally:
-        os.close(handle)
+    return "running" if held(path) else "gone"
+
+
+def held(path: Path) -> bool:
+    """Whether another process has the lock of a directory."""
+    with suppress(FileNotFoundError), (path / LOCK).open("rb") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -44,6 +44,7 @@ from thinwire.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoin
 from thinwire.runs.config import digest, from_table
 from thinwire.runs.deployment_records import COHORTS, SITES, cut_sites
 from thinwire.runs.files import (
+    LOCK,
     PROCESS,
     note_process,
     with_checksum,
@@ -111,7 +112,7 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether the directory holds this run; another one, other data and other files are errors."""
         if not (self.path / "config.toml").is_file():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or {*os.listdir(self.path)} - {LOCK}):
                 raise CheckpointError(f"{self.path} exists and is not a run directory; name another directory")
             return False
         theirs = RunFolder.open(self.path)

@@ -21,19 +21,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
 from thinwire.reports.rows import MeanInterval, Row, evaluations, group
 from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
-from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.execute import default_folder
+from thinwire.runs.jobs import Jobs
 from thinwire.runs.options import Options
-from thinwire.runs.progress import shown, style_of
+from thinwire.runs.progress import style_of
 from thinwire.runs.records import SavedRun, SearchRecord, read_run, read_totals, write_search
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, makers, points
@@ -49,6 +49,7 @@ def compare(
     tune: bool = False,
     tune_rates: int = RATES,
     tune_seed: int = SEARCH_SEED,
+    jobs: int = 1,
     on_trial: OnTrial = lambda experiment, trial: None,
     **options: Unpack[Options],
 ) -> Table:
@@ -62,6 +63,7 @@ def compare(
         tune: first search the learning rate of every method, as `tune` does.
         tune_rates: number of rates that each method may try.
         tune_seed: the seed of the search; none of the seeds of the comparison.
+        jobs: number of runs at a time (`runs/jobs.py`).
         on_trial: is called with each run of a search.
         **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
             `runs`; those of searches are in `search` in it.
@@ -80,6 +82,7 @@ def compare(
     out, data_dir = folder / "search", options.get("data_dir")
     how: dict[str, Any] = {
         "rates": tune_rates,
+        "jobs": jobs,
         "seed": tune_seed,
         "out": out,
         "data_dir": data_dir,
@@ -92,7 +95,7 @@ def compare(
         own = {default_folder(one, folder): one for one in (make({**found, "seed": number}) for number in every)}
         experiments |= own
         searches |= dict.fromkeys(own, record) if record else {}
-    _run_all(experiments.values(), folder, options)
+    _run_all(experiments.values(), folder, jobs, options)
     for path, record in searches.items():
         write_search(path, record)
     rows = group([read_run(path) for path in experiments])
@@ -107,6 +110,7 @@ def sweep(
     on: Any = None,
     *,
     seeds: int = 3,
+    jobs: int = 1,
     **options: Unpack[Options],
 ) -> Table:
     """Run a method with every combination of some values, over the same seeds; impossible values are refused first.
@@ -118,6 +122,7 @@ def sweep(
         over: values by short key or dotted path, `{"lr": [0.1, 0.3], "k": [64, 128]}`.
         on: a task by name or reference, a Task, or a function of a seed that returns one.
         seeds: number of seeds, from `seed` upward.
+        jobs: number of runs at a time (`runs/jobs.py`).
         **options: as for `tw.run`; `out` is the folder of the runs, of which finished ones are used again, by default
             `runs`. Settings are ranked on validation examples if there are any (`validation_fraction`), or else on the
             test set.
@@ -133,7 +138,7 @@ def sweep(
         if read_totals(default_folder(first, folder)) is None:
             build_job(first, None if data_dir is None else Path(data_dir))
     # seed by seed: an interrupted sweep has all settings on its first seeds
-    _run_all([one for same in zip(*experiments, strict=True) for one in same], folder, options)
+    _run_all([one for same in zip(*experiments, strict=True) for one in same], folder, jobs, options)
     rows = group([read_run(default_folder(one, folder)) for same in experiments for one in same])
     named = zip(rows, tried, settings, strict=True)
     rows = [row._replace(values=dict(point), settings=change) for row, point, change in named]
@@ -151,17 +156,13 @@ def _count(seeds: Sequence[int]) -> str:
     return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
 
 
-def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, Any]) -> None:
-    data_dir = options.get("data_dir")
-    how: dict[str, Any] = {"data_dir": data_dir and Path(data_dir), "resume": True}
-    how["overwrite"] = bool(options.get("overwrite"))
-    for one in experiments:
-        style = style_of(options.get("progress"))
-        with (
-            shown(f"{one.name} seed {one.seed}", one.rounds, style) as on_round,
-            suppress(Diverged),  # a row of the table; the other runs still go on
-        ):
-            execute(one, default_folder(one, out), on_round=on_round, **how)
+def _run_all(experiments: Iterable[Settings], out: Path, jobs: int, options: Mapping[str, Any]) -> None:
+    """Make all runs; one that diverges is a row of the table."""
+    data_dir, todo = options.get("data_dir"), list(experiments)
+    how = {"overwrite": bool(options.get("overwrite")), "style": style_of(options.get("progress"))}
+    with Jobs(jobs, todo[0].engine.device) as places:
+        for _ in places.finish(todo, out, data_dir=data_dir and Path(data_dir), **how):
+            pass
 
 
 def _ranked(title: str, rows: Sequence[Row]) -> Table:

@@ -13,14 +13,13 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from thinwire.core.text import human_bytes
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError
 from thinwire.federation.settings import Settings
 from thinwire.federation.simulation import make_simulation
 from thinwire.metrics.objective import Objective, metric_value
@@ -28,7 +27,8 @@ from thinwire.reports.rows import value_text
 from thinwire.runs.build import build_job
 from thinwire.runs.collapse import BROKEN, Chance, Status, judge, validation_chance
 from thinwire.runs.config import nested, to_table, update
-from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.execute import default_folder
+from thinwire.runs.jobs import Jobs
 from thinwire.runs.records import SavedRun, read_run
 from thinwire.runs.toml import flat
 from thinwire.search.candidates import Point
@@ -92,7 +92,7 @@ class Trial(NamedTuple):
         return {**self._asdict(), "point": dict(self.point), "by": self.by.name}
 
 
-Measure = Callable[[Point, int], Trial]  # of a candidate and a number of rounds
+Measure = Callable[[Sequence[Point], int], list[Trial]]  # of candidates and a number of rounds
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
@@ -131,13 +131,12 @@ class ValidationRuns:
         self.chance = validation_chance(simulation)
         self.fraction, self.out, self.data_dir = held.task.validation_fraction, out, data_dir
 
-    def measure(self, point: Point, experiment: Settings) -> Trial:
-        """Run the experiment of a candidate."""
-        settings = held_out(experiment, self.fraction)
-        path = default_folder(settings, self.out)
-        with suppress(Diverged):  # its totals until then are written
-            execute(settings, path, data_dir=self.data_dir, resume=True)
-        return trial_of(point, read_run(path), self.chance, self.by)
+    def measure(self, runs: Mapping[Point, Settings], jobs: Jobs) -> Iterator[Trial]:
+        """Run the experiments of some candidates, and yield the trial of each when it has ended."""
+        held = [(point, held_out(one, self.fraction)) for point, one in runs.items()]
+        for ended in jobs.finish([one for _, one in held], self.out, data_dir=self.data_dir):
+            for point in (point for point, one in held if one == ended):
+                yield trial_of(point, read_run(default_folder(ended, self.out)), self.chance, self.by)
 
     @property
     def chosen_by(self) -> str:

@@ -37,6 +37,7 @@ from thinwire.reports.page import Cells
 from thinwire.reports.rows import value_text
 from thinwire.runs.check import check
 from thinwire.runs.config import to_table
+from thinwire.runs.jobs import Jobs
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.probe import rate_key
 from thinwire.runs.records import SearchRecord
@@ -191,15 +192,15 @@ def halving(
     """Successive halving.
 
     Args:
-        measure: runs a candidate for a number of rounds.
+        measure: runs candidates for a number of rounds.
         candidates: in the order of the tables.
         rounds: of the last rung.
         extend: if the best of ascending rates is at an end, or all fail, up to so many more are tried there (below the
             smallest, if all fail).
         start: has a place in the last rung.
 
-    >>> def measure(point, rounds):
-    ...     return Trial(point, 1 - abs(point[0][1] - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
+    >>> def measure(points, rounds):
+    ...     return [Trial(one, 1 - abs(one[0][1] - 1.0) / 10, 0.0, 100 * rounds, rounds) for one in points]
     >>> rungs = halving(measure, [(("lr", rate),) for rate in (0.5, 1.0, 2.0, 4.0)], rounds=8, start=(("lr", 0.5),))
     >>> best_of(rungs).point, [(rung[0].rounds, len(rung)) for rung in rungs]
     ((('lr', 1.0),), [(2, 4), (4, 2), (8, 2)])
@@ -208,13 +209,13 @@ def halving(
     steps, ahead = plan(len(candidates), rounds), list(candidates)
     for (_, length), (following, _) in zip(steps, [*steps[1:], (0, 0)], strict=True):
         last = [start] if start and not following and start not in ahead else []
-        trials = [measure(point, length) for point in (*ahead, *last)]
+        trials = measure([*ahead, *last], length)
         for _ in range(0 if rungs else extend):
             best = ranked(trials)[0]
             if best.failed or best is trials[0]:
-                trials.insert(0, measure(_times(trials[0].point, 0.5), length))
+                trials = measure([_times(trials[0].point, 0.5)], length) + trials
             elif best is trials[-1]:
-                trials.append(measure(_times(best.point, 2.0), length))
+                trials += measure([_times(best.point, 2.0)], length)
         rungs.append(tuple(trials))
         kept = [trial for trial in ranked(trials) if not trial.failed][:following]
         ahead = [trial.point for trial in trials if trial in kept]
@@ -232,9 +233,10 @@ def flasc_search(
 ) -> tuple[Rung, ...]:
     """FLASC-S over the ascending values of a size and a share, and a start; no pair is measured twice.
 
-    >>> def measure(point, rounds):
-    ...     size, share = dict(point).values()
-    ...     return Trial(point, min(size * share, 2.0) / 4 + size / 100, 0.0, int(100 * size * share), rounds)
+    >>> def measure(points, rounds):
+    ...     pairs = [dict(point).values() for point in points]
+    ...     found = [(min(size * share, 2.0) / 4 + size / 100, int(100 * size * share)) for size, share in pairs]
+    ...     return [Trial(point, value, 0.0, cost, rounds) for point, (value, cost) in zip(points, found)]
     >>> rungs = flasc_search(measure, Knob("r", (), (1, 2, 4)), Knob("d", (), (0.25, 0.5, 1.0)), rounds=40)
     >>> best_of(rungs).point, len(rungs[0])
     ((('r', 4), ('d', 0.25)), 3)
@@ -242,22 +244,22 @@ def flasc_search(
     trials: dict[Point, Trial] = {}
     (small, large), top = size.values[:2], share.values[-1]
 
-    def run(*values: Any) -> Trial:
-        point = tuple(zip((size.name, share.name), values, strict=True))
-        trials[point] = trials.get(point) or measure(point, rounds)
-        return trials[point]
+    def run(*pairs: tuple[Any, Any]) -> list[Trial]:
+        points = [tuple(zip((size.name, share.name), pair, strict=True)) for pair in pairs]
+        new = [point for point in points if point not in trials]
+        trials.update(zip(new, measure(new, rounds), strict=True))
+        return [trials[point] for point in points]
 
     chosen = top
     for d in share.values:
         equal = d * large / small  # about as many values as (large, d) sends
-        low, high = run(small, min(top, math.floor(equal) if isinstance(top, int) else equal)), run(large, d)
+        low, high = run((small, min(top, math.floor(equal) if isinstance(top, int) else equal)), (large, d))
         if not high.failed and ranked([low, high])[0] is high:
             chosen = d
             break
-    for r in size.values[1:]:
-        run(r, chosen)
+    run(*((r, chosen) for r in size.values[1:]))
     if start:
-        run(*dict(start).values())
+        run((dict(start)[size.name], dict(start)[share.name]))
     return (tuple(trials.values()),)
 
 
@@ -284,6 +286,7 @@ def tune(
     rates: int = RATES,
     flasc_s: bool = False,
     bytes: int | str | None = None,
+    jobs: int = 1,
     on_trial: OnTrial = lambda experiment, trial: None,
     **options: Unpack[Options],
 ) -> Tuned:
@@ -299,6 +302,7 @@ def tune(
         flasc_s: search the two keys of `over`, a size and a share, with few runs of all rounds.
         bytes: find what is the most accurate with so many bytes, such as `"5MB"`: every candidate trains as many
             rounds as `check` says fit, and one of which no round fits is out.
+        jobs: number of runs at a time (`runs/jobs.py`).
         on_trial: is called with the experiment and each run that ends.
         **options: as for `tw.run`; `out` is the folder of the runs, by default `runs/search`; `seed` is the seed of the
             search, by default 100: keep it out of the seeds of a comparison; `validation_fraction` is by default 0.1.
@@ -348,17 +352,21 @@ def tune(
     lengths = [most] if flasc_s else [length for _, length in plan(len(candidates), most)]
     runs = ValidationRuns(shortened(candidates[0], lengths[0]), fraction, out, data_dir)
 
-    def measure(point: Point, length: int) -> Trial:
-        trial = runs.measure(point, shortened(point, length))
-        on_trial(experiment, trial)
-        return trial
-
     start = None if limit else start_of(experiment, knobs)
-    if flasc_s:
-        rungs = flasc_search(measure, knobs[0], knobs[1], most, start)
-    else:
-        extend = rates // 2 if over is None and len(makes) == 1 else 0
-        rungs = halving(measure, candidates, most, extend=extend, start=start)
+    with Jobs(jobs, experiment.engine.device) as places:
+
+        def measure(points: Sequence[Point], length: int) -> list[Trial]:
+            trials = dict[Point, Trial]()
+            for trial in runs.measure({point: shortened(point, length) for point in points}, places):
+                trials[trial.point] = trial
+                on_trial(experiment, trial)
+            return [trials[point] for point in points]
+
+        if flasc_s:
+            rungs = flasc_search(measure, knobs[0], knobs[1], most, start)
+        else:
+            extend = rates // 2 if over is None and len(makes) == 1 else 0
+            rungs = halving(measure, candidates, most, extend=extend, start=start)
     best = best_of(rungs, limit or math.inf)
     if best is None:
         raise NothingTrains(_why_nothing(experiment, knobs, rungs, lengths[len(rungs) - 1], limit or math.inf))
