@@ -24,7 +24,9 @@ from typing import Any, Unpack
 from torch import nn
 
 from thinwire.core.text import visible
+from thinwire.data.huggingface import from_datasets
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
+from thinwire.data.partition import Assignment, offsets_of
 from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
@@ -71,7 +73,8 @@ def simulate(
 
     Args:
         model: any nn.Module; it is copied and stays unchanged.
-        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
+        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs; or a
+            `FederatedDataset` or a partitioner of flwr-datasets, with its test split, or a fifth of each client.
         method: as for `run`, or None for FedAvg; the task of a file is not used.
         test: a pair or a Dataset to evaluate on.
         loss: `loss(outputs, targets)`, one value for each example or their mean; or `cross-entropy`, `mse`, `bce`.
@@ -86,10 +89,15 @@ def simulate(
     name = {"name": method_name(method, model)} if isinstance(method, Method) else {}
     given, rounds = _rounds_of({"keep_best": True, **name, **options})
     functions = given.pop("metrics") if isinstance(given.get("metrics"), Mapping) else {}
-    pool, assignment = pool_clients(clients)
-    tests = None if test is None else as_examples(test)
+    if hasattr(clients, "load_partition"):
+        source: Any = from_datasets(clients, test)
+        owned = Assignment(source.users.argsort(stable=True).numpy(), offsets_of(source.users.bincount().numpy()))
+        pool, tests = source.train, source.test
+    else:
+        pool, owned = pool_clients(clients)
+        tests = None if test is None else as_examples(test)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss
-    task = Task(model, pool, assignment, tests, None, criterion, metrics=functions)
+    task = Task(model, pool, owned, tests, None, criterion, metrics=functions)
     settings = settings_of(method, task_name(task, "own data"), given)
     if not settings.cohort.size:
         settings = replace(settings, cohort=Cohort(len(task.clients)))
