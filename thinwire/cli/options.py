@@ -60,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Log = Annotated[
     str | None,
-    typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard."),
+    typer.Option("--log", metavar="TRACKER", help=OPTIONS["log"][1].help),
 ]
 Targets = Annotated[
     list[float] | None,

@@ -36,12 +36,14 @@ from thinwire.runs.build import OwnTask, task_name
 from thinwire.runs.config import DEFAULT_TASK, resolve
 from thinwire.runs.execute import RunPlan
 from thinwire.runs.files import message_of
+from thinwire.runs.loop import Loop
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.presets import method_name
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import read_config
+from thinwire.runs.records import read_config, read_totals, rounds_in
 from thinwire.runs.result import Run, result_of
-from thinwire.runs.run_directory import rounds_of
+from thinwire.runs.run_directory import RunFolder, rounds_of
+from thinwire.runs.trackers import tracker
 
 
 def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
@@ -104,6 +106,16 @@ def simulate(
     return _run(settings, given, rounds)
 
 
+def reopen(path: Path, data_dir: Path | None = None) -> Run:
+    """The result of the newest checkpoint of a run directory, with the module, as it was trained."""
+    plan = RunPlan.of(RunFolder.open(path).experiment, path, data_dir)
+    if plan.folder is None or not rounds_in(plan.folder.checkpoints):
+        raise CheckpointError(f"{path} holds no checkpoint yet; `thinwire resume {path}` continues it")
+    loop = Loop(plan.settings, plan.prepare(), plan.folder, resume=True)
+    loop.summary = read_totals(path) or loop.totals()
+    return result_of(loop, plan.table)
+
+
 def settings_of(
     method: Method | str, on: str | OwnTask | None, options: Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> Settings:
@@ -158,12 +170,14 @@ def _run(settings: Settings, options: Mapping[str, Any], rounds: Sequence[int]) 
     with (
         _one_line(path, style != "nothing"),
         shown(settings.name, rounds[-1] if rounds else settings.rounds, style, settings.accounting) as show,
+        tracker(given.get("log"), path) as log,
     ):
 
         def seen(record: RoundRecord) -> None:
             if record.alarm:
                 warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
             show(record)
+            log(record)
             if on_round:
                 on_round(record)
 

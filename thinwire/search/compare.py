@@ -26,15 +26,18 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from thinwire.errors import ConfigError, Diverged
+from thinwire.federation.job import RoundRecord
 from thinwire.federation.settings import Settings
 from thinwire.protocol.method import Method
 from thinwire.reports.rows import MeanInterval, Row, evaluations, group, objective_key
 from thinwire.reports.table import Table
 from thinwire.runs.build import build_job
 from thinwire.runs.execute import default_folder, execute
+from thinwire.runs.loop import OnRound
 from thinwire.runs.options import Options
 from thinwire.runs.progress import shown, style_of
 from thinwire.runs.records import SavedRun, SearchRecord, read_run, read_totals, write_search
+from thinwire.runs.trackers import tracker
 from thinwire.search import tune as tuner
 from thinwire.search.candidates import changes, knobs_of, maker, makers, points
 from thinwire.search.trials import mean_of_last
@@ -160,9 +163,15 @@ def _run_all(experiments: Iterable[Settings], out: Path, options: Mapping[str, A
         style = style_of(options.get("progress"))
         with (
             shown(f"{one.name} seed {one.seed}", one.rounds, style, one.accounting) as on_round,
+            tracker(options.get("log"), default_folder(one, out)) as log,
             suppress(Diverged),  # a row of the table; the other runs still go on
         ):
-            execute(one, default_folder(one, out), on_round=on_round, **how)
+
+            def seen(record: RoundRecord, show: OnRound = on_round, log: OnRound = log) -> None:
+                show(record)
+                log(record)
+
+            execute(one, default_folder(one, out), on_round=seen, **how)
 
 
 def _ranked(title: str, rows: Sequence[Row]) -> Table:
