@@ -90,7 +90,9 @@ def test_wandb_writes_offline_runs(tmp_path):
     pytest.importorskip("wandb")
     path = tmp_path / "run"  # in a process of its own: wandb reads its settings once
     words = [sys.executable, "-m", "thinwire", "run", "mapo", "--rounds", "2", "--log", "wandb", "-q"]
-    subprocess.run([*words, "--out", str(path)], env={**os.environ, "WANDB_MODE": "offline"}, check=True, capture_output=True)
+    subprocess.run(
+        [*words, "--out", str(path)], env={**os.environ, "WANDB_MODE": "offline"}, check=True, capture_output=True
+    )
     (file,) = (path / "wandb").glob("offline-run-*/*.wandb")
     assert file.read_bytes().count(b"bytes_so_far") >= 2
     assert str(tw.load_run(path).bytes_total).encode() in file.read_bytes()
