@@ -18,7 +18,7 @@ from thinwire.models.pretrained import Pretrained
 from thinwire.runs.build import build_task
 from thinwire.runs.config import from_table, resolve, to_table
 from thinwire.runs.execute import execute
-from thinwire.runs.peft_export import adapter_of_run
+from thinwire.runs.run import reopen
 from thinwire.spaces.base import Unmerged
 from thinwire.training.functional import Functional
 
@@ -101,7 +101,12 @@ def test_refusals(world, tmp_path):
         build("pretrained", checkpoint=str(tmp_path))
     execute(small(world, "fedavg", rounds=1), tmp_path / "full")
     with pytest.raises(ConfigError, match="an adapter needs the space 'lora', not Full"):
-        adapter_of_run(tmp_path / "full", tmp_path / "adapter")
+        reopen(tmp_path / "full").save_adapter(tmp_path / "adapter")
+    files = {file.name for file in reopen(tmp_path / "full").save_pretrained(tmp_path / "whole")}
+    assert files >= {"config.json", "model.safetensors", "README.md", "config.toml"}
+    ours, theirs = reopen(tmp_path / "full").model(), build("pretrained", checkpoint=str(tmp_path / "whole"))
+    assert "library_name: transformers" in (tmp_path / "whole" / "README.md").read_text()
+    torch.testing.assert_close(theirs.eval()(CODES, MASK), ours.eval()(CODES, MASK), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["lora", "ffa-lora", "slora", "fed-sb"])
@@ -112,7 +117,7 @@ def test_a_run_writes_an_adapter_that_peft_loads(world, tmp_path, method):
     if method == "slora":  # at the end it is an adapter
         more = {"method.next_stage.space.rank": 4, "method.next_stage.at": 1, "method.next_stage.server_opt.lr": 0.1}
     execute(small(world, method, **more), path)
-    adapter_of_run(path, tmp_path / "adapter")
+    reopen(path).save_pretrained(tmp_path / "adapter")
     record = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert record["r"] == 4
     assert record["modules_to_save"] == ["classifier"]

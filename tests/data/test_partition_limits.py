@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from thinwire.core.key import Key
-from thinwire.data.partition import IID, Classes, ClassShards, Dirichlet, DirichletFlasc, Natural, Shards
+from thinwire.data.partition import (
+    IID,
+    Classes,
+    ClassShards,
+    Dirichlet,
+    DirichletFlasc,
+    Feature,
+    Natural,
+    Quantity,
+    Shards,
+)
 from thinwire.errors import ConfigError
 
 TEN = np.arange(100) % 10
@@ -30,6 +40,13 @@ TEN = np.arange(100) % 10
         (lambda: Dirichlet(alpha=float("nan")), "alpha must be above 0"),
         (lambda: Dirichlet(min_size=0), "min_size must be 1 or more"),
         (lambda: Dirichlet().assign(TEN, 11, Key(0)), "10 or more each, are for 1 to 10 clients"),
+        (
+            lambda: Quantity(0.01).assign(TEN, 50, Key(0)),
+            "quantity with alpha=0.01 and clients=50: none of 10000 draws",
+        ),
+        (lambda: Quantity(alpha=0), "alpha must be above 0"),
+        (lambda: Feature(noise=-1), "noise must be 0 or more"),
+        (lambda: Feature().assign(TEN, 101, Key(0)), "are for 1 to 100 clients"),
         (lambda: DirichletFlasc(alpha=-1), "alpha must be above 0"),
         (lambda: Natural().assign(TEN, 3, Key(0)), "this dataset has no users"),
         (lambda: Natural().assign(TEN, 3, Key(0), TEN % 2), "has 2 users"),

@@ -1,6 +1,7 @@
 """Partitions: properties of all, and of each."""
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from thinwire.data.partition import (
     ClassShards,
     Dirichlet,
     DirichletFlasc,
+    Feature,
     Natural,
+    Quantity,
     Shards,
     log_gamma_draws,
     near_equal,
@@ -25,7 +28,7 @@ from thinwire.errors import ConfigError
 
 KEYS = st.integers(0, 2**64 - 1).map(Key)
 SOME = settings(max_examples=40, deadline=None)
-KINDS = ["iid", "natural", "shards", "class-shards", "classes", "dirichlet", "dirichlet-flasc"]
+KINDS = ["iid", "natural", "shards", "class-shards", "classes", "dirichlet", "dirichlet-flasc", "quantity", "feature"]
 
 
 @st.composite
@@ -48,6 +51,13 @@ def class_count(labels: np.ndarray, a: Assignment, i: int) -> int:
     return classes_of(labels[a.client(i)])
 
 
+class ByPosition(Feature):
+    """Feature skew of inputs that are functions of the index."""
+
+    def assign(self, labels, clients, key, users=None):
+        return super().assign(labels, clients, key, inputs=lambda at: np.sin(np.outer(at, [1.0, 2.3, 5.1])))
+
+
 @st.composite
 def cases(draw, kind: str):
     """A partition with valid options, labels, and a number of clients."""
@@ -63,6 +73,8 @@ def cases(draw, kind: str):
         "classes": lambda: Classes(per),
         "dirichlet": lambda: Dirichlet(draw(st.sampled_from([0.5, 1.0, 100.0])), min_size=1),
         "dirichlet-flasc": lambda: DirichletFlasc(draw(st.sampled_from([1e-4, 0.1, 1.0, 100.0]))),
+        "quantity": lambda: Quantity(draw(st.sampled_from([0.5, 1.0, 100.0]))),
+        "feature": lambda: ByPosition(draw(st.sampled_from([0.0, 0.5, 100.0]))),
     }[kind]()
     return partition, labels, clients
 
@@ -98,7 +110,7 @@ def test_every_example_has_at_most_one_client_and_every_client_an_example(kind, 
 def test_any_input_gives_a_partition_or_an_error_of_one_line(numbers, clients, key, per, least) -> None:
     labels = np.array(numbers, np.int64)
     options = [IID(), Natural(), Shards(per), ClassShards(per, min_classes=1 + least % per)]
-    options += [Classes(per), Dirichlet(0.01, least), DirichletFlasc(0.01)]
+    options += [Classes(per), Dirichlet(0.01, least), DirichletFlasc(0.01), Quantity(0.1, least), ByPosition()]
     for partition in options:
         try:
             with warnings.catch_warnings():
@@ -112,7 +124,9 @@ def test_any_input_gives_a_partition_or_an_error_of_one_line(numbers, clients, k
         assert "\n" not in line
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(), ClassShards(), Classes(), Dirichlet(), DirichletFlasc()])
+@pytest.mark.parametrize(
+    "partition", [IID(), Shards(), ClassShards(), Classes(), Dirichlet(), DirichletFlasc(), Quantity(), ByPosition()]
+)
 def test_another_key_gives_another_partition(partition) -> None:
     labels = np.arange(3000) % 10
     a, b = (partition.assign(labels, 20, Key(seed)) for seed in (1, 2))
@@ -278,3 +292,69 @@ def test_natural_takes_the_users_with_most_examples_in_descending_order() -> Non
     users = np.array([3, 1, 1, 0, 3, 3, 7, 7, 7])
     a = Natural().assign(np.zeros(9, int), 3, Key(0), users)
     assert [a.client(i).tolist() for i in range(3)] == [[0, 4, 5], [6, 7, 8], [1, 2]]
+
+
+def test_quantity_skew_is_one_of_sizes_and_not_of_classes() -> None:
+    labels = np.arange(40_000) % 4
+    sizes = {}
+    for alpha in (0.1, 1.0, 1000.0):
+        a = Quantity(alpha).assign(labels, 10, Key(5))
+        sizes[alpha] = np.sort(a.sizes())
+        large = [i for i in range(10) if a.sizes()[i] > 400]
+        counts = np.stack([np.bincount(labels[a.client(i)], minlength=4) / a.sizes()[i] for i in large])
+        assert abs(counts - 0.25).max() < 0.1  # five standard deviations
+    assert sizes[0.1][-1] > 2 * sizes[1.0][-1] > 2 * sizes[1000.0][-1]
+    assert sizes[1000.0][0] > 3500
+    shares = np.stack([Quantity(2.0).assign(labels, 5, Key(i)).sizes() for i in range(400)]) / 40_000
+    variance = 0.2 * 0.8 / (5 * 2.0 + 1)  # of a share of Dir(2, 2, 2, 2, 2)
+    assert shares.var() == pytest.approx(variance, rel=0.15)
+
+
+@SOME
+@given(datasets(), KEYS, st.integers(1, 9))
+def test_feature_skew_gives_equal_sizes_and_each_client_its_part_of_every_class(labels, key, clients) -> None:
+    x = np.random.default_rng(0).normal(size=(len(labels), 1))
+    a = Feature().assign(labels, clients, key, inputs=lambda at: x[at])
+    assert a.sizes().max() - a.sizes().min() <= 1
+    fraction = np.stack([[(labels[a.client(i)] == k).sum() for k in np.unique(labels)] for i in range(clients)])
+    expected = np.unique(labels, return_counts=True)[1] / clients
+    assert abs(fraction - expected).max() <= 2  # no label skew
+    code = np.rint(x[:, 0] * 1024)
+    for k in np.unique(labels):  # along the only direction, parts of a class do not overlap
+        of = [code[a.client(i)][labels[a.client(i)] == k] for i in range(clients)]
+        ranges = [(one.min(), one.max()) for one in of if len(one)]
+        above, below = (all(p[1] <= q[0] for p, q in pairwise(one)) for one in (ranges, ranges[::-1]))
+        assert above or below
+
+
+def test_features_of_a_dataset_decide_and_noise_blurs_them() -> None:
+    from thinwire.data.named_images import digits
+    from thinwire.data.task import describe_partition, make_task
+
+    source, spread = digits(), []
+    for noise in (0.0, 1.0, 100.0):
+        task = make_task(source, "mlp", partition=Feature(noise), clients=5)
+        assert describe_partition(task).label_skew < (0.02 if not noise else 0.2)
+        means = [task.train.gather(task.clients.client(i))[0].mean(0).flatten() for i in range(5)]
+        spread.append(float(np.var(np.stack(means), axis=0).sum()))
+    assert spread[0] > 2 * spread[1] > 4 * spread[2]
+    table = make_task(source, "mlp", partition="feature", clients=5)
+    np.testing.assert_array_equal(
+        table.clients.order, make_task(source, "mlp", partition="feature", clients=5).clients.order
+    )
+
+
+def test_scores_of_features_are_equal_in_any_order_of_summation() -> None:
+    x = np.random.default_rng(1).normal(size=(500, 3000)).astype(np.float32)
+    turned = np.random.default_rng(2).permutation(3000)
+    first, second = (
+        Feature().assign(np.arange(500) % 3, 7, Key(4), inputs=lambda at, rows=rows: rows[at].astype(np.float64))
+        for rows in (x, x[:, turned])
+    )
+    np.testing.assert_array_equal(first.order, second.order)
+
+
+def test_a_regression_has_feature_skew_by_inputs_alone() -> None:
+    x = np.arange(40.0)[:, None]
+    a = Feature().assign(np.linspace(0, 1, 40), 4, Key(0), inputs=lambda at: x[at])
+    assert sorted(sorted(a.client(i).tolist()) for i in range(4)) == np.arange(40).reshape(4, 10).tolist()

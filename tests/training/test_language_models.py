@@ -22,7 +22,7 @@ from thinwire.models import CausalLM, build
 from thinwire.models.quantized import Blocks, QuantizedEmbedding
 from thinwire.runs.config import resolve
 from thinwire.runs.execute import execute
-from thinwire.runs.peft_export import adapter_of_run
+from thinwire.runs.run import reopen
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
@@ -213,7 +213,7 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     tw.report([path], md=tmp_path / "page.md")
     assert "perplexity" in (tmp_path / "page.md").read_text()
 
-    adapter_of_run(path, tmp_path / "adapter")
+    reopen(path).save_pretrained(tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["task_type"], config["r"], config["modules_to_save"]) == ("CAUSAL_LM", 16, None)
     assert config["base_model_name_or_path"] == checkpoint

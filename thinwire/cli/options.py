@@ -60,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Log = Annotated[
     str | None,
-    typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard."),
+    typer.Option("--log", metavar="TRACKER", help=OPTIONS["log"][1].help),
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", min=1, help="Number of runs at a time, each in a process with a GPU of its own if any.")

@@ -16,7 +16,7 @@ from rich.live import Live
 from thinwire.cli.options import AsJson, DataDir, Log, Method, Quiet, RunDirectory, Task, documented, verb
 from thinwire.cli.terminal import note, out as console, print_json, show_facts
 from thinwire.core.text import human_bytes, visible
-from thinwire.errors import ConfigError, UnknownName
+from thinwire.errors import ConfigError
 from thinwire.runs.progress import shown as progress, style_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ TRAINING_FAILED = 3  # exit code of training that diverged, collapsed or ended a
 def run(
     what: Method,
     on: Task = None,
-    log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     **options: Any,
@@ -50,7 +49,7 @@ def run(
 
     settings = settings_of(what, on, options)
     path = options["out"] or default_folder(settings)
-    with shown(settings, path, log, quiet) as on_round:
+    with shown(settings, path, options["log"], quiet) as on_round:
         how = {"data_dir": options["data_dir"], "overwrite": bool(options["overwrite"])}
         summary = execute(settings, path, on_round=on_round, **how)
     show_summary(summary, path, as_json)
@@ -134,14 +133,12 @@ def extended(settings: Settings, rounds: int, run: Path) -> Settings:
 @contextmanager
 def shown(settings: Settings, path: Path, log: str | None, quiet: bool) -> Iterator[Callable[[RoundRecord], None]]:
     """Show the progress of a run, and log it to a tracker; yields a function to call with each record."""
-    from thinwire.runs.trackers import tensorboard
+    from thinwire.runs.trackers import tracker
 
-    if log not in (None, "tensorboard"):
-        raise UnknownName("tracker", log, ["tensorboard"])
     try:
         with (
             progress(settings.name, settings.rounds, style_of(not quiet)) as show_round,
-            tensorboard(path) if log else nullcontext(lambda record: None) as log_round,
+            tracker(log, path) as log_round,
         ):
 
             def on_round(record: RoundRecord) -> None:
@@ -172,18 +169,24 @@ def exit_if_failed(summaries: Mapping[str, Summary]) -> None:
 
 
 @documented
-def export(run: RunDirectory, folder: Path, data_dir: DataDir = None) -> None:
-    """Export the LoRA adapter of a run, to be loaded with `peft.PeftModel.from_pretrained`.
+def export(run: RunDirectory, folder: Path, push: str | None = None, data_dir: DataDir = None) -> None:
+    """Export the model of a run with a model card: a peft adapter, a transformers checkpoint, or a state dict.
 
     Example: thinwire export runs/lora-text-classification-s0-1a2b3c my-adapter
 
-    Options:
-        folder: Folder of the adapter.
-    """
-    from thinwire.runs.peft_export import adapter_of_run
+    Example: thinwire export runs/mapo-digits-s0-1a2b3c my-model --push me/mapo-digits
 
-    for file in adapter_of_run(run, folder, data_dir):
+    Options:
+        folder: Folder of the model.
+        push: Also upload it to this repository of the Hugging Face hub.
+    """
+    from thinwire.runs.run import reopen
+
+    found = reopen(run, data_dir)
+    for file in found.save_pretrained(folder):
         print(visible(str(file)))
+    if push:
+        print(visible(found.push_to_hub(push)))
 
 
 @documented

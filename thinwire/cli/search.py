@@ -127,7 +127,7 @@ def sweep(
         nothing_trains("no setting trains on every seed; try smaller learning rates, or more rounds")
 
 
-@verb("overwrite")
+@verb("overwrite", "log")
 def tune(
     methods: Methods = None,
     on: Task = None,

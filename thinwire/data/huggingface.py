@@ -10,6 +10,7 @@ too, where no folder has them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from thinwire.data.table import TargetCode, from_columns
 from thinwire.errors import ConfigError, DataError
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")
+PARTITION = "partition of flwr-datasets"  # the column of its number
 _LISTS = ("Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "list")
 
 
@@ -51,7 +53,8 @@ def from_datasets(
     """A dataset from a `datasets.Dataset`, or a `DatasetDict` with the splits `train` and `test`.
 
     Args:
-        name: the training rows, or all splits; or a folder, or owner/name on the hub.
+        name: the training rows, or all splits; or a folder, or owner/name on the hub; or a `FederatedDataset` or a
+            partitioner of flwr-datasets, each partition of which is a client.
         test: the test rows; by default the split `test` or `validation`, or a fraction of the training rows.
         config: of a dataset on the hub, the name of its configuration.
         target: the column to predict, or several; by default the only column of class labels, or `label`.
@@ -68,10 +71,13 @@ def from_datasets(
     """
     where = name if isinstance(name, str) else "the dataset"
     dataset = load_named(name, config, data_dir) if isinstance(name, str) else name
+    if hasattr(dataset, "load_partition"):
+        dataset, client = _pooled(dataset), client or PARTITION
     train, found, _ = train_and_test(dataset)
     test = found if test is None else test
-    if not all(hasattr(train, name) for name in ("features", "column_names", "__len__")):
-        raise ConfigError(f"{where} must be a datasets.Dataset or DatasetDict in memory, not {type(dataset).__name__}")
+    for one in (train, train if test is None else test):
+        if not all(hasattr(one, name) for name in ("features", "column_names", "__len__")):
+            raise ConfigError(f"{where} must be a datasets.Dataset or DatasetDict in memory, not {type(one).__name__}")
     targets = _targets(train, target, where)
     inputs = [name for name in features or train.column_names if name not in {*targets, client, *drop}]
     kinds = {name: type(train.features[name]).__name__ for name in inputs if name in train.features}
@@ -80,7 +86,8 @@ def from_datasets(
         listed = visible(", ".join(f"{name} ({kind})" for name, kind in kinds.items()), 200)
         raise DataError(f"{where}: the inputs are {listed}; images and lists are used alone: write task.features")
     names = [*targets, *([client] if client else []), *([] if alone else inputs)]
-    rows, given = _columns(train, names, where), None if test is None else _columns(test, names, where)
+    tested = [name for name in names if name != PARTITION]
+    rows, given = _columns(train, names, where), None if test is None else _columns(test, tested, where)
     code, feature = TargetCode.of(rows, targets, target_kind), train.features[targets[0]]
     if code.kind == "classification" and type(feature).__name__ == "ClassLabel":  # classes keep their order
         code = replace(code, names=tuple(feature.names))
@@ -97,6 +104,25 @@ def from_datasets(
             lists = [one for one, _ in values]
             made.append(inputs_of(lists, len(lists), f"{where}: the column {column!r}", tokens=True))
     return source_of(code, parts, made, client, standardize)
+
+
+def _pooled(federated: Any) -> dict[str, Any]:
+    """The rows of all partitions of flwr-datasets, with the column `PARTITION`, and the test split if it has one."""
+    from datasets import concatenate_datasets
+
+    try:
+        rules = getattr(federated, "partitioners", {"train": federated})  # which downloads
+        first = "train" if "train" in rules else next(iter(rules))
+        parts = [rules[first].load_partition(i) for i in range(rules[first].num_partitions)]
+        if not all(map(len, parts)):
+            raise ValueError("one has no examples; write fewer partitions")
+    except Exception as fault:  # of any type: too many partitions, a wrong column, network
+        raise DataError(f"flwr-datasets cannot load the partitions ({one_line(fault)})") from None
+    found = {first: concatenate_datasets([p.add_column(PARTITION, [i] * len(p)) for i, p in enumerate(parts)])}
+    for split in TEST_SPLITS if hasattr(federated, "load_split") else ():
+        with suppress(ValueError):  # it has no such split
+            found.setdefault(split, federated.load_split(split))
+    return found
 
 
 def load_named(name: str, config: str, data_dir: Path | None) -> Any:

@@ -5,6 +5,9 @@ A partition is a frozen dataclass with one pure method, `assign`; the same key g
 
     iid, natural, auto             near-equal random parts; one client per user; `natural` where there are users
     shards, class-shards, classes  each client gets a few classes: the data is cut into shards, dealt at random
+    quantity                       size skew: equal class distributions, sizes drawn from a Dirichlet distribution
+    feature                        feature skew: equal sizes and class distributions, other inputs of each class
+    quantity, feature              size skew alone; feature skew alone: other inputs of each class
     dirichlet, dirichlet-flasc     label skew drawn from a Dirichlet distribution: a small alpha gives each client a few
                                    classes, a large one all clients the same class distribution
 
@@ -24,7 +27,7 @@ import numpy as np
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.text import NonNegativeInt, PositiveFloat, PositiveInt, check_settings
+from thinwire.core.text import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_settings
 from thinwire.errors import ConfigError, DataError
 
 Ranges = tuple[np.ndarray, np.ndarray]  # (clients, ranges) starts and sizes
@@ -74,6 +77,7 @@ class Partition(Protocol):
             clients: number of clients.
             key: the only source of randomness.
             users: (n,) user of each example, where the dataset has users.
+            inputs: a partition with this parameter also gets a function of indices that returns their inputs, (k, ...).
         """
         ...
 
@@ -139,6 +143,7 @@ class ClassPartition:
         raise NotImplementedError
 
 
+_SCORED_ROWS = 1 << 12  # examples whose inputs are read together
 DERIVED_CLIENTS = 10  # of a dataset without users, if no number is given
 
 
@@ -263,8 +268,8 @@ class Dirichlet(ClassPartition):
             largest = max(largest, int(least.max()))
         hint = f"min_size={largest}" if largest else "a larger alpha or fewer clients"
         raise ConfigError(
-            f"dirichlet with alpha={self.alpha} and clients={clients}: none of {_MAX_DRAWS} draws gave every client "
-            f"min_size={self.min_size} examples; write {hint}"
+            f"{type(self).__name__.lower()} with alpha={self.alpha} and clients={clients}: none of {_MAX_DRAWS} draws "
+            f"gave every client min_size={self.min_size} examples; write {hint}"
         )
 
     def _draw(self, counts: np.ndarray, clients: int, tries: int, key: Key) -> np.ndarray:
@@ -279,6 +284,83 @@ class Dirichlet(ClassPartition):
             sizes[:, k] = np.diff(cuts, axis=1, prepend=0)
             held += sizes[:, k]
         return sizes
+
+
+@register(
+    "partition",
+    "quantity",
+    doc="Size skew alone: sizes from a Dirichlet distribution, redrawn until every client has `min_size` examples.",
+    paper="Li et al., Federated learning on non-IID data silos: an experimental study, ICDE 2022",
+)
+@dataclass(frozen=True)
+class Quantity(Dirichlet):
+    """Sizes from a Dirichlet distribution, examples at random: all clients have the same class distribution.
+
+        q ~ Dir(alpha 1_N);   client i gets q_i n examples
+
+    Args:
+        alpha: concentration; smaller is more skewed.
+        min_size: as in `dirichlet`.
+
+    >>> Quantity(alpha=0.5).assign(np.zeros(1000, int), 5, Key(0)).sizes().tolist()
+    [484, 10, 159, 6, 341]
+    """
+
+    min_size: PositiveInt = 1
+
+    def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
+        """Assign the examples as if all had one class."""
+        return super().assign(np.zeros(len(labels), int), clients, key)
+
+
+@register(
+    "partition",
+    "feature",
+    doc="Feature skew alone: equal sizes and class distributions, other inputs of each class.",
+    paper="Li et al., Federated learning on non-IID data silos: an experimental study, ICDE 2022",
+)
+@dataclass(frozen=True)
+class Feature(ClassPartition):
+    """Sort each class along a random direction of the inputs; client i gets the i-th part of every class.
+
+        score of x = <x, x_a - x_b> for two random examples a and b
+
+    Clients differ in p(x | y) and not in p(y), as on the synthetic set of Li et al. Inputs are rounded to multiples of
+    2**-10, so that scores are sums of integers: exact on every machine, in any order.
+
+    Args:
+        noise: 0 for the largest skew; otherwise the position of an example in its class, from 0 to 1, is changed by a
+            random number up to this.
+
+    >>> x, labels = np.array([[5.0], [1.0], [3.0], [9.0], [2.0], [8.0]]), np.array([0, 0, 0, 1, 1, 1])
+    >>> a = Feature().assign(labels, 3, Key(1), inputs=lambda at: x[at])
+    >>> [x[a.client(i), 0].tolist() for i in range(3)]
+    [[1.0, 2.0], [3.0, 8.0], [5.0, 9.0]]
+    """
+
+    noise: NonNegativeFloat = 0.0
+
+    def assign(self, labels: np.ndarray, clients: int, key: Key, users: Any = None, inputs: Any = None) -> Assignment:
+        """Assign the examples by class and inputs; by inputs alone if labels are no classes.
+
+        Args:
+            labels: as in `Partition`.
+            clients: as in `Partition`.
+            key: as in `Partition`.
+            users: not used.
+            inputs: a function of (k,) indices that returns the inputs of these examples, (k, values) float64.
+        """
+        check_clients(n := len(labels), clients)
+        first, last = inputs(key.fold("direction").permutation(n).numpy()[[0, -1]])
+        direction = np.rint(1024 * first) - np.rint(1024 * last)
+        parts = np.array_split(np.arange(n), 1 + n // _SCORED_ROWS)
+        scores = np.concatenate([np.rint(1024 * inputs(part)) @ direction for part in parts])
+        _, ids, counts = np.unique(labels if labels.dtype.kind in "iu" else 0 * labels, False, True, True)
+        by_class = np.lexsort((scores, ids))
+        own = ids[by_class]
+        position = (np.arange(n) - offsets_of(counts)[own] + 0.5) / counts[own]
+        position += self.noise * _uniform(key.fold("noise"), n)
+        return Assignment(by_class[np.argsort(position, kind="stable")], offsets_of(near_equal(n, clients)))
 
 
 @register(

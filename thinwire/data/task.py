@@ -29,7 +29,7 @@ from thinwire.core.registry import lookup
 from thinwire.core.text import visible
 from thinwire.data.examples import Arrays, Examples, Inputs, Source, image_values, named, standardized
 from thinwire.data.losses import Loss, bce, cross_entropy, loss_by_name
-from thinwire.data.partition import Assignment, Partition, offsets_of
+from thinwire.data.partition import Assignment, Feature, Partition, offsets_of
 from thinwire.errors import ConfigError
 from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
@@ -183,7 +183,14 @@ def assign_clients(source: Source, partition: Partition, clients: int, key: Key)
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
     users = None if source.users is None else source.users.numpy()
-    return partition.assign(labels.numpy(), clients, key.fold("split"), users)
+    more: Any = {"inputs": lambda at: _values(source.train, at)} if isinstance(partition, Feature) else {}
+    return partition.assign(labels.numpy(), clients, key.fold("split"), users, **more)
+
+
+def _values(examples: Examples, at: np.ndarray) -> np.ndarray:
+    """The inputs of some examples as rows of numbers, for partitions."""
+    inputs, _ = examples.gather(torch.as_tensor(at))
+    return torch.cat([x.double().flatten(1) for x in tree_leaves(inputs)], 1).numpy()
 
 
 def client_names(source: Source, clients: Assignment) -> tuple[str, ...]:

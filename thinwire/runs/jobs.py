@@ -40,6 +40,7 @@ from thinwire.runs.config import from_table, to_table
 from thinwire.runs.execute import default_folder, execute, stopped_by_sigterm
 from thinwire.runs.files import held, message_of
 from thinwire.runs.progress import Style, shown
+from thinwire.runs.trackers import tracker
 
 SPENT = "interrupted: the budget is spent"
 PAUSE = 0.5  # seconds between two looks at runs that other processes write
@@ -52,6 +53,7 @@ def run_one(
     overwrite: bool = False,
     until: float | None = None,
     style: Style = "nothing",
+    log: str | None = None,
 ) -> None:
     """Run settings in their default directory, or continue or read the run that is there.
 
@@ -62,6 +64,7 @@ def run_one(
         overwrite: delete the run in the directory and start again.
         until: the wall-clock time (`time.time`) at which the run is interrupted, after the round in progress.
         style: how progress is shown.
+        log: the tracker.
     """
     path = default_folder(settings, out)
     if until is not None and time.time() >= until:
@@ -69,10 +72,11 @@ def run_one(
     if held(path):
         raise InUse(f"another process is writing to {path}")
 
-    with shown(path.name, settings.rounds, style) as show:
+    with shown(path.name, settings.rounds, style) as show, tracker(log, path) as follow:
 
         def on_round(record: RoundRecord) -> None:
             show(record)
+            follow(record)
             if until is not None and time.time() >= until and record.round < settings.rounds:
                 raise KeyboardInterrupt  # the last complete round is saved
 

@@ -99,6 +99,7 @@ class Options(TypedDict, total=False):
     resume: Annotated[bool, At("", "Continue the run in the directory.", PYTHON_ONLY)]
     overwrite: Annotated[bool, At("", "Delete the run in the directory and start again.")]
     progress: Annotated[bool, At("", "A progress bar: None for terminals and notebooks.", PYTHON_ONLY)]
+    log: Annotated[str, At("", "Also log every round to a tracker: tensorboard, mlflow or wandb.")]
     on_round: Annotated[Callable[[RoundRecord], Any], At("", "Is called with every record.", PYTHON_ONLY)]
     on_message: Annotated[OnMessage, At("", "Is called with every message.", PYTHON_ONLY)]
 

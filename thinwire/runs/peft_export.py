@@ -17,15 +17,10 @@ from typing import Any
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.errors import CheckpointError, ConfigError
-from thinwire.federation.engine import Engine
-from thinwire.federation.simulation import make_simulation
+from thinwire.errors import ConfigError
 from thinwire.models import CausalLM, Pretrained
-from thinwire.runs.build import build_job
 from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
-from thinwire.runs.loop import check_blocks
-from thinwire.runs.run_directory import RunFolder
 from thinwire.spaces.adapters import HEADS, LINEAR, NAMES
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
@@ -123,23 +118,6 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
         "rank_pattern": lower,
         "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
     }
-
-
-def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
-    """Write the adapter of the newest checkpoint of a run directory."""
-    opened = RunFolder.open(run)
-    simulation = make_simulation(Engine(), build_job(opened.experiment, data_dir))
-    found = opened.load("cpu")
-    if found is None:
-        raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` continues it")
-    check_blocks(simulation, found.state)
-    if simulation.averages:
-        raise no_adapter_of_average()
-    public = simulation.evaluated(found.state.server.public)
-    contract = simulation.contract.at(public.version)
-    space, basis = contract.method.space, contract.basis(public.version, "cpu")
-    weights = space.expand(public.base, basis, public.coords)
-    return save_adapter(folder, simulation.job.task.model, space, basis, public.coords, weights)
 
 
 def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:

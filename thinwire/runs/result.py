@@ -21,6 +21,7 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
 from thinwire.metrics.objective import Objective
 from thinwire.runs.best import Lead, recorded_objective, selected_by
+from thinwire.runs.hub import save_folder, upload
 from thinwire.runs.loop import Loop
 from thinwire.runs.peft_export import no_adapter_of_average, save_adapter
 from thinwire.runs.records import BEST, columns, read_clients, read_run, verify
@@ -208,6 +209,14 @@ class Run:
         if self._start is None:
             raise ConfigError("a loaded run holds no adapter; `thinwire export RUN FOLDER` reads its checkpoint")
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
+
+    def save_pretrained(self, folder: Path | str) -> list[Path]:
+        """Write the model with a card that has its bytes: an adapter, a checkpoint of transformers, or a state dict."""
+        return save_folder(self, Path(folder))
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub, such as to me/mapo; `private=True` hides it."""
+        return upload(self, repo, **options)
 
     def __repr__(self) -> str:
         """At most five lines.

@@ -24,7 +24,9 @@ from typing import Any, Unpack
 from torch import nn
 
 from thinwire.core.text import visible
+from thinwire.data.huggingface import from_datasets
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
+from thinwire.data.partition import Assignment, offsets_of
 from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.federation.job import RoundRecord
@@ -34,12 +36,14 @@ from thinwire.runs.build import OwnTask, task_name
 from thinwire.runs.config import DEFAULT_TASK, resolve
 from thinwire.runs.execute import RunPlan
 from thinwire.runs.files import message_of
+from thinwire.runs.loop import Loop
 from thinwire.runs.options import Options, overrides_of
 from thinwire.runs.presets import method_name
 from thinwire.runs.progress import shown, style_of
-from thinwire.runs.records import read_config
+from thinwire.runs.records import read_config, read_totals, rounds_in
 from thinwire.runs.result import Run, result_of
-from thinwire.runs.run_directory import rounds_of
+from thinwire.runs.run_directory import RunFolder, rounds_of
+from thinwire.runs.trackers import tracker
 
 
 def run(method: Method | str = "fedavg", on: str | OwnTask = DEFAULT_TASK, **options: Unpack[Options]) -> Run:
@@ -71,7 +75,8 @@ def simulate(
 
     Args:
         model: any nn.Module; it is copied and stays unchanged.
-        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
+        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs; or a
+            `FederatedDataset` or a partitioner of flwr-datasets, with its test split, or a fifth of each client.
         method: as for `run`, or None for FedAvg; the task of a file is not used.
         test: a pair or a Dataset to evaluate on.
         loss: `loss(outputs, targets)`, one value for each example or their mean; or `cross-entropy`, `mse`, `bce`.
@@ -86,14 +91,29 @@ def simulate(
     name = {"name": method_name(method, model)} if isinstance(method, Method) else {}
     given, rounds = _rounds_of({"keep_best": True, **name, **options})
     functions = given.pop("metrics") if isinstance(given.get("metrics"), Mapping) else {}
-    pool, assignment = pool_clients(clients)
-    tests = None if test is None else as_examples(test)
+    if hasattr(clients, "load_partition"):
+        source: Any = from_datasets(clients, test)
+        owned = Assignment(source.users.argsort(stable=True).numpy(), offsets_of(source.users.bincount().numpy()))
+        pool, tests = source.train, source.test
+    else:
+        pool, owned = pool_clients(clients)
+        tests = None if test is None else as_examples(test)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss
-    task = Task(model, pool, assignment, tests, None, criterion, metrics=functions)
+    task = Task(model, pool, owned, tests, None, criterion, metrics=functions)
     settings = settings_of(method, task_name(task, "own data"), given)
     if not settings.cohort.size:
         settings = replace(settings, cohort=Cohort(len(task.clients)))
     return _run(settings, given, rounds)
+
+
+def reopen(path: Path, data_dir: Path | None = None) -> Run:
+    """The result of the newest checkpoint of a run directory, with the module, as it was trained."""
+    plan = RunPlan.of(RunFolder.open(path).experiment, path, data_dir)
+    if plan.folder is None or not rounds_in(plan.folder.checkpoints):
+        raise CheckpointError(f"{path} holds no checkpoint yet; `thinwire resume {path}` continues it")
+    loop = Loop(plan.settings, plan.prepare(), plan.folder, resume=True)
+    loop.summary = read_totals(path) or loop.totals()
+    return result_of(loop, plan.table)
 
 
 def settings_of(
@@ -150,12 +170,14 @@ def _run(settings: Settings, options: Mapping[str, Any], rounds: Sequence[int]) 
     with (
         _one_line(path, style != "nothing"),
         shown(settings.name, rounds[-1] if rounds else settings.rounds, style) as show,
+        tracker(given.get("log"), path) as log,
     ):
 
         def seen(record: RoundRecord) -> None:
             if record.alarm:
                 warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
             show(record)
+            log(record)
             if on_round:
                 on_round(record)
 

@@ -1,11 +1,10 @@
-"""Trackers: functions that are called with every record.
+"""Trackers: TensorBoard, MLflow and Weights & Biases, by `--log`; other functions are called with every record.
 
-    with tensorboard("runs/x") as on_round:
+    with tracker("tensorboard", "runs/x") as on_round:
         tw.simulate(model, clients, "mapo", on_round=on_round)
 
-A resumed run reports all its rounds again; every round is written exactly once. If
-TensorBoard fails, the run goes on without it. For MLflow and Weights & Biases the
-function is one line; `docs/reports.md` has them.
+A resumed run reports all its rounds again: TensorBoard's files are written anew, and the others get a new run
+with every round once. If a tracker fails, the run goes on without it.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.runs.records import columns, honest_bytes
 
 if TYPE_CHECKING:
@@ -30,37 +30,66 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     return {key: value for key, value in values.items() if isinstance(value, int | float) and key != "round"}
 
 
-@contextmanager
-def tensorboard(run: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
-    """Log the rounds of a run into its directory, for `tensorboard --logdir`; yields a function of a record."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError("--log tensorboard needs tensorboard: pip install tensorboard") from error
-    folder, sent, failed = Path(run) / "tensorboard", 0, False
-    writer: Any = None
+Board = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]  # log values of a round; end
 
-    def write(record: RoundRecord) -> None:
-        nonlocal writer, sent
-        if writer is None:  # not earlier: a run that is refused must not write anything
-            shutil.rmtree(folder, ignore_errors=True)
-            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-        sent += honest_bytes(record._asdict()) - record.bytes_abandoned  # those were counted when they were sent
-        for name, value in {**scalars(record), "bytes_so_far": sent}.items():
-            writer.add_scalar(name, value, record.round)
+
+def _tensorboard(run: Path) -> Board:
+    """Files in the run directory, for `tensorboard --logdir`."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    writer: Any = SummaryWriter(str(run / "tensorboard"))  # type: ignore[no-untyped-call]
+    return lambda values, step: [writer.add_scalar(name, one, step) for name, one in values.items()], writer.close
+
+
+def _mlflow(run: Path) -> Board:
+    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say."""
+    import mlflow
+
+    mlflow.start_run(run_name=run.name)
+    return lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
+
+
+def _wandb(run: Path) -> Board:
+    """A run of Weights & Biases, as WANDB_PROJECT, WANDB_MODE and others say."""
+    import wandb
+
+    board = wandb.init(name=run.name, dir=str(run))
+    return lambda values, step: board.log(values, step=step), board.finish
+
+
+TRACKERS = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}  # the names of their packages
+
+
+@contextmanager
+def tracker(name: str | None, run: Path | str | None) -> Iterator[Callable[[RoundRecord], None]]:
+    """Log the rounds of a run directory to a tracker; yields a function of a record, which does nothing for None."""
+    if name is None:
+        yield lambda record: None
+        return
+    if name not in TRACKERS:
+        raise UnknownName("tracker", name, TRACKERS)
+    if find_spec(name) is None:
+        raise ConfigError(f"--log {name} needs {name}: pip install {name}")
+    if run is None:
+        raise ConfigError(f"log={name!r} needs the folder of the run: out='runs/mine'")
+    folder, sent, failed = Path(run), 0, False
+    board: Board | None = None
 
     def on_round(record: RoundRecord) -> None:
-        nonlocal failed
+        nonlocal board, sent, failed
         try:
             if not failed:
-                write(record)
+                board = board or TRACKERS[name](folder)  # not earlier: a run that is refused must not write anything
+                sent += honest_bytes(record._asdict()) - record.bytes_abandoned  # counted when they were sent
+                board[0]({**scalars(record), "bytes_so_far": sent}, record.round)
         except Exception as error:  # of any kind: the run goes on without it
             failed = True
-            warnings.warn(f"tensorboard has no rounds from {record.round} on: {error}", stacklevel=2)
+            warnings.warn(f"{name} has no rounds from {record.round} on: {error}", stacklevel=2)
 
     try:
         yield on_round
     finally:
         with suppress(Exception):
-            if writer is not None:
-                writer.close()
+            if board:
+                board[1]()

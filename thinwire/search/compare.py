@@ -161,7 +161,7 @@ def _run_all(experiments: Iterable[Settings], out: Path, jobs: int, options: Map
     data_dir, todo = options.get("data_dir"), list(experiments)
     how = {"overwrite": bool(options.get("overwrite")), "style": style_of(options.get("progress"))}
     with Jobs(jobs, todo[0].engine.device) as places:
-        for _ in places.finish(todo, out, data_dir=data_dir and Path(data_dir), **how):
+        for _ in places.finish(todo, out, data_dir=data_dir and Path(data_dir), log=options.get("log"), **how):
             pass
 
 
