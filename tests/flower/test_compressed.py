@@ -233,7 +233,8 @@ class Grid:
             yield self.spoil(node, reply)
 
 
-def test_a_client_that_lost_its_state_and_a_damaged_reply(capsys, monkeypatch):
+@pytest.mark.parametrize("first", [None, "int8"])
+def test_a_client_that_lost_its_state_and_a_damaged_reply(first, capsys, monkeypatch):
     for name in ("_task_id", "_run_id", "_node_id"):  # as in a process of Flower
         monkeypatch.setattr(TaskIdentity, name, 1)
     app = ClientApp(mods=[compressed_mod])
@@ -248,7 +249,9 @@ def test_a_client_that_lost_its_state_and_a_damaged_reply(capsys, monkeypatch):
         return Message(RecordDict({**content, "m": MetricRecord({"num-examples": 5})}), reply_to=message)
 
     grid = Grid(app)
-    strategy = compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2), "int8", "int8")
+    strategy = compressed(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2), "int8", "int8", first
+    )
 
     def spoil(node, reply):
         rounds = len(trained) // 2
@@ -260,14 +263,18 @@ def test_a_client_that_lost_its_state_and_a_damaged_reply(capsys, monkeypatch):
         return reply
 
     grid.spoil = spoil
-    first = ArrayRecord({"w": Array(np.zeros((20, 50), np.float32)), "n": Array(np.array(0))})
-    result = strategy.start(grid=grid, initial_arrays=first, num_rounds=5)
+    start = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32)
+    arrays = ArrayRecord({"w": Array(start), "n": Array(np.array(0))})
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=5)
     final = result.arrays.to_numpy_ndarrays()
     assert len(trained) == 10
-    assert abs(float(final[0].mean()) - (4 * 1.5 + 1.0)) < 0.05  # of the fourth round, node 1 alone
+    assert np.abs(final[0] - start - (4 * 1.5 + 1.0)).max() < 0.05  # of the fourth round, node 1 alone
+    assert (first is None) == bool((trained[0]["w"] == start).all())
+    assert all((trained[i][name] == trained[i + 1][name]).all() for i in range(0, 10, 2) for name in "wn")
     sizes = [dict(one) for one in result.train_metrics_clientapp.values()]
-    assert sizes[0]["bytes-down"] > 8000 > 20 * sizes[1]["bytes-down"]
-    assert sizes[2]["bytes-down"] > 4000  # all arrays, to node 1
+    whole = 4000 if first is None else 1000
+    assert 3 * whole > sizes[0]["bytes-down"] > 1.8 * whole > 8 * sizes[1]["bytes-down"]
+    assert 2 * whole > sizes[2]["bytes-down"] > 0.9 * whole  # all arrays, to node 1
     assert all(0 < 20 * one["bytes-up"] < 8000 for one in sizes)
     assert re.search(r"the reply of node 2 is refused: the message is damaged", capsys.readouterr().out)
 

@@ -18,6 +18,7 @@ direction: the arrays as receivers have them, and the steps that lead there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -115,7 +116,7 @@ def difference(new: Arrays, old: Arrays) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Published:
-    """What a server has sent: versions of arrays, each with a step from the one before.
+    """What a server has sent: versions of arrays, each with a step from the one before, the first from zeros.
 
         step v = C(arrays_v - sent_(v-1))          sent_v = sent_(v-1) + decoded step
 
@@ -124,14 +125,18 @@ class Published:
     Args:
         codec: C.
         key: a number that both ends know.
+        first: C of the first arrays; None keeps them exact, and receivers without any are sent `sent`.
         version: of the newest arrays; -1 before the first.
+        base: the version whose step is from zeros: the first with these shapes.
         sent: the newest arrays, as receivers have them.
         steps: the latest steps.
     """
 
     codec: Codec
     key: int = 0
+    first: Codec | None = None
     version: int = -1
+    base: int = 0
     sent: Arrays = field(default_factory=dict)
     steps: tuple[bytes, ...] = ()
 
@@ -144,24 +149,45 @@ class Published:
         >>> later.version, have["w"].round(3).tolist(), bool((have["w"] == later.sent["w"]).all())
         (1, [[0.5, 0.5, 0.5, 0.5]], True)
         """
-        shapes = {name: one.shape for name, one in arrays.items()}
-        if self.version < 0 or shapes != {name: one.shape for name, one in self.sent.items()}:
-            return replace(self, version=self.version + 1, sent=dict(arrays), steps=())
-        arrays = {
-            name: one.astype(self.sent[name].dtype) for name, one in arrays.items()
-        }  # means of integers are float
-        if self.codec.init(_split(arrays)[1]):
+        codec, old, steps, base = self.codec, self.sent, self.steps, self.base
+        if {name: one.shape for name, one in arrays.items()} != {name: one.shape for name, one in old.items()}:
+            steps, base = (), self.version + 1
+            if self.first is None:
+                return replace(self, version=base, base=base, sent=dict(arrays), steps=())
+            codec, old = self.first, {name: np.zeros_like(one) for name, one in arrays.items()}
+        arrays = {name: one.astype(old[name].dtype) for name, one in arrays.items()}  # means of integers are float
+        if codec.init(_split(arrays)[1]):
             raise ConfigError("downloads send later what they left out anyway; write a codec without error feedback")
-        step, _ = encode_update(difference(arrays, self.sent), self.codec, key=self.key + self.version + 1)
-        sent = received(self.sent, [step], self.codec, self.key, self.version)
-        return replace(self, version=self.version + 1, sent=sent, steps=(*self.steps, step)[-STEPS:])
+        step, _ = encode_update(difference(arrays, old), codec, key=self.key + self.version + 1)
+        sent = received(old, [step], codec, self.key, self.version)
+        return replace(self, version=self.version + 1, base=base, sent=sent, steps=(*steps, step)[-STEPS:])
 
     def since(self, version: int) -> list[bytes] | None:
-        """The steps from a version; None if all arrays are shorter, or the version is too old."""
+        """The steps from a version, `base - 1` for zeros; None if all arrays are shorter, or the version is too old."""
         steps = list(self.steps[len(self.steps) - (self.version - version) :]) if version < self.version else []
         known = self.version - len(self.steps) <= version <= self.version
         whole = sum(one.nbytes for one in self.sent.values())
         return steps if known and sum(map(len, steps)) < whole else None
+
+    def parts(self, version: int) -> tuple[int, list[bytes]] | None:
+        """What a receiver of a version is sent, -1 for one without arrays: see `joined`. None: it is sent `sent`."""
+        since = max(version, self.base - 1)
+        steps = self.since(since)
+        head = [(name, one.dtype.str, one.shape) for name, one in self.sent.items()] if since < self.base else None
+        return None if steps is None else (since, [json.dumps(head).encode(), *steps])
+
+
+def joined(
+    since: int, parts: list[bytes], version: int, arrays: Arrays, codec: Codec, first: Codec, key: int
+) -> dict[str, np.ndarray] | None:
+    """The newest arrays, of `Published.parts`, from those of a version; None if that is too old."""
+    head, *steps = parts
+    if names := json.loads(bytes(head)):
+        empty = {name: np.zeros(shape, dtype) for name, dtype, shape in names}
+        version, arrays = since + 1, received(empty, steps[:1], first, key, since)
+    elif not since <= version <= since + len(steps):
+        return None
+    return received(arrays, steps[version - since :], codec, key, version)
 
 
 def received(old: Arrays, steps: list[bytes], codec: Codec, key: int, version: int) -> dict[str, np.ndarray]:
