@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from thinwire.codecs.base import Codec
-from thinwire.core.key import Key
 from thinwire.core.reference import is_reference
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
@@ -38,6 +37,7 @@ from thinwire.protocol.update import (
     difference,
     encode_update,
     joined,
+    upload_key,
 )
 from thinwire.runs.parts import build, describe
 
@@ -47,7 +47,7 @@ _BYTES = "bytes"  # the stype of an array that is a message of ours
 
 
 def compressed(
-    strategy: Any, up: str | Codec = "topk+int4", down: str | Codec = "int8", first: str | Codec | None = "int8"
+    strategy: Any, up: str | Codec = "topk+int4", down: str | Codec = "int8", first: str | Codec = "int8"
 ) -> Any:
     """A copy of a strategy of Flower whose messages are compressed.
 
@@ -55,12 +55,12 @@ def compressed(
         strategy: any strategy of `flwr.serverapp.strategy`, or a classic one of `flwr.server.strategy`.
         up: the codec of what clients send: the change of the arrays that they received.
         down: the codec of what they are sent, without error feedback.
-        first: the codec of the first arrays, from which training goes on; None sends them exactly.
+        first: the codec of the first arrays, from which training goes on; `raw` keeps them exactly.
     """
     need_flower()
     if any("PrivacyClientSide" in one.__name__ for one in type(strategy).__mro__):
         raise ConfigError("codecs change what clients clipped, so its noise is too small; clip on the server instead")
-    published = Published(codec_of(down), secrets.randbits(48), None if first is None else codec_of(first))
+    published = Published(codec_of(down), secrets.randbits(48), codec_of(first))
     link, strategy = _Link(codec_of(up), published), copy.copy(strategy)
     if hasattr(strategy, "aggregate_train"):
         start, aggregate = strategy.start, strategy.aggregate_train
@@ -135,7 +135,7 @@ class _Link:
         self.source: Any = None  # the arrays that were published last
         self.known: dict[int, int] = {}  # the version that each client has
         self.up_bytes = self.down_bytes = 0
-        codecs = {"up": up, "down": published.codec, "first": published.first or published.codec}
+        codecs = {"up": up, "down": published.codec, "first": published.first}
         self.codecs = json.dumps({slot: describe("codec", one) for slot, one in codecs.items()})
 
     def sent(self, message: Any, whole: bool = False) -> Any:
@@ -252,11 +252,6 @@ def _without_code(table: dict[str, Any]) -> dict[str, Any]:
     if is_reference(str(table.get("kind"))):
         raise WireError("the server names code as a codec; expected codecs of thinwire")
     return table
-
-
-def upload_key(session: int, node: int, version: int) -> int:
-    """The key of an upload: the same at both ends."""
-    return Key(session).fold("upload", node, version).value
 
 
 def _state(context: Any) -> Tree | None:

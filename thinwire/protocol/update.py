@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Block, Spec, Tree, all_finite
@@ -125,7 +125,7 @@ class Published:
     Args:
         codec: C.
         key: a number that both ends know.
-        first: C of the first arrays; None keeps them exact, and receivers without any are sent `sent`.
+        first: C of the first arrays.
         version: of the newest arrays; -1 before the first.
         base: the version whose step is from zeros: the first with these shapes.
         sent: the newest arrays, as receivers have them.
@@ -134,7 +134,7 @@ class Published:
 
     codec: Codec
     key: int = 0
-    first: Codec | None = None
+    first: Codec = Raw()
     version: int = -1
     base: int = 0
     sent: Arrays = field(default_factory=dict)
@@ -151,10 +151,8 @@ class Published:
         """
         codec, old, steps, base = self.codec, self.sent, self.steps, self.base
         if {name: one.shape for name, one in arrays.items()} != {name: one.shape for name, one in old.items()}:
-            steps, base = (), self.version + 1
-            if self.first is None:
-                return replace(self, version=base, base=base, sent=dict(arrays), steps=())
             codec, old = self.first, {name: np.zeros_like(one) for name, one in arrays.items()}
+            steps, base = (), self.version + 1
         arrays = {name: one.astype(old[name].dtype) for name, one in arrays.items()}  # means of integers are float
         if codec.init(_split(arrays)[1]):
             raise ConfigError("downloads send later what they left out anyway; write a codec without error feedback")
@@ -196,6 +194,11 @@ def received(old: Arrays, steps: list[bytes], codec: Codec, key: int, version: i
     for i, step in enumerate(steps, version + 1):
         arrays = added(arrays, decode_update(step, arrays, codec, key + i))
     return arrays
+
+
+def upload_key(session: int, sender: int | str, version: int) -> int:
+    """The key of an upload: the same at both ends."""
+    return Key(session).fold("upload", sender, version).value
 
 
 def _split(arrays: Arrays) -> tuple[list[str], Spec, list[str]]:
