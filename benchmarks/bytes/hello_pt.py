@@ -75,22 +75,35 @@ def measure(app: Path, row: str, seed: int) -> dict[str, Any]:
         for old, new in (
             ("import torchvision\n", DATA.format(seed=seed, images=IMAGES)),
             ("from torchvision.transforms import Compose, Normalize, ToTensor\n", ""),
-            ("torchvision.datasets.CIFAR10(root=DATASET_PATH, train=True, download=True, transform=transform)", "_cifar10(True)"),
-            ("torchvision.datasets.CIFAR10(root=DATASET_PATH, train=False, download=True, transform=transform)", "_cifar10(False)"),
+            (
+                "torchvision.datasets.CIFAR10(root=DATASET_PATH, train=True, download=True, transform=transform)",
+                "_cifar10(True)",
+            ),
+            (
+                "torchvision.datasets.CIFAR10(root=DATASET_PATH, train=False, download=True, transform=transform)",
+                "_cifar10(False)",
+            ),
         ):
             if old not in client:
                 raise SystemExit(f"{app}: client.py has no {old!r}")
             client = client.replace(old, new)
         (folder / "client.py").write_text(client)
         job = (folder / "job.py").read_text()
-        job = job.replace("    n_clients = args.n_clients\n", f"    import torch; torch.manual_seed({seed})\n    n_clients = args.n_clients\n")
+        job = job.replace(
+            "    n_clients = args.n_clients\n",
+            f"    import torch; torch.manual_seed({seed})\n    n_clients = args.n_clients\n",
+        )
         ours = "" if row == PLAIN else f"    from thinwire.nvflare import compressed\n    compressed(recipe, {row})\n"
         job = job.replace("    env = SimEnv(", ours + FILTERS.format(file=str(counts)) + "    env = SimEnv(")
-        job = job.replace("num_clients=n_clients)", f"num_clients=n_clients, workspace_root={str(Path(home, 'runs'))!r})")
+        job = job.replace(
+            "num_clients=n_clients)", f"num_clients=n_clients, workspace_root={str(Path(home, 'runs'))!r})"
+        )
         (folder / "job.py").write_text(job)
         paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "job.py", "--num_rounds", "3", "--epochs", "1", "--num_workers", "0"]
-        done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+        )
         log = done.stdout + done.stderr
         models = [one for one in Path(home).rglob("FL_global_model.pt")]
         if done.returncode or not models or "refused" in log:

@@ -29,7 +29,7 @@ from thinwire.core.text import human_bytes
 from thinwire.flower.local import CONNECTION, Processes, start_nodes, start_superlink
 
 PLAIN = "unchanged"
-ROWS = (PLAIN, 'up="drive", down="drive", first="int4"')
+ROWS = (PLAIN, 'up="drive", down="topk-plain+int4", first="int4"')
 NODES = 10
 COMMAND = "python benchmarks/bytes/quickstart.py --table docs/results/quickstart.jsonl --docs docs"
 DATA = """
@@ -107,19 +107,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|" + "---|" * 7,
     ]
     for config in dict.fromkeys(row["config"] for row in rows):
-        among, whole = [row for row in rows if row["config"] == config], 0.0
+        among = [row for row in rows if row["config"] == config]
+        whole = statistics.mean(row["up"] + row["down"] for row in among if row["row"] == PLAIN)
         for name in dict.fromkeys(row["row"] for row in among):
             same = sorted((row for row in among if row["row"] == name), key=lambda row: row["seed"])
             up, down = (statistics.mean(row[way] for row in same) for way in ("up", "down"))
-            whole = whole or up + down
             accuracies = [100 * row["accuracy"] for row in same]
-            shown = " ".join(f"{one:.1f}" for one in accuracies)
-            share = "1" if name == PLAIN else f"1/{whole / (up + down):.1f}"
+            shown = [" ".join(f"{one:.1f}" for one in accuracies), f"{statistics.mean(accuracies):.1f} %"]
+            shown += [human_bytes(up), human_bytes(down), "1" if name == PLAIN else f"1/{whole / (up + down):.1f}"]
             what = name if name == PLAIN else f"`{name}`"
-            mean = f"{statistics.mean(accuracies):.1f} %"
-            lines.append(
-                f"| {config or 'as it is'} | {what} | {shown} | {mean} | {human_bytes(up)} | {human_bytes(down)} | {share} |"
-            )
+            lines.append(f"| {config or 'as it is'} | {what} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
