@@ -5,8 +5,9 @@
 
 The weights of a task are sent as steps from the version that a client has, which the client tells when it asks for a
 task; one that is new or was restarted is sent all. A result is the coded change of the weights that the task had, with
-error feedback. A result that is damaged is refused in one line of the log and counts as a failure of that client. What
-an end keeps is in the memory of its process, by job.
+error feedback. A result that is damaged is refused in one line of the log and counts as no change, of next to no
+weight: an error would end the job, since FedAvg of NVFlare waits for as many results as it sent tasks. What an end
+keeps is in the memory of its process, by job.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
-from nvflare.apis.shareable import make_reply
 
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
@@ -49,10 +49,15 @@ class _End:
     lock: Lock = field(default_factory=Lock)
     published: Published | None = None  # of the server
     source: Arrays = field(default_factory=dict)  # the weights that were published last
+    tensors: bool = False  # whether weights are tensors of torch
     session: int = 0  # of a client, and all below
     version: int = -1
     arrays: Arrays = field(default_factory=dict)
     state: Tree | None = None
+
+    def form(self, array: np.ndarray) -> Any:
+        """An array as the program has it."""
+        return torch.from_numpy(array.copy()) if self.tensors else array
 
 
 _ENDS: dict[tuple[Any, str], _End] = {}
@@ -78,7 +83,7 @@ class CompressedFilter(Filter):  # type: ignore[misc]
         self.up, self.down, self.first = up, down, first
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """The message with other weights; an error instead of a result that cannot be read."""
+        """The message with other weights."""
         try:
             dxo = from_shareable(shareable)
         except ValueError:
@@ -102,7 +107,9 @@ class CompressedFilter(Filter):  # type: ignore[misc]
                 except (ThinwireError, AttributeError, KeyError, TypeError, ValueError) as error:
                     name = fl_ctx.get_peer_context().get_identity_name()
                     self.log_error(fl_ctx, f"the result of {name} is refused: {visible(str(error), 200)}")
-                    return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+                    sent, zero = end.published.sent, dxo.data_kind == DataKind.WEIGHT_DIFF  # type: ignore[union-attr]
+                    dxo.data = {name: end.form(0 * one if zero else one) for name, one in sent.items()}
+                    dxo.meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1e-9}
         return dxo.update_shareable(shareable)
 
     def _task(self, dxo: DXO, end: _End, fl_ctx: Any) -> None:
@@ -112,10 +119,10 @@ class CompressedFilter(Filter):  # type: ignore[misc]
         if arrays.keys() != end.source.keys() or any((one != end.source[name]).any() for name, one in arrays.items()):
             now, end.source = now.after(arrays), arrays
         end.published = now
-        session, version = fl_ctx.get_peer_context().get_prop(_MARK) or (None, -1)
-        parts = now.parts(version if session == now.key else -1)
-        tensors = any(isinstance(one, torch.Tensor) for one in dxo.data.values())
-        about = {"session": now.key, "version": now.version, "tensors": tensors}
+        told = fl_ctx.get_peer_context().get_prop(_MARK)
+        parts = now.parts(next((i for i in range(now.version + 1) if told == [now.key, i]), -1))
+        end.tensors = any(isinstance(one, torch.Tensor) for one in dxo.data.values())
+        about = {"session": now.key, "version": now.version, "tensors": end.tensors}
         dxo.meta[_MARK] = about if parts is None else about | {"since": parts[0]}
         dxo.data = now.sent if parts is None else {_MARK: parts[1]}
 
@@ -139,11 +146,11 @@ class CompressedFilter(Filter):  # type: ignore[misc]
         )
         if found is None:
             raise WireError("the server sent steps from a version that this client does not have")
-        end.session, end.version, end.arrays = session, about["version"], found
+        end.session, end.version, end.arrays, end.tensors = session, about["version"], found, about["tensors"]
         if not same:
             end.state = None
         fl_ctx.set_prop(_MARK, [session, end.version], private=False, sticky=True)
-        dxo.data = {name: torch.from_numpy(one.copy()) if about["tensors"] else one for name, one in found.items()}
+        dxo.data = {name: end.form(one) for name, one in found.items()}
 
     def _result(self, dxo: DXO, end: _End, fl_ctx: Any) -> None:
         """A client sends weights, or their change."""
@@ -156,23 +163,22 @@ class CompressedFilter(Filter):  # type: ignore[misc]
         update = difference(new, end.arrays) if dxo.data_kind == DataKind.WEIGHTS else new
         key = upload_key(end.session, fl_ctx.get_identity_name(), end.version)
         data, end.state = encode_update(update, codec_of(self.up), end.state, key)
-        tensors = any(isinstance(one, torch.Tensor) for one in dxo.data.values())
-        dxo.meta[_MARK] = {"session": end.session, "version": end.version, "tensors": tensors}
+        dxo.meta[_MARK] = {"session": end.session, "version": end.version}
         dxo.data = {_MARK: data}
 
     def _read(self, dxo: DXO, end: _End, fl_ctx: Any) -> None:
         """The server receives what a client sent."""
-        if (about := dxo.meta.pop(_MARK, None)) is None:
+        about, now = dxo.meta.pop(_MARK, None), end.published
+        if now is None or (about is None and _MARK not in dxo.data):
             return
-        now = end.published
-        if now is None or (about["session"], about["version"]) != (now.key, now.version):
+        if (about["session"], about["version"]) != (now.key, now.version):
             raise WireError("it answers another task")
         name = fl_ctx.get_peer_context().get_identity_name()
         key = upload_key(now.key, name, now.version)
         found = decode_update(dxo.data[_MARK], now.sent, codec_of(self.up), key)
         if dxo.data_kind == DataKind.WEIGHTS:
             found = added(now.sent, found)
-        dxo.data = {name: torch.from_numpy(one.copy()) if about["tensors"] else one for name, one in found.items()}
+        dxo.data = {name: end.form(one) for name, one in found.items()}
 
 
 def _numpy(data: Mapping[str, Any]) -> dict[str, np.ndarray]:

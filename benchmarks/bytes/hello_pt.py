@@ -1,4 +1,4 @@
-"""NVFlare's own PyTorch example, unchanged and with the filters of thinwire, in NVFlare's simulator: accuracy and bytes.
+"""NVFlare's own PyTorch example in its simulator, unchanged and with the filters of thinwire: accuracy and bytes.
 
     python benchmarks/bytes/hello_pt.py examples/hello-world/hello-pt --json docs/results/hello-pt.jsonl
     python benchmarks/bytes/hello_pt.py --table docs/results/hello-pt.jsonl --docs docs
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,7 +31,7 @@ from thinwire.core.text import human_bytes
 from thinwire.data.named_images import cifar10
 
 PLAIN = "unchanged"
-ROWS = (PLAIN, 'up="drive", down="drive", first="int4"')
+ROWS = (PLAIN, 'up="drive", down="drive", first="eden"')
 IMAGES = 10_000
 COMMAND = "python benchmarks/bytes/hello_pt.py --table docs/results/hello-pt.jsonl --docs docs"
 DATA = """
@@ -105,16 +106,13 @@ def measure(app: Path, row: str, seed: int) -> dict[str, Any]:
             command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
         )
         log = done.stdout + done.stderr
-        models = [one for one in Path(home).rglob("FL_global_model.pt")]
+        models = list(Path(home).rglob("FL_global_model.pt"))
         if done.returncode or not models or "refused" in log:
             raise SystemExit(log[-6000:])
         weights = torch.load(models[0], weights_only=True)["model"]
         sizes = [line.split() for line in counts.read_text().splitlines()]
         up, down = (sum(int(n) for kind, n in sizes if kind == name) for name in ("task_result", "task_data"))
-    sys.path.insert(0, str(app))
-    from model import SimpleNetwork
-
-    net = SimpleNetwork()
+    net = run_path(str(app / "model.py"))["SimpleNetwork"]()
     net.load_state_dict(weights)
     inputs, targets = cifar10().test.gather(torch.arange(10_000))
     with torch.no_grad():
@@ -122,5 +120,41 @@ def measure(app: Path, row: str, seed: int) -> dict[str, Any]:
     return {"row": row, "seed": seed, "accuracy": accuracy, "up": up, "down": down, "messages": len(sizes)}
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table."""
+    whole = statistics.mean(row["up"] + row["down"] for row in rows if row["row"] == PLAIN)
+    lines = ["| app | accuracy, by seed | results | tasks | of unchanged |", "|" + "---|" * 5]
+    for name in dict.fromkeys(row["row"] for row in rows):
+        same = [row for row in rows if row["row"] == name]
+        up, down = (statistics.mean(row[way] for row in same) for way in ("up", "down"))
+        shown = [" ".join(f"{100 * row['accuracy']:.1f}" for row in same), human_bytes(up), human_bytes(down)]
+        shown.append("1" if name == PLAIN else f"1/{whole / (up + down):.1f}")
+        lines.append(f"| {name if name == PLAIN else f'`{name}`'} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("app", type=Path, nargs="?", help="the folder of the example")
+    parser.add_argument("--rows", nargs="+", default=ROWS, help="arguments of compressed(); or `unchanged`")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--json", type=Path, help="a file that gets one line a run")
+    parser.add_argument("--table", type=Path, help="train nothing; read a file that --json wrote")
+    parser.add_argument("--docs", type=Path, help="write the table into this folder's deployment.md")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.table.read_text().splitlines()] if options.table else []
+    for seed in options.seeds if options.app else []:
+        for row in options.rows:
+            rows.append(measure(options.app.resolve(), row, seed))
+            print(rows[-1], flush=True)
+            if options.json:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    print(table(rows))
+    if options.docs:
+        write_part(options.docs / "deployment.md", "hello-pt", table(rows), COMMAND)
+
+
 if __name__ == "__main__":
-    print(measure(Path(sys.argv[1]).resolve(), ROWS[int(sys.argv[2])], 0))
+    main()

@@ -29,7 +29,7 @@ from thinwire.core.text import human_bytes
 from thinwire.flower.local import CONNECTION, Processes, start_nodes, start_superlink
 
 PLAIN = "unchanged"
-ROWS = (PLAIN, 'up="drive", down="topk-plain+int4", first="int4"')
+ROWS = (PLAIN, 'up="drive", down="drive", first="eden"')
 NODES = 10
 COMMAND = "python benchmarks/bytes/quickstart.py --table docs/results/quickstart.jsonl --docs docs"
 DATA = """

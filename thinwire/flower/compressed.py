@@ -10,6 +10,7 @@ everything in every round. The metrics of each round have `bytes-up` and `bytes-
 sent, for evaluations too.
 
 A strategy that masks what clients send (SecAgg+) cannot be combined with codecs: the sum of the messages is needed.
+Nor can one whose clients clip for differential privacy: codecs change what was clipped, which noise must cover.
 """
 
 from __future__ import annotations
