@@ -26,7 +26,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
-from thinwire.errors import ConfigError, ThinwireError, WireError
+from thinwire.errors import ThinwireError, WireError
 from thinwire.protocol.update import (
     Arrays,
     Published,
@@ -108,7 +108,7 @@ class CompressedFilter(Filter):  # type: ignore[misc]
                     name = fl_ctx.get_peer_context().get_identity_name()
                     self.log_error(fl_ctx, f"the result of {name} is refused: {visible(str(error), 200)}")
                     sent, zero = end.published.sent, dxo.data_kind == DataKind.WEIGHT_DIFF  # type: ignore[union-attr]
-                    dxo.data = {name: end.form(0 * one if zero else one) for name, one in sent.items()}
+                    dxo.data = {name: end.form(np.zeros_like(one) if zero else one) for name, one in sent.items()}
                     dxo.meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1e-9}
         return dxo.update_shareable(shareable)
 
@@ -156,11 +156,12 @@ class CompressedFilter(Filter):  # type: ignore[misc]
         """A client sends weights, or their change."""
         if not end.session:
             return
-        new = _numpy(dxo.data)
-        if {name: one.shape for name, one in new.items()} != {name: one.shape for name, one in end.arrays.items()}:
-            raise ConfigError("the client returns other arrays than it received; leave out the filter of its results")
-        new = {name: new[name].astype(one.dtype) for name, one in end.arrays.items()}
-        update = difference(new, end.arrays) if dxo.data_kind == DataKind.WEIGHTS else new
+        old = (
+            end.arrays
+            if dxo.data_kind == DataKind.WEIGHTS
+            else {name: np.zeros_like(one) for name, one in end.arrays.items()}
+        )
+        update = difference(_numpy(dxo.data), old)
         key = upload_key(end.session, fl_ctx.get_identity_name(), end.version)
         data, end.state = encode_update(update, codec_of(self.up), end.state, key)
         dxo.meta[_MARK] = {"session": end.session, "version": end.version}

@@ -109,9 +109,18 @@ def added(old: Arrays, update: Arrays) -> dict[str, np.ndarray]:
 
 
 def difference(new: Arrays, old: Arrays) -> dict[str, np.ndarray]:
-    """The update between two arrays; the new values where they are not coded."""
+    """The update between two arrays; the new values where they are not coded, in the types of the old ones.
+
+    Raises:
+        ConfigError: for other names or shapes.
+    """
+    if _shapes(new) != _shapes(old):
+        raise ConfigError("the arrays have other names or shapes than those that were received; send them uncoded")
     coded = _split(old)[0]
-    return {name: np.subtract(one, old[name], dtype=np.float32) if name in coded else one for name, one in new.items()}
+    return {
+        name: np.subtract(new[name], one, dtype=np.float32) if name in coded else new[name].astype(one.dtype)
+        for name, one in old.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -150,11 +159,10 @@ class Published:
         (1, [[0.5, 0.5, 0.5, 0.5]], True)
         """
         codec, old, steps, base = self.codec, self.sent, self.steps, self.base
-        if {name: one.shape for name, one in arrays.items()} != {name: one.shape for name, one in old.items()}:
+        if _shapes(arrays) != _shapes(old):
             codec, old = self.first, {name: np.zeros_like(one) for name, one in arrays.items()}
             steps, base = (), self.version + 1
-        arrays = {name: one.astype(old[name].dtype) for name, one in arrays.items()}  # means of integers are float
-        if codec.init(_split(arrays)[1]):
+        if codec.init(_split(old)[1]):
             raise ConfigError("downloads send later what they left out anyway; write a codec without error feedback")
         step, _ = encode_update(difference(arrays, old), codec, key=self.key + self.version + 1)
         sent = received(old, [step], codec, self.key, self.version)
@@ -206,6 +214,10 @@ def _split(arrays: Arrays) -> tuple[list[str], Spec, list[str]]:
     coded = [name for name, one in arrays.items() if _is_coded(one)]
     spec = Spec(tuple(Block(name, arrays[name].shape, torch.float32) for name in coded))
     return coded, spec, [name for name in arrays if name not in coded]
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: one.shape for name, one in arrays.items()}
 
 
 def _is_coded(array: np.ndarray) -> bool:
