@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -15,9 +16,15 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
+from thinwire.errors import ConfigError
 from thinwire.flower.compressed import compressed, compressed_mod
 from thinwire.flower.local import CONNECTION, Processes, start_nodes, start_superlink
 
@@ -111,7 +118,7 @@ app = ServerApp()
 def main(grid, context):
     strategy = FedAvg(min_train_nodes=2, min_evaluate_nodes=2, min_available_nodes=2)
     {WRAP}
-    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(net().state_dict()), num_rounds=8)
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(net().state_dict()), num_rounds=8, timeout=60)
     model = net()
     model.load_state_dict(result.arrays.to_torch_state_dict())
     metrics = {{n: dict(one) for n, one in result.train_metrics_clientapp.items()}}
@@ -233,22 +240,36 @@ class Grid:
             yield self.spoil(node, reply)
 
 
-def test_a_client_that_lost_its_state_and_a_damaged_reply(capsys, monkeypatch):
-    for name in ("_task_id", "_run_id", "_node_id"):  # as in a process of Flower
+@pytest.fixture(autouse=True)
+def _in_a_process_of_flower(monkeypatch):
+    for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    app = ClientApp(mods=[compressed_mod])
-    trained = []
+
+
+def adding_app(mods, trained=None):
+    """Adds the number of its node to `w`, and 1 to others."""
+    app = ClientApp(mods=mods)
 
     @app.train()
     def train(message, context):
         arrays = {name: one.numpy() for name, one in message.content["arrays"].items()}
-        trained.append(arrays)
-        new = {"w": arrays["w"] + np.float32(context.node_id), "n": arrays["n"] + 1}
+        if trained is not None:
+            trained.append(arrays)
+        new = {name: one + one.dtype.type(context.node_id if name == "w" else 1) for name, one in arrays.items()}
         content = {"arrays": ArrayRecord({name: Array(np.asarray(one)) for name, one in new.items()})}
         return Message(RecordDict({**content, "m": MetricRecord({"num-examples": 5})}), reply_to=message)
 
+    return app
+
+
+@pytest.mark.parametrize("first", ["raw", "int8"])
+def test_a_client_that_lost_its_state_and_a_damaged_reply(first, capsys):
+    trained = []
+    app = adding_app([compressed_mod], trained)
     grid = Grid(app)
-    strategy = compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2), "int8", "int8")
+    strategy = compressed(
+        FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2), "int8", "int8", first
+    )
 
     def spoil(node, reply):
         rounds = len(trained) // 2
@@ -260,16 +281,89 @@ def test_a_client_that_lost_its_state_and_a_damaged_reply(capsys, monkeypatch):
         return reply
 
     grid.spoil = spoil
-    first = ArrayRecord({"w": Array(np.zeros((20, 50), np.float32)), "n": Array(np.array(0))})
-    result = strategy.start(grid=grid, initial_arrays=first, num_rounds=5)
+    start = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32)
+    arrays = ArrayRecord({"w": Array(start), "n": Array(np.array(0))})
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=5)
     final = result.arrays.to_numpy_ndarrays()
     assert len(trained) == 10
-    assert abs(float(final[0].mean()) - (4 * 1.5 + 1.0)) < 0.05  # of the fourth round, node 1 alone
+    assert np.abs(final[0] - start - (4 * 1.5 + 1.0)).max() < 0.05  # of the fourth round, node 1 alone
+    assert (first == "raw") == bool((trained[0]["w"] == start).all())
+    assert all((trained[i][name] == trained[i + 1][name]).all() for i in range(0, 10, 2) for name in "wn")
     sizes = [dict(one) for one in result.train_metrics_clientapp.values()]
-    assert sizes[0]["bytes-down"] > 8000 > 20 * sizes[1]["bytes-down"]
-    assert sizes[2]["bytes-down"] > 4000  # all arrays, to node 1
+    whole = 4000 if first == "raw" else 1000
+    assert 3 * whole > sizes[0]["bytes-down"] > 1.8 * whole > 8 * sizes[1]["bytes-down"]
+    assert 2 * whole > sizes[2]["bytes-down"] > 0.9 * whole  # all arrays, to node 1
     assert all(0 < 20 * one["bytes-up"] < 8000 for one in sizes)
     assert re.search(r"the reply of node 2 is refused: the message is damaged", capsys.readouterr().out)
+
+
+def test_differential_privacy_of_flower_beside_codecs():
+    """Noise of the server is calibrated to what it clipped itself; what clients clipped is changed by codecs."""
+    inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    with pytest.raises(ConfigError, match="clip on the server instead"):
+        compressed(DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 5.0, 2))
+    strategy = DifferentialPrivacyServerSideFixedClipping(inner, 1e-9, clipping_norm=5.0, num_sampled_clients=2)
+    assert moved(strategy, [compressed_mod]) == pytest.approx(3 * 5.0, rel=0.05)  # updates have norms of 31 and 62
+
+
+def test_local_differential_privacy_is_applied_before_the_codec():
+    noisy = LocalDpMod(clipping_norm=5.0, sensitivity=1e-9, epsilon=1.0, delta=1e-5)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    assert moved(strategy, [compressed_mod, noisy]) == pytest.approx(3 * 5.0, rel=0.05)
+
+
+def moved(strategy, mods):
+    """The distance from start to end."""
+    start = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32)
+    options = {"initial_arrays": ArrayRecord({"w": Array(start)}), "num_rounds": 3}
+    result = compressed(strategy, "int8", "int8").start(grid=Grid(adding_app(mods)), **options)
+    return np.linalg.norm(result.arrays.to_numpy_ndarrays()[0] - start)
+
+
+@pytest.mark.slow
+def test_a_node_that_was_killed_takes_part_again_and_a_new_server_starts_cleanly(tmp_path):
+    write(tmp_path / "thin", CLIENT, SERVER, with_us=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.environ["RESULT"] = str(home / "result.json")
+    with Processes(home, None) as processes:
+        link = start_superlink(processes, 2)
+        (node, _) = start_nodes(processes, link, link.port, home)
+        command = ["flwr", "run", str(tmp_path / "thin"), CONNECTION, "--stream"]
+
+        def until(name, text, process):
+            end = time.monotonic() + 900
+            while text not in "\n".join(processes.log(name)):
+                assert process.poll() is None, processes.log(name)[-40:]
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+        process = processes.start("run", command)
+        until("run", "[ROUND 3/8]", process)
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+        processes.start("node-again", [str(word) for word in node.args], {"FLWR_HOME": str(home / "node-0.home")})
+        process.wait(900)
+        assert (home / "result.json").is_file(), processes.log("run")[-60:]
+        found = json.loads((home / "result.json").read_text())
+        assert found["accuracy"] > 0.85
+        down = [one["bytes-down"] for one in found["metrics"].values()]
+        assert sum(size > down[0] / 4 for size in down) == 2, down  # everything to both, and once more to one
+
+        (home / "result.json").unlink()
+        process = processes.start("killed", command)
+        until("killed", "[ROUND 3/8]", process)
+        commands = {one: Path(f"/proc/{one}/cmdline").read_bytes() for one in processes._alive()}
+        servers = [one for one, words in commands.items() if b"serverapp" in words]
+        assert servers, commands
+        for one in servers:
+            os.kill(one, signal.SIGKILL)
+        process.kill()
+        process = processes.start("last", command)
+        process.wait(900)
+        assert (home / "result.json").is_file(), processes.log("last")[-60:]
+        assert json.loads((home / "result.json").read_text())["accuracy"] > 0.85
+        assert "refused" not in "\n".join(processes.log("last"))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ everything in every round. The metrics of each round have `bytes-up` and `bytes-
 sent, for evaluations too.
 
 A strategy that masks what clients send (SecAgg+) cannot be combined with codecs: the sum of the messages is needed.
+Nor can one whose clients clip for differential privacy: codecs change what was clipped, which noise must cover.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ from typing import Any
 import numpy as np
 
 from thinwire.codecs.base import Codec
-from thinwire.core.key import Key
 from thinwire.core.reference import is_reference
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, ThinwireError, WireError
 from thinwire.flower import need_flower
-from thinwire.protocol.update import Published, added, codec_of, decode_update, difference, encode_update, received
+from thinwire.protocol.update import (
+    Published,
+    added,
+    codec_of,
+    decode_update,
+    difference,
+    encode_update,
+    joined,
+    upload_key,
+)
 from thinwire.runs.parts import build, describe
 
 _RECORD = "thinwire"
@@ -38,16 +47,22 @@ _ARRAYS, _STATE = "thinwire.arrays", "thinwire.state"  # what a client keeps in 
 _BYTES = "bytes"  # the stype of an array that is a message of ours
 
 
-def compressed(strategy: Any, up: str | Codec = "topk+int4", down: str | Codec = "int8") -> Any:
+def compressed(
+    strategy: Any, up: str | Codec = "topk+int4", down: str | Codec = "int8", first: str | Codec = "int8"
+) -> Any:
     """A copy of a strategy of Flower whose messages are compressed.
 
     Args:
         strategy: any strategy of `flwr.serverapp.strategy`, or a classic one of `flwr.server.strategy`.
         up: the codec of what clients send: the change of the arrays that they received.
         down: the codec of what they are sent, without error feedback.
+        first: the codec of the first arrays, from which training goes on; `raw` keeps them exactly.
     """
     need_flower()
-    link, strategy = _Link(codec_of(up), codec_of(down)), copy.copy(strategy)
+    if any("PrivacyClientSide" in one.__name__ for one in type(strategy).__mro__):
+        raise ConfigError("codecs change what clients clipped, so its noise is too small; clip on the server instead")
+    published = Published(codec_of(down), secrets.randbits(48), codec_of(first))
+    link, strategy = _Link(codec_of(up), published), copy.copy(strategy)
     if hasattr(strategy, "aggregate_train"):
         start, aggregate = strategy.start, strategy.aggregate_train
         strategy.start = lambda grid, *args, **options: start(_Grid(grid, link), *args, **options)
@@ -113,16 +128,16 @@ class _Link:
 
     Args:
         up: the codec of uploads.
-        down: the codec of steps.
+        published: what is sent, at first nothing; its key names the session.
     """
 
-    def __init__(self, up: Codec, down: Codec) -> None:
-        self.up, self.lock, self.session = up, Lock(), secrets.randbits(48)
-        self.published = Published(down, self.session)
+    def __init__(self, up: Codec, published: Published) -> None:
+        self.up, self.lock, self.session, self.published = up, Lock(), published.key, published
         self.source: Any = None  # the arrays that were published last
         self.known: dict[int, int] = {}  # the version that each client has
         self.up_bytes = self.down_bytes = 0
-        self.codecs = json.dumps({"up": describe("codec", up), "down": describe("codec", down)})
+        codecs = {"up": up, "down": published.codec, "first": published.first}
+        self.codecs = json.dumps({slot: describe("codec", one) for slot, one in codecs.items()})
 
     def sent(self, message: Any, whole: bool = False) -> Any:
         """The message to send instead of one with arrays; one without is sent as it is."""
@@ -135,14 +150,15 @@ class _Link:
         with self.lock:
             if self.source is None or not _equal(record, self.source):
                 self.published, self.source = self.published.after(_numpy(record)), record
-            version, since = self.published.version, -1 if whole else self.known.get(node, -1)
-            steps = self.published.since(since) if since >= 0 else None
-            if steps is None:
-                since, arrays = -1, _record(self.published.sent)
+            now = self.published
+            about = {"session": self.session, "version": now.version, "codecs": self.codecs, "record": name}
+            parts = now.parts(-1 if whole else self.known.get(node, -1))
+            if parts is None:
+                arrays = _record(now.sent)
             else:
-                arrays = ArrayRecord({str(i): _bytes(step) for i, step in enumerate([b"", *steps])})
+                about["since"] = parts[0]
+                arrays = ArrayRecord({str(i): _bytes(part) for i, part in enumerate(parts[1])})
             self.down_bytes += arrays.count_bytes()
-        about = {"session": self.session, "version": version, "since": since, "codecs": self.codecs, "record": name}
         content = RecordDict({**message.content, name: arrays, _RECORD: ConfigRecord(about)})
         known = message.metadata
         return Message(content, node, known.message_type, ttl=known.ttl, group_id=known.group_id)
@@ -197,14 +213,18 @@ def compressed_mod(message: Any, context: Any, call_next: Callable[[Any, Any], A
     tables = json.loads(about["codecs"], object_hook=_without_code)
     codecs = {slot: build("codec", table, slot) for slot, table in tables.items()}
     kept = context.state.get(_RECORD) or {}
-    if about["since"] < 0:
+    same = kept.get("session") == session
+    if (since := about.get("since")) is None:
         arrays = _numpy(message.content[name])
     else:
-        if kept.get("session") != session or not about["since"] <= kept["version"] <= version:
+        parts = [one.data for one in message.content[name].values()]
+        old, at = (_numpy(context.state[_ARRAYS]), kept["version"]) if same else ({}, -1)
+        found = joined(since, parts, at, old, codecs["down"], codecs["first"], session)
+        if found is None:
             return Message(RecordDict({_RECORD: ConfigRecord({"lost": True})}), reply_to=message)
-        steps = [one.data for one in message.content[name].values()][1:]  # the first is empty: no record has no array
-        missed = steps[kept["version"] - about["since"] :]
-        arrays = received(_numpy(context.state[_ARRAYS]), missed, codecs["down"], session, kept["version"])
+        arrays = found
+    if not same:
+        context.state.pop(_STATE, None)
     context.state[_ARRAYS] = _record(arrays)
     context.state[_RECORD] = ConfigRecord({"session": session, "version": version})
     message.content = RecordDict({**message.content, name: _record(arrays)})
@@ -215,12 +235,8 @@ def compressed_mod(message: Any, context: Any, call_next: Callable[[Any, Any], A
     answer: dict[str, Any] = {"session": session, "version": version}
     content = dict(reply.content.items())
     if (name := _name_of_arrays(reply.content)) is not None:
-        new = _numpy(content[name])
-        if [(key, one.shape) for key, one in new.items()] != [(key, one.shape) for key, one in arrays.items()]:
-            raise ConfigError("the app returns other arrays than it received; send them without compressed_mod")
-        new = {key: one.astype(arrays[key].dtype) for key, one in new.items()}  # Flower's mean of integers is float
         state, key = _state(context), upload_key(session, message.metadata.dst_node_id, version)
-        data, state = encode_update(difference(new, arrays), codecs["up"], state, key)
+        data, state = encode_update(difference(_numpy(content[name]), arrays), codecs["up"], state, key)
         if state:
             context.state[_STATE] = _record({name: one.numpy() for name, one in state.items()})
         content[name], answer["record"] = ArrayRecord({"update": _bytes(data)}), name
@@ -233,11 +249,6 @@ def _without_code(table: dict[str, Any]) -> dict[str, Any]:
     if is_reference(str(table.get("kind"))):
         raise WireError("the server names code as a codec; expected codecs of thinwire")
     return table
-
-
-def upload_key(session: int, node: int, version: int) -> int:
-    """The key of an upload: the same at both ends."""
-    return Key(session).fold("upload", node, version).value
 
 
 def _state(context: Any) -> Tree | None:

@@ -18,6 +18,7 @@ direction: the arrays as receivers have them, and the steps that lead there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Block, Spec, Tree, all_finite
@@ -108,14 +109,23 @@ def added(old: Arrays, update: Arrays) -> dict[str, np.ndarray]:
 
 
 def difference(new: Arrays, old: Arrays) -> dict[str, np.ndarray]:
-    """The update between two arrays; the new values where they are not coded."""
+    """The update between two arrays; the new values where they are not coded, in the types of the old ones.
+
+    Raises:
+        ConfigError: for other names or shapes.
+    """
+    if _shapes(new) != _shapes(old):
+        raise ConfigError("the arrays have other names or shapes than those that were received; send them uncoded")
     coded = _split(old)[0]
-    return {name: np.subtract(one, old[name], dtype=np.float32) if name in coded else one for name, one in new.items()}
+    return {
+        name: np.subtract(new[name], one, dtype=np.float32) if name in coded else new[name].astype(one.dtype)
+        for name, one in old.items()
+    }
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a server has sent: versions of arrays, each with a step from the one before.
+    """What a server has sent: versions of arrays, each with a step from the one before, the first from zeros.
 
         step v = C(arrays_v - sent_(v-1))          sent_v = sent_(v-1) + decoded step
 
@@ -124,14 +134,18 @@ class Published:
     Args:
         codec: C.
         key: a number that both ends know.
+        first: C of the first arrays.
         version: of the newest arrays; -1 before the first.
+        base: the version whose step is from zeros: the first with these shapes.
         sent: the newest arrays, as receivers have them.
         steps: the latest steps.
     """
 
     codec: Codec
     key: int = 0
+    first: Codec = Raw()
     version: int = -1
+    base: int = 0
     sent: Arrays = field(default_factory=dict)
     steps: tuple[bytes, ...] = ()
 
@@ -144,24 +158,42 @@ class Published:
         >>> later.version, have["w"].round(3).tolist(), bool((have["w"] == later.sent["w"]).all())
         (1, [[0.5, 0.5, 0.5, 0.5]], True)
         """
-        shapes = {name: one.shape for name, one in arrays.items()}
-        if self.version < 0 or shapes != {name: one.shape for name, one in self.sent.items()}:
-            return replace(self, version=self.version + 1, sent=dict(arrays), steps=())
-        arrays = {
-            name: one.astype(self.sent[name].dtype) for name, one in arrays.items()
-        }  # means of integers are float
-        if self.codec.init(_split(arrays)[1]):
+        codec, old, steps, base = self.codec, self.sent, self.steps, self.base
+        if _shapes(arrays) != _shapes(old):
+            codec, old = self.first, {name: np.zeros_like(one) for name, one in arrays.items()}
+            steps, base = (), self.version + 1
+        if codec.init(_split(old)[1]):
             raise ConfigError("downloads send later what they left out anyway; write a codec without error feedback")
-        step, _ = encode_update(difference(arrays, self.sent), self.codec, key=self.key + self.version + 1)
-        sent = received(self.sent, [step], self.codec, self.key, self.version)
-        return replace(self, version=self.version + 1, sent=sent, steps=(*self.steps, step)[-STEPS:])
+        step, _ = encode_update(difference(arrays, old), codec, key=self.key + self.version + 1)
+        sent = received(old, [step], codec, self.key, self.version)
+        return replace(self, version=self.version + 1, base=base, sent=sent, steps=(*steps, step)[-STEPS:])
 
     def since(self, version: int) -> list[bytes] | None:
-        """The steps from a version; None if all arrays are shorter, or the version is too old."""
+        """The steps from a version, `base - 1` for zeros; None if all arrays are shorter, or the version is too old."""
         steps = list(self.steps[len(self.steps) - (self.version - version) :]) if version < self.version else []
         known = self.version - len(self.steps) <= version <= self.version
         whole = sum(one.nbytes for one in self.sent.values())
         return steps if known and sum(map(len, steps)) < whole else None
+
+    def parts(self, version: int) -> tuple[int, list[bytes]] | None:
+        """What a receiver of a version is sent, -1 for one without arrays: see `joined`. None: it is sent `sent`."""
+        since = max(version, self.base - 1)
+        steps = self.since(since)
+        head = [(name, one.dtype.str, one.shape) for name, one in self.sent.items()] if since < self.base else None
+        return None if steps is None else (since, [json.dumps(head).encode(), *steps])
+
+
+def joined(
+    since: int, parts: list[bytes], version: int, arrays: Arrays, codec: Codec, first: Codec, key: int
+) -> dict[str, np.ndarray] | None:
+    """The newest arrays, of `Published.parts`, from those of a version; None if that is too old."""
+    head, *steps = parts
+    if names := json.loads(bytes(head)):
+        empty = {name: np.zeros(shape, dtype) for name, dtype, shape in names}
+        version, arrays = since + 1, received(empty, steps[:1], first, key, since)
+    elif not since <= version <= since + len(steps):
+        return None
+    return received(arrays, steps[version - since :], codec, key, version)
 
 
 def received(old: Arrays, steps: list[bytes], codec: Codec, key: int, version: int) -> dict[str, np.ndarray]:
@@ -172,11 +204,20 @@ def received(old: Arrays, steps: list[bytes], codec: Codec, key: int, version: i
     return arrays
 
 
+def upload_key(session: int, sender: int | str, version: int) -> int:
+    """The key of an upload: the same at both ends."""
+    return Key(session).fold("upload", sender, version).value
+
+
 def _split(arrays: Arrays) -> tuple[list[str], Spec, list[str]]:
     """The names of coded arrays, their spec as float32, and the other names."""
     coded = [name for name, one in arrays.items() if _is_coded(one)]
     spec = Spec(tuple(Block(name, arrays[name].shape, torch.float32) for name in coded))
     return coded, spec, [name for name in arrays if name not in coded]
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: one.shape for name, one in arrays.items()}
 
 
 def _is_coded(array: np.ndarray) -> bool:
