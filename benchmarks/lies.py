@@ -274,7 +274,7 @@ def table(found: Mapping[Setting, Result]) -> str:
         base = [100 * one.accuracy for key, one in found.items() if key[1] == rule and key[2:] == ("", 0)]
         accuracy = f"{min(base):.1f} to {max(base):.1f}"
         stopped = sum(bool(one.error) for one in those.values())
-        rows.append([rule, liars, accuracy, len(those), stopped, honest, ", ".join(silent) or "0", words])
+        rows.append([*map(str, (rule, liars, accuracy, len(those), stopped, honest)), ", ".join(silent) or "0", words])
     head = ["rule", "liars of 8", "accuracy without", "runs", "stopped", "honest client refused or left out"]
     return markdown([*head, "liar never named", "points lost, the four worst"], rows)
 
