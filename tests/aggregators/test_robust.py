@@ -150,6 +150,13 @@ def test_multi_krum_equals_its_definition(clients, faulty, keep):
     assert weights == [float(i in best) for i in range(clients)]
 
 
+def test_multi_krum_excludes_a_client_for_what_is_far_off_beside_its_update():
+    trees, krum = trees_of(*((1.0 + i / 100, 0.0) for i in range(7))), tw.aggregators.MultiKrum(1)
+    buffers = trees_of(*((5.0 + i / 100, 5.0) for i in range(6)), (-1.0, 5.0))
+    assert krum.admit(trees, [1.0] * 7, [trees_of(*[(1.0, 1.0)] * 7), buffers])[1] == [1.0] * 6 + [0.0]
+    assert krum.admit(trees, [1.0] * 7)[1] == krum.admit(trees, [1.0] * 7, [trees_of(*[(1.0, 1.0)] * 7)])[1]
+
+
 def test_multi_krum_assumes_fewer_faulty_clients_if_few_respond():
     byzantine = trees_of((1e9, 1e9))
     for honest, left_out in ((3, False), (4, True), (6, True)):

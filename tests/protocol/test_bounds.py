@@ -45,6 +45,16 @@ def test_a_weight_is_cut_to_the_known_one_and_never_refused():
     assert claimed.uploads[0].weight == 30.0, "the first claim holds"
 
 
+def test_weight_and_update_are_bounded_together_where_the_size_is_not_known():
+    """A reversed update of honest length with a large weight turned the model round."""
+    uploads = [*(upload(1.0) for _ in range(6)), upload(-2.0, 1e6)]
+    found = bounded(*uploads).uploads[6]
+    assert (found.weight, found.code["w"].tolist()) == (30.0, [-1.0, 0.0]), "as one median client three times"
+    known = {i: Known(10.0, 1) for i in range(7)}
+    found = bounded(*uploads, known=known).uploads[6]
+    assert (found.weight, found.code["w"].tolist()) == (10.0, [-2.0, 0.0])
+
+
 def test_more_local_steps_may_move_further_where_they_are_known():
     uploads = upload(1.0), upload(1.0), upload(40.0)
     assert bounded(*uploads).bounded
