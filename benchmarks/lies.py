@@ -135,6 +135,8 @@ class Liars(SimulatedClients):
         message = wire.unpack(honest, schema)
         body = wire.unpack_body(message.bodies[0], schema)
         fields = dict(body.fields)
+        if self.lie.weight and wire.WEIGHT not in fields:
+            return honest
         for field, change in self.lie.fields.items():
             if field in fields and (made := encoded(contract, reply, body, field, change)):
                 self.told, fields[field] = self.told or made != bytes(fields[field]), made
