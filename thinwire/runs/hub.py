@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.core.text import markdown_text, visible
 from thinwire.errors import ConfigError
@@ -19,12 +19,9 @@ from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
 from thinwire.runs.toml import dumps
 
-if TYPE_CHECKING:
-    from thinwire.runs.result import Run
 
-
-def save_folder(run: Run, folder: Path) -> list[Path]:
-    """Write the model of a run with its card; returns the files."""
+def save_folder(run: Any, folder: Path) -> list[Path]:
+    """Write the model of a run (a `Run`, whose module imports this one) with its card; returns the files."""
     library = "peft"
     try:
         run.save_adapter(folder)
@@ -45,7 +42,7 @@ def save_folder(run: Run, folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def _card(run: Run, library: str, settings: str) -> str:
+def _card(run: Any, library: str, settings: str) -> str:
     """The model card, in Markdown."""
     values = [value for one in run.history if (value := run.objective.value(one._asdict())) is not None]
     facts = {
@@ -68,7 +65,7 @@ def _card(run: Run, library: str, settings: str) -> str:
     )
 
 
-def upload(run: Run, repo: str, **options: Any) -> str:
+def upload(run: Any, repo: str, **options: Any) -> str:
     """Upload the folder of a run as a model to the hub; returns the address of the commit.
 
     Args:
