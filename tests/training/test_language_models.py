@@ -230,7 +230,7 @@ def test_refusals_of_the_model_are_one_line(tmp_path):
     for options, message in (
         ({}, "needs a checkpoint"),
         ({"checkpoint": str(tmp_path)}, "no language model can be made"),
-        ({"checkpoint": "x", "dtype": "int3"}, "unknown dtype"),
+        ({"checkpoint": "x", "dtype": "int3"}, "dtype must be one of"),
         ({"checkpoint": "x", "attention": "flash"}, "unknown attention"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
