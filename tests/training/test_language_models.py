@@ -231,7 +231,7 @@ def test_refusals_of_the_model_are_one_line(tmp_path):
         ({}, "needs a checkpoint"),
         ({"checkpoint": str(tmp_path)}, "no language model can be made"),
         ({"checkpoint": "x", "dtype": "int3"}, "dtype must be one of"),
-        ({"checkpoint": "x", "attention": "flash"}, "unknown attention"),
+        ({"checkpoint": "x", "attention": "flash"}, "attention must be one of"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
             build("causal-lm", **options)
