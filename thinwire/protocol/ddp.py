@@ -6,7 +6,7 @@
     gradient = mean of D(C(g_i + e_i)),      e_i: what earlier messages of worker i left out, if C has error feedback
 
 Each worker sends its message to all others and takes the same mean, so models stay equal. The first step sends whole
-gradients: afterwards torch groups the parameters anew.
+gradients: afterwards torch groups the parameters again.
 """
 
 from dataclasses import dataclass, field

@@ -3,7 +3,7 @@
     with tracker("tensorboard", "runs/x") as on_round:
         tw.simulate(model, clients, "mapo", on_round=on_round)
 
-A resumed run reports all its rounds again: TensorBoard's files are written anew, and the others get a new run
+A resumed run reports all its rounds again: TensorBoard's files are written again, and the others get a new run
 with every round once. If a tracker fails, the run goes on without it.
 """
 
