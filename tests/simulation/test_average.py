@@ -11,7 +11,6 @@ from tests.federation import digits_task, perceptron, same_public
 from tests.flower.in_memory import FlowerServer, InMemory
 from tests.parts import Half, Turns
 from tests.simulation.test_engine import bits, job, play
-from tests.simulation.test_pipeline import ROUNDS, play as play_ahead
 from thinwire.core.tree import same
 from thinwire.data.task import validation_fraction
 from thinwire.errors import CheckpointError, ConfigError
@@ -110,15 +109,6 @@ def test_backends_differ_by_rounding_only():
     ends = [play(job(averaging(tw.Method())), Engine(backend=name))[1][-1].average for name in ("vmap", "loop")]
     for name, block in ends[0].items():
         torch.testing.assert_close(block, ends[1][name], rtol=1e-5, atol=1e-5)
-
-
-def test_training_in_advance_gives_the_same_average():
-    slow, records, _ = play_ahead(averaging(tw.Method()), False, eval_every=4)
-    fast, again, ahead = play_ahead(averaging(tw.Method()), True, eval_every=4)
-    assert any(ahead)
-    assert len(records) == ROUNDS
-    assert bits(records) == bits(again)
-    assert same(dict(slow.average), dict(fast.average))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "two stages", "bases that are redrawn"])

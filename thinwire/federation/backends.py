@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from thinwire.errors import ConfigError, ThinwireError
@@ -66,8 +67,8 @@ class Backends:
         few cores, but 1.5 on eight, where Python limits it.
         """
         model = self.federation.model
-        convolves = any(isinstance(layer, _ConvNd) for layer in model.module.modules())
-        if not convolves and model.parameters() <= SMALL:
+        own = any(isinstance(layer, (_ConvNd, nn.LSTM)) for layer in model.module.modules())  # kernels for one client
+        if not own and model.parameters() <= SMALL:
             return "vmap"
         layered = may_be_chain(model) and self.engine.conv != "grouped" and torch.get_num_threads() <= FEW_CORES
         return "chain" if layered else "threads"

@@ -2,8 +2,8 @@
 
     Round.open  ->  clients.collect  ->  clients.close  ->  state and record  ->  evaluation
 
-Clients are simulated (`simulated.py`, `pipeline.py` on a GPU, `ray_workers.py` in several processes, `buffered.py` for
-asynchronous rounds), or real ones over Flower (`flower/server.py`).
+Clients are simulated (`simulated.py`, `ray_workers.py` in several processes, `buffered.py` for asynchronous rounds), or
+real ones over Flower (`flower/server.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -38,10 +38,10 @@ from thinwire.kernels.support import has_triton
 from thinwire.protocol.bounds import Known, Recent
 from thinwire.protocol.round import Closed, Reply, Round
 from thinwire.protocol.setup import initial_server_state, make_contract
-from thinwire.protocol.state import ClientState, ClientStates, PublicState, ServerState, SyncCounts
+from thinwire.protocol.state import ClientState, ClientStates, PublicState, SyncCounts
 from thinwire.protocol.upload import MAX_EXAMPLES, Upload, as_received, received_weight
 from thinwire.secure.masks import sum_masked
-from thinwire.training.evaluation import Evaluation, all_batches, begin_evaluation, evaluate
+from thinwire.training.evaluation import Evaluation, all_batches, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.own_trainer import OwnTrainer
@@ -248,14 +248,6 @@ class Clients:
         """The names of some clients, as text."""
         return ", ".join(f"client {i}" for i in clients)
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """A context in which the model is evaluated."""
-        return nullcontext()
-
-    def begun_evaluation(self, server: ServerState) -> Callable[[], Evaluation] | None:
-        """The evaluation of this version on the test set, if it was begun in advance; a call waits for it."""
-        return None
-
     def evaluate(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record of a round with evaluations of clients on their own examples."""
         return record
@@ -422,14 +414,13 @@ class Federation:
     def _evaluated(self, state: RunState, record: RoundRecord, due: bool) -> tuple[RunState, RoundRecord]:
         """The state of a round with its averaged model, and its record with the evaluation, if that is due."""
         public = state.server.public
-        with self.compute(), self.clients.evaluating():
+        with self.compute():
             if self.averages:
                 newest = {**self.weights(public), **public.buffers}
                 average = averaged(state.average, newest, public.version, self.job.method.ema_decay)
                 state = state._replace(average=average)
             if due and self.test is not None:
-                begun = self.clients.begun_evaluation(state.server) or self.begin_evaluation(*self.final(state))
-                found = begun()
+                found = self.evaluation(*self.final(state))
                 record = record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
             if due:
                 record = self.clients.evaluate(state, record)
@@ -475,13 +466,13 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def begin_evaluation(self, weights: Tree, buffers: Tree) -> Callable[[], Evaluation]:
-        """Begin to evaluate a model on the test set; a call of the result waits for it."""
+    def evaluation(self, weights: Tree, buffers: Tree) -> Evaluation:
+        """The evaluation of a model on the test set."""
         assert self.test is not None
         if not self._test_batches:  # the same batches every time
             self._test_batches = all_batches(self.model, weights, buffers, self.test)
         metrics, batches = self.job.all_metrics, self._test_batches
-        return begin_evaluation(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
+        return evaluate(self.model, weights, buffers, self.test, metrics=metrics, batches=batches)
 
     def client_evaluation(
         self,

@@ -116,7 +116,6 @@ class SimulatedClients(Clients):
             except Exception as error:  # training is pure, so a failure changes nothing
                 size, begun = max(len(group.clients) for group in groups), bool(got.replies)
                 got.state, got.replies = self.backends.fall_back(got.state, error, size, begun), {}
-                self.stop()
 
     def count(self, got: Collected) -> None:
         """Count downloads and uploads. Downloads may still be encoded while the round is closed."""
@@ -173,7 +172,11 @@ class SimulatedClients(Clients):
             got: the round; None in another process.
         """
         group, version = task.group, task.group.public.version
-        update = self.arrived(self.train(task), task, got)
+        update = self.train(task)
+        if update.loss.is_cuda:
+            arrive = to_host(update)
+            self.federation.sampler.plan(task.number + 1)  # while the update is copied
+            update = arrive()
         if self.job.attack:
             key = self.federation.key.fold("attack", task.number, group.clients[0])
             update = replaced(self.job.attack, self.attackers, group, update, key)
@@ -190,13 +193,6 @@ class SimulatedClients(Clients):
         work = task.work or self.federation.sampler.workload(task.number, task.group.clients)
         inputs = training_inputs(self.contract, self.backends.models[task.backend], task.group, work)
         return updates(self.contract, task.group, inputs, self.backends.trainers[task.backend].train(inputs))
-
-    def arrived(self, update: Update, task: GroupTask, got: Collected | None) -> Update:
-        """The updates of a group on the CPU."""
-        return to_host(update)() if update.loss.is_cuda else update
-
-    def stop(self) -> None:
-        """Discard what was computed in advance: memory is short, or another backend is tried."""
 
     def _secret(self, i: int, j: int) -> bytes:
         """A secret of two clients. The simulator deals them; real clients would agree on them."""

@@ -7,7 +7,6 @@ from thinwire.federation.buffered import BufferedClients
 from thinwire.federation.engine import Engine
 from thinwire.federation.federation import Clients, Federation
 from thinwire.federation.job import Job
-from thinwire.federation.pipeline import PipelinedClients
 from thinwire.federation.ray_workers import RayClients
 from thinwire.federation.simulated import SimulatedClients
 
@@ -22,8 +21,6 @@ def make_simulation(engine: Engine, job: Job) -> Federation:
         clients = RayClients
     elif job.method.asynchronous.active:
         clients = BufferedClients
-    elif engine.device != "cpu" and not (job.attack or job.local.trainer):  # an attack cannot be predicted
-        clients = PipelinedClients
     federation = Federation(engine, job, clients)
     federation.try_model()
     return federation

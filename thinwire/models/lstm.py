@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from thinwire.core.registry import register
 from thinwire.core.text import Classes, PositiveInt
 from thinwire.errors import ConfigError
-from thinwire.kernels.lstm import recurrence
+from thinwire.kernels.recurrent import recurrence
 from thinwire.kernels.support import dot_precision
 
 
@@ -31,8 +31,8 @@ class LSTM(nn.Module):
     Parameter names, gate order and initialization (uniform within 1 / sqrt(hidden)) are those of `nn.LSTM`. With
     `biases=2` its state dict can be loaded; with `biases=1` a layer has only `bias_hh`.
 
-    The input products of all steps of a layer are one matrix product before the recurrence (`kernels/lstm.py`). Without
-    gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
+    The input products of all steps of a layer are one matrix product before the recurrence (`kernels/recurrent.py`).
+    Without gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
     With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
 

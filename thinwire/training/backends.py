@@ -41,6 +41,7 @@ from thinwire.training.step import (
     of_client,
     run_steps,
     seeded,
+    vectorized,
 )
 
 
@@ -108,7 +109,7 @@ def step_of_all(inputs: TrainingInputs, fixed: TrainingInputs | None = None, lr_
     step = make_step(fixed or inputs, lr_factor)
     if can_fold(inputs):
         return folded(step)
-    return lambda *args: vmap(step, (*(0,) * 7, None if args[-1] is None else 0), randomness="different")(*args)
+    return vectorized(step)
 
 
 def can_fold(inputs: TrainingInputs) -> bool:

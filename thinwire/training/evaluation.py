@@ -50,13 +50,8 @@ class Evaluation(NamedTuple):
     examples: int  # number of evaluated examples
 
 
-def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
-    """Evaluate a model on a dataset; the arguments are those of `begin_evaluation`."""
-    return begin_evaluation(*args, **kwargs)()
-
-
 @torch.no_grad()
-def begin_evaluation(
+def evaluate(
     model: Functional,
     weights: Tree,
     buffers: Tree,
@@ -66,8 +61,8 @@ def begin_evaluation(
     *,
     batch: int = 0,
     batches: Sequence[Tensor] | None = None,
-) -> Callable[[], Evaluation]:
-    """Begin to evaluate a model on a dataset; what it returns waits for the result, which a GPU computes meanwhile.
+) -> Evaluation:
+    """Evaluate a model on a dataset.
 
     Args:
         model: the model and its loss.
@@ -90,22 +85,15 @@ def begin_evaluation(
     for outputs, targets in access.all_outputs(examples, batches):
         sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
         accumulator.update(outputs, targets)
-
-    @torch.no_grad()
-    def finish() -> Evaluation:
-        loss, labels, correct, answers = sums.tolist()
-        if not labels:
-            raise ConfigError(
-                f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored"
-            )
-        found = accumulator.compute()
-        for name, metric in (metrics or {}).items():
-            if isinstance(metric, ModelMetric):  # `NAME`, and `NAME/GROUP` of its groups
-                values = metric.measure(access, examples, indices)
-                found |= {f"{name}/{group}" if group else name: value for group, value in values.items()}
-        return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
-
-    return finish
+    loss, labels, correct, answers = sums.tolist()
+    if not labels:
+        raise ConfigError(f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored")
+    found = accumulator.compute()
+    for name, metric in (metrics or {}).items():
+        if isinstance(metric, ModelMetric):  # `NAME`, and `NAME/GROUP` of its groups
+            values = metric.measure(access, examples, indices)
+            found |= {f"{name}/{group}" if group else name: value for group, value in values.items()}
+    return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from torch.func import grad_and_value, vjp, vmap
 from torch.utils._pytree import tree_map
 
 from thinwire.core.tree import State, Tree, add, tmap, unstack
+from thinwire.kernels.recurrent import batchable
 from thinwire.optimizers.base import Optimizer
 from thinwire.training.inputs import (
     ExampleMask,
@@ -129,7 +130,17 @@ def make_descent(inputs: TrainingInputs) -> Callable[..., tuple[Tree, Tree, Tens
         grads, _, (loss, after) = step.gradients(step, coords, (buffers, x, y, None))
         return grads, after, loss
 
-    return vmap(descent, randomness="different")
+    return vectorized(descent)
+
+
+def vectorized(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for all clients at once; arguments that are not None have a client axis."""
+
+    def call(*args: Any) -> Any:
+        with batchable():
+            return vmap(step, tuple(None if one is None else 0 for one in args), randomness="different")(*args)
+
+    return call
 
 
 def _functional_gradients(step: LocalStep, coords: Tree, batch: tuple) -> Gradients:
