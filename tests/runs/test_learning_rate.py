@@ -11,6 +11,7 @@ from benchmarks.stranger_tasks import TASKS
 from tests.federation import digits
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD, Adam, ConstantLR, CosineLR
+from thinwire.runs import probe
 from thinwire.runs.config import resolve
 from thinwire.runs.run import settings_of
 
@@ -71,6 +72,16 @@ def test_any_task_and_any_optimizer_can_have_a_rate_that_is_found():
     assert run._table["method"]["client_opt"]["kind"] == "adam"
     assert 1e-4 < run._table["method"]["client_opt"]["lr"] < 0.1
     assert run.history[-1].loss < 3.2  # log 29 = 3.37 at chance
+
+
+def test_a_rate_at_which_networks_die_is_not_the_best_though_it_lowers_the_loss(monkeypatch):
+    # of FLASC on "tabular" on a GPU: 0.4 to 1.13 leave a network that answers the same to every input
+    losses = {0.1: 2.29, 0.4: 2.15, 1.6: 2.35, 0.8: 2.16, 1.13: 2.2, 0.025: 1.6, 0.00625: 2.1}
+    monkeypatch.setattr(probe, "_loss", lambda *_: 2.32)
+    monkeypatch.setattr(
+        probe, "_trained", lambda federation, *_: losses[float(f"{federation.job.method.client_opt.lr:.3g}")]
+    )
+    assert simulated()._table["method"]["client_opt"]["lr"] == 0.05
 
 
 def test_optimizers_and_schedules_have_the_names_of_torch():

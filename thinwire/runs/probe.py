@@ -6,10 +6,11 @@ loss. Rates are tried in steps of 4 from the stated one until one no longer lowe
     lr = min(limit / 2, 2 best)     limit: the largest rate that lowers the loss
                                     best: the largest one that lowers it by 90 % of what the best one does
 
-Smaller rates are tried where `best` is the smallest so far. The lowest loss alone would not do: what is best for a few
-steps is often too small for many. If the loss less than doubles at the stated rate, skewed labels of clients are the
-reason more than the rate: the rate falls by a factor of 4 at most. Test examples are not read. The rule was chosen on
-the eight tasks of `benchmarks/stranger_tasks.py`, by whole runs of FedAvg at seven rates.
+A smaller rate is tried where `best` is the smallest so far, and where it gains less than a tenth of the loss: so much
+a network gains, too, that a large rate has left without active units. The lowest loss alone would not do: what is best
+for a few steps is often too small for many. If the loss less than doubles at the stated rate, skewed labels of clients
+are the reason more than the rate: the rate falls by a factor of 4 at most. Test examples are not read. The rule was
+chosen on the eight tasks of `benchmarks/stranger_tasks.py`, by whole runs of FedAvg at seven rates.
 
 Methods whose server normalizes the update (`rate_key`) keep their rates: trials so short choose worse ones for them. So
 do those with differential privacy, which does not cover a rate that is chosen by looking at examples.
@@ -37,6 +38,7 @@ from thinwire.training.evaluation import evaluate
 
 TRIALS = 8  # at most
 NEARLY = 0.1  # share of the best rate's gain that a larger rate may miss: so much is noise of a trial
+DEAD = 0.1  # share of the loss that a network gains that answers the same to every input
 MEASURED = 1000  # examples on which the loss is measured, at most
 CLIENTS = 8  # of a trial, at most
 CLIENT_RATE = "method.client_opt.lr"
@@ -95,6 +97,8 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
         return settings, job
     for finer in (1.0, 0.5):
         limit += finer if lowers(limit + finer) else 0.0
+    if tried[_best(tried, before)] > (1 - DEAD) * before:
+        lowers(min(tried) - 2)
     while (best := _best(tried, before)) == min(tried) and len(tried) < TRIALS:
         lowers(best - 2)
     least = -2.0 if tried[0.0] < 2 * before else -math.inf

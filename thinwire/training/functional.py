@@ -74,6 +74,9 @@ class Functional:
             own = copy.deepcopy(module).to(device or "cpu")
         except Exception as error:
             raise ConfigError(f"the model cannot be copied ({error}); modules must support copy.deepcopy") from error
+        for layer in own.modules():
+            if isinstance(layer, nn.RNNBase):  # weights are given in each call; this would move them, and fails in vmap
+                layer.flatten_parameters = _nothing  # type: ignore[method-assign]
         for name, parameter in own.named_parameters():
             if not parameter.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is of type {parameter.dtype}; only floats can be trained")
@@ -245,6 +248,10 @@ class Functional:
             return torch.where(weights.sum() > 0, value, 0).double() * weights.sum(), weights.sum()
         each = self._each(value, outputs, targets).double()
         return (torch.where(weights > 0, each, 0) * weights).sum(), weights.sum()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _backward(loss: Tensor) -> None:
