@@ -15,7 +15,6 @@ import pytest
 from typer.main import get_command
 
 from tests.flower.test_deploy_folder import ROOT
-from tests.flower.test_three_hospitals import write_records
 from thinwire.cli.app import app
 from thinwire.flower.app_folder import _PYPROJECT
 from thinwire.flower.local import Processes, listens, make_certificate
@@ -161,6 +160,8 @@ def sandbox(service: dict, volumes: dict[str, Path]) -> list[str]:
 @pytest.mark.slow
 def test_services_train_in_sandboxes_that_write_nowhere_else(tmp_path):
     pytest.importorskip("flwr")
+    from tests.flower.test_three_hospitals import write_records
+
     assert tool("bwrap")
     assert tool("nginx")
     if any(map(listens, (8000, 8443, 9094))):
