@@ -84,7 +84,7 @@ def _with_bytes(aggregate: Callable[..., tuple[Any, Any]], given: Any, link: _Li
     if given[1] and link.source is None:
         raise ConfigError(
             "the messages are not compressed: a workflow (SecAgg+), or a strategy around this one, sends its own; "
-            "make `compressed` the outermost; for secure sums: thinwire app METHOD DIR --set method.secure_aggregation=true"
+            "make `compressed` the outermost; secure sums: thinwire app METHOD DIR --set method.secure_aggregation=true"
         )
     arrays, metrics = aggregate(*given)
     metrics = MetricRecord() if metrics is None else metrics
