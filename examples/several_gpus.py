@@ -40,7 +40,9 @@ def train(number, rank, work):
     if torch.cuda.is_available():
         kind = "cpu:gloo,cuda:nccl"
     dist.init_process_group(kind, store=group, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    dist.broadcast_object_list(work, device=torch.device("cpu"))
+    for objects in (paths := [sys.path], work):  # paths first: the class of the model may be of a file of rank 0
+        dist.broadcast_object_list(objects, device=torch.device("cpu"))
+        sys.path[:] = paths[0]
     done = steps(*work, rank, dist.get_world_size())
     dist.destroy_process_group()  # after DistributedDataParallel is gone: it hangs if it ends the group itself
     return done

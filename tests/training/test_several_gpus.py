@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.own_code import NET, TASK
 from thinwire.flower.local import CONNECTION, Processes, start_nodes, start_superlink
 
 EXAMPLE = Path(__file__).parents[2] / "examples/several_gpus.py"
@@ -43,6 +44,16 @@ def test_two_processes_of_torchrun_send_what_one_sends(method, tmp_path):
         call([*torchrun(processes), *words, *TRAINER, "--out", str(processes)], tmp_path)
     assert distance(tmp_path / "1", tmp_path / "2") < 1e-6
     assert distance(tmp_path / "ours", tmp_path / "2") < 1e-6
+
+
+@pytest.mark.slow
+def test_ranks_find_the_class_of_a_model_of_ones_own(tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK)
+    (tmp_path / "my_net.py").write_text(NET)
+    words = ["run", "fedavg", "--on", "my_task.py:task", "--rounds", "1", "--cohort", "1", "--lr", "0.1", "--quiet"]
+    for processes in (1, 2):
+        call([*torchrun(processes), *words, *TRAINER, "--out", str(processes)], tmp_path)
+    assert distance(tmp_path / "1", tmp_path / "2") < 1e-6
 
 
 @pytest.mark.slow
