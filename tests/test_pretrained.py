@@ -94,6 +94,12 @@ def test_options_of_the_task_survive_a_file_and_leave_other_tasks_as_they_were(w
     assert "options" not in to_table(resolve("fedavg"))["task"]
 
 
+def has_tokenizer_of(world, folder) -> bool:
+    """Whether transformers loads the tokenizer of the checkpoint from a folder."""
+    load = pytest.importorskip("transformers").AutoTokenizer.from_pretrained
+    return load(folder)("the film was good") == load(world)("the film was good")
+
+
 def test_refusals(world, tmp_path):
     with pytest.raises(ConfigError, match="needs a checkpoint folder"):
         build("pretrained")
@@ -105,6 +111,7 @@ def test_refusals(world, tmp_path):
     files = {file.name for file in reopen(tmp_path / "full").save_pretrained(tmp_path / "whole")}
     assert files >= {"config.json", "model.safetensors", "README.md", "config.toml"}
     ours, theirs = reopen(tmp_path / "full").model(), build("pretrained", checkpoint=str(tmp_path / "whole"))
+    assert has_tokenizer_of(world, tmp_path / "whole")
     assert "library_name: transformers" in (tmp_path / "whole" / "README.md").read_text()
     torch.testing.assert_close(theirs.eval()(CODES, MASK), ours.eval()(CODES, MASK), rtol=0, atol=1e-6)
 
@@ -121,6 +128,7 @@ def test_a_run_writes_an_adapter_that_peft_loads(world, tmp_path, method):
     record = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert record["r"] == 4
     assert record["modules_to_save"] == ["classifier"]
+    assert has_tokenizer_of(world, tmp_path / "adapter")
 
     base = transformers.AutoModelForSequenceClassification.from_pretrained(world, num_labels=2)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.common import ndarrays_to_parameters
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as ClassicFedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -310,6 +318,48 @@ def test_local_differential_privacy_is_applied_before_the_codec():
     noisy = LocalDpMod(clipping_norm=5.0, sensitivity=1e-9, epsilon=1.0, delta=1e-5)
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
     assert moved(strategy, [compressed_mod, noisy]) == pytest.approx(3 * 5.0, rel=0.05)
+
+
+def test_a_strategy_around_ours_and_mods_in_the_other_order_are_refused():
+    inner = compressed(FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2))
+    start = ArrayRecord({"w": Array(np.ones((20, 50), np.float32))})
+    around = DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 5.0, 2)
+    with pytest.raises(ConfigError, match="make `compressed` the outermost"):
+        around.start(grid=Grid(adding_app([compressed_mod, fixedclipping_mod])), initial_arrays=start, num_rounds=1)
+    noisy = LocalDpMod(clipping_norm=5.0, sensitivity=1e-9, epsilon=1.0, delta=1e-5)
+    for mod, why in ((noisy, "expects the keys"), (fixedclipping_mod, "expects exactly one ConfigRecord")):
+        grid, reasons = Grid(adding_app([mod, compressed_mod])), []
+        grid.spoil = lambda _, reply, reasons=reasons: reasons.append(reply.error.reason) or reply
+        inner.start(grid=grid, initial_arrays=start, num_rounds=1)
+        assert len(reasons) == 2
+        assert all(why in one for one in reasons)
+
+
+@pytest.mark.parametrize("mods", [[secaggplus_mod], [compressed_mod, secaggplus_mod]], ids=len)
+def test_secure_aggregation_of_flower_is_refused(mods):
+    """Its workflow sends messages itself: without us it trains, with us it ends in one line."""
+
+    class Adding(NumPyClient):
+        def fit(self, arrays, config):
+            return [one + 1.0 for one in arrays], 5, {}
+
+    grid = Grid(ClientApp(client_fn=lambda _: Adding().to_client(), mods=mods))
+    grid.run, bring = SimpleNamespace(run_id=7), grid.send_and_receive
+    grid.send_and_receive = lambda given, timeout=None: list(bring([copy.deepcopy(one) for one in given]))
+    start = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32)
+    options = {"min_fit_clients": 2, "min_available_clients": 2, "fraction_evaluate": 0.0}
+    strategy: object = ClassicFedAvg(initial_parameters=ndarrays_to_parameters([start]), **options)
+    if len(mods) == 2:
+        strategy = compressed(strategy)
+    context = LegacyContext(Context(7, 0, {}, RecordDict(), {}), ServerConfig(num_rounds=2), strategy)
+    flow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(1.0, 0.9, clipping_range=30.0))
+    if len(mods) == 2:
+        with pytest.raises(ConfigError, match=r"SecAgg.*method.secure_aggregation=true"):
+            flow(grid, context)
+        return
+    flow(grid, context)
+    (arrays,) = context.state.array_records.values()
+    assert np.abs(arrays.to_numpy_ndarrays()[0] - start - 2.0).max() < 0.01
 
 
 def moved(strategy, mods):

@@ -1,35 +1,75 @@
-"""`examples/several_gpus.py`: torchrun with two gloo processes gives the upload of one process."""
+"""`examples/several_gpus.py`: two gloo processes of torchrun give what one gives, also as a site of Flower."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
+from safetensors.torch import load_file
 
-import thinwire as tw
+from tests.own_code import NET, TASK
+from thinwire.flower.local import CONNECTION, Processes, start_nodes, start_superlink
 
-TRAINER = f"{Path(__file__).parents[2] / 'examples/several_gpus.py'}:fit"
+EXAMPLE = Path(__file__).parents[2] / "examples/several_gpus.py"
+TRAINER = ["--set", f"local.trainer={EXAMPLE}:fit"]
+QUICK = ["--on", "digits", "--clients", "2", "--cohort", "2", "--rounds", "2"]
+
+
+def torchrun(processes: int) -> list[str]:
+    """The start of a command: thinwire in several processes."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [*start, str(EXAMPLE)]
+
+
+def distance(a: Path, b: Path) -> float:
+    """The largest difference between the weights of two runs."""
+    a, b = (load_file(one / "model.safetensors") for one in (a, b))
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def call(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, timeout=300, capture_output=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "lora"])
-def test_two_processes_of_torchrun_send_what_one_sends(method, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(50, 20, generator=generator), torch.randint(3, (50,), generator=generator)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3))
-    options = {"rounds": 1, "cohort": 1, "test": (inputs, targets), "lr": 0.1, "progress": False}
-    options |= {"set": {"local.epochs": 2, "local.batch": 15}}  # the last batch has five examples: three and two
-    found = {}
-    for processes in ("", "1", "2"):  # without: our own steps
-        monkeypatch.setenv("PROCESSES", processes)
-        trainer = {"trainer": TRAINER} if processes else {}
-        run = tw.simulate(model, [(inputs, targets)], method, **options, **trainer)
-        found[processes] = {name: one.detach() for name, one in run.model().state_dict().items()}
-    moved = max(float((found["1"][name] - one).abs().max()) for name, one in model.state_dict().items())
-    assert moved > 0.01
-    for name, one in found["1"].items():
-        assert torch.allclose(one, found["2"][name], atol=1e-6), name
-        assert torch.allclose(one, found[""][name], atol=1e-6), name
+def test_two_processes_of_torchrun_send_what_one_sends(method, tmp_path):
+    words = ["run", method, *QUICK, "--quiet"]
+    call([sys.executable, "-m", "thinwire", *words, "--out", "ours"], tmp_path)
+    for processes in (1, 2):
+        call([*torchrun(processes), *words, *TRAINER, "--out", str(processes)], tmp_path)
+    assert distance(tmp_path / "1", tmp_path / "2") < 1e-6
+    assert distance(tmp_path / "ours", tmp_path / "2") < 1e-6
+
+
+@pytest.mark.slow
+def test_ranks_find_the_class_of_a_model_of_ones_own(tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK)
+    (tmp_path / "my_net.py").write_text(NET)
+    words = ["run", "fedavg", "--on", "my_task.py:task", "--rounds", "1", "--cohort", "1", "--lr", "0.1", "--quiet"]
+    for processes in (1, 2):
+        call([*torchrun(processes), *words, *TRAINER, "--out", str(processes)], tmp_path)
+    assert distance(tmp_path / "1", tmp_path / "2") < 1e-6
+
+
+@pytest.mark.slow
+def test_a_site_of_flower_is_started_by_torchrun(tmp_path):
+    pytest.importorskip("flwr")
+    call([sys.executable, "-m", "thinwire", "run", "fedavg", *QUICK, "--quiet", "--out", "ours"], tmp_path)
+    call([sys.executable, "-m", "thinwire", "app", "fedavg", "own", *QUICK, *TRAINER], tmp_path)
+    app, run, home = tmp_path / "own", tmp_path / "run", tmp_path / "home"
+    home.mkdir()
+    with Processes(home, None) as processes:
+        link = start_superlink(processes, 1)
+        start_nodes(processes, link, link.port, home, [*torchrun(2), "site", "start", "--app", str(app)])
+        config = f'run-dir="{run}" nodes=1 seconds=120.0'
+        server = processes.start("server", ["flwr", "run", str(app), CONNECTION, "--stream", "-c", config])
+        end = time.monotonic() + 200
+        while server.poll() is None and not (run / "summary.json").is_file() and time.monotonic() < end:
+            time.sleep(0.2)
+        assert (run / "summary.json").is_file(), processes.log("node-0")[-20:] + processes.log("server")[-20:]
+    assert distance(tmp_path / "ours", run) < 1e-6

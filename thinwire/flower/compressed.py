@@ -9,8 +9,8 @@ client that is new, or lost what it had, is sent everything in the same round. A
 everything in every round. The metrics of each round have `bytes-up` and `bytes-down`, of the arrays that were really
 sent, for evaluations too.
 
-A strategy that masks what clients send (SecAgg+) cannot be combined with codecs: the sum of the messages is needed.
-Nor can one whose clients clip for differential privacy: codecs change what was clipped, which noise must cover.
+A workflow that masks what clients send (SecAgg+) sends messages itself, and needs uncoded arrays: it is refused after
+the first round. So is a strategy whose clients clip for differential privacy: codecs change what noise must cover.
 """
 
 from __future__ import annotations
@@ -66,22 +66,27 @@ def compressed(
     if hasattr(strategy, "aggregate_train"):
         start, aggregate = strategy.start, strategy.aggregate_train
         strategy.start = lambda grid, *args, **options: start(_Grid(grid, link), *args, **options)
-        strategy.aggregate_train = lambda *args: _with_bytes(aggregate(*args), link)
+        strategy.aggregate_train = lambda *args: _with_bytes(aggregate, args, link)
     elif hasattr(strategy, "aggregate_fit"):
         for name in ("configure_fit", "configure_evaluate"):
             setattr(strategy, name, _on_proxies(getattr(strategy, name), link))
         aggregate = strategy.aggregate_fit
-        strategy.aggregate_fit = lambda *args: _with_bytes(aggregate(*args), link)
+        strategy.aggregate_fit = lambda *args: _with_bytes(aggregate, args, link)
     else:
         raise ConfigError(f"expected a strategy of Flower, such as FedAvg(), not {type(strategy).__name__}")
     return strategy
 
 
-def _with_bytes(aggregated: tuple[Any, Any], link: _Link) -> tuple[Any, Any]:
-    """The result of an aggregation, with the bytes since the last one."""
+def _with_bytes(aggregate: Callable[..., tuple[Any, Any]], given: Any, link: _Link) -> tuple[Any, Any]:
+    """The result of an aggregation, with the bytes since the last one; ConfigError if others sent the messages."""
     from flwr.app import MetricRecord
 
-    arrays, metrics = aggregated
+    if given[1] and link.source is None:
+        raise ConfigError(
+            "the messages are not compressed: a workflow (SecAgg+), or a strategy around this one, sends its own; "
+            "make `compressed` the outermost; secure sums: thinwire app METHOD DIR --set method.secure_aggregation=true"
+        )
+    arrays, metrics = aggregate(*given)
     metrics = MetricRecord() if metrics is None else metrics
     metrics["bytes-up"], metrics["bytes-down"] = link.up_bytes, link.down_bytes
     link.up_bytes = link.down_bytes = 0

@@ -4,10 +4,12 @@ README.md          the card: bytes, accuracy, method, rounds, seed, command, set
 config.toml        the settings
 the model          an adapter folder of peft where the run has an adapter, a checkpoint folder of transformers where
                    the model is one, otherwise `model.safetensors`, a state dict
+its tokenizer      the files of the folder that a model of transformers was loaded from
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from thinwire.models import CausalLM, Pretrained
 from thinwire.runs.checkpoint import tensor_bytes
 from thinwire.runs.files import write_all
 from thinwire.runs.toml import dumps
+
+_TOKENIZER = "tokenizer* special_tokens_map.json added_tokens.json vocab* merges.txt *.model chat_template*"
 
 
 def save_folder(run: Any, folder: Path) -> list[Path]:
@@ -37,6 +41,11 @@ def save_folder(run: Any, folder: Path) -> list[Path]:
         else:
             weights = {**run.weights, **run.buffers} if model is None else model.state_dict()
             write_all(folder, {"model.safetensors": tensor_bytes(weights)})
+    config = getattr(getattr(run._start, "model", run._start), "config", None)
+    if source := getattr(config, "_name_or_path", ""):
+        for pattern in _TOKENIZER.split():
+            for file in Path(source).glob(pattern):
+                shutil.copy(file, folder)
     text = dumps(run._table)
     write_all(folder, {"README.md": _card(run, library, text).encode(), "config.toml": text.encode()})
     return sorted(folder.iterdir())
