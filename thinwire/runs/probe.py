@@ -3,7 +3,7 @@
 A trial trains a few clients for a few rounds, by the method itself with a constant rate, and measures their training
 loss. Rates are tried in steps of 4 from the stated one until one no longer lowers the loss, and then in between:
 
-    lr = min(0.35 limit, 2 best)    limit: the largest rate that lowers the loss
+    lr = min(limit / 4, 2 best)     limit: the largest rate that lowers the loss
                                     best: the largest one that lowers it by 90 % of what the best one does
 
 A smaller rate is tried where `best` is the smallest so far, and where it gains less than a tenth of the loss: so much
@@ -102,7 +102,7 @@ def with_rate(settings: Settings, job: Job) -> tuple[Settings, Job]:
     while (best := _best(tried, before)) == min(tried) and len(tried) < TRIALS:
         lowers(best - 2)
     least = -2.0 if tried[0.0] < 2 * before else -math.inf
-    lr = float(f"{stated * 2 ** max(least, min(limit - 1.5, best + 1)):.3g}")
+    lr = float(f"{stated * 2 ** max(least, min(limit - 2, best + 1)):.3g}")
     trials = tuple((float(f"{stated * 2**one:.3g}"), round(tried[one], 4)) for one in sorted(tried))
     settings = update(settings, {"method": {"client_opt": {"lr": lr}}, "lr_trials": trials})
     return settings, replace(job, method=settings.method)
