@@ -74,7 +74,7 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
         text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}No training. "
         text += f"`python -m papers repro {repro.name}` makes this table.\n"
         return Section(content["paper"], text, {}, 0, {}, repro.name, options, TableRows(_title(content), {}))
-    lines, trials = repro.grid.shown(runs), repro.grid.trials()
+    lines, trials = repro.grid.shown(runs), repro.grid.trials(runs)
     figures: dict[str, str] = {}
     values: dict[tuple[str, str], Row] = {}
     for column in content["columns"]:
@@ -249,12 +249,12 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], runs: Ru
         line_trials = [trial for trial in trials if trial.row == line.row]
         if len(line_trials) < 2:
             continue
-        over = repro.grid.content["rows"][line.row]["over"]
         tried = []
         for trial in line_trials:
             found = [s for e in trial.runs if (s := summary(e, runs))]
             whole = len(found) == len(trial.runs)
             tried.append(f"{_chosen(trial)}: {trial_text(repro.grid.by(line.row), found) if whole else '-'}")
+        over = {key: [trial.chosen[key] for trial in line_trials] for key in line.chosen}
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
         lost = {_chosen(one): broken(one, runs) for one in repro.grid.tried(line.row, runs)}
         failed = [f"{one} on {' '.join(map(str, lost[one]))}" for one in map(_chosen, line_trials) if lost.get(one)]

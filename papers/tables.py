@@ -94,6 +94,8 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
     columns, rows, cells = _cells(table, scale)
     content |= {"columns": columns, "rows": rows}
     counted = content.get("counted")
+    if content.get("tune"):
+        content["tune"] = {"extend": 8, **content["tune"]}  # no chosen value at an edge
     texts += [scale_text(table)] if scale == "gpu" and not counted else []
     content["differs"] = " ".join(text.strip() for text in texts if text)
     if counted:
