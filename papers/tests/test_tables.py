@@ -77,7 +77,7 @@ def test_rows_of_fedlama_have_equal_steps_and_whole_windows(name) -> None:
 
 def test_a_schedule_scales_with_the_rounds() -> None:
     grid = load("fedlama-4", "paper", changes=["rounds=48"]).grid
-    frequent, rare, _ = (line.runs[0] for line in grid.lines([0])[:12:4])
+    frequent, rare, _ = (line.runs[0] for line in grid.lines([0])[:15:5])
     schedule = frequent.method.lr_schedule
     assert (frequent.rounds, frequent.eval.every, schedule.rounds, schedule.inner.at) == (48, 4, 2, (24, 36))
     assert (rare.rounds, rare.eval.every, rare.method.lr_schedule.inner.at) == (12, 1, (6, 9))
