@@ -133,12 +133,11 @@ class Grid:
         if others or not all(summary(e, out) or training_failed(e, out) for line in tried for e in line.runs):
             return None
         found = sorted((line.chosen[key], score(line, out, self.by(line.row))) for line in tried)
-        best = max(found, key=lambda one: one[1])[0]  # of equals the smallest: where all failed, downward
-        (low, *_, high), values = [value for value, _ in found], [value for value, _ in found]
-        if best not in (low, high):
+        values, scores = zip(*found, strict=True)
+        place = scores.index(max(scores))  # of equals the smallest: where all failed, downward
+        if 0 < place < len(found) - 1:
             return None
-        next_to = values[1] if best == low else values[-2]
-        return {key: float(f"{best * best / next_to:.3g}")}
+        return {key: float(f"{values[place] ** 2 / values[1 if place == 0 else -2]:.3g}")}
 
     def final(self, out: Path | Runs) -> list[Line]:
         """The lines of the table: all combinations, or after a search the best of each row that does not fail."""

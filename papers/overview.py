@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from papers.archive import Archive, Runs
 from papers.grid import summary, training_failed
@@ -19,7 +18,6 @@ from papers.verdicts import TableRows, verdict
 from thinwire.federation.settings import Settings
 from thinwire.optimizers import Jacobian
 from thinwire.runs.config import digest
-from thinwire.runs.toml import Table
 
 _IMAGES = 50_000  # examples of a dataset, about: for the estimate of what is left
 _COMMAND = "`python -m papers repro {} --scale gpu --device cuda`"
@@ -32,8 +30,8 @@ def overview(tables: Mapping[str, TableRows], archive: Archive) -> str:
         "seeds: `holds`, `level` (the interval includes the bound), `fails`, `not run`. An accuracy is the `best` or "
         "the `final` one of a run, or the final one of the `client`s. Tables, charts and searches are in "
         "`papers/archive/tables.md`, runs in `papers/archive/tables.json`; a command with the option `--md "
-        "papers/archive/tables.md` adds to both and repeats only runs that are older than a fix. This page is written by "
-        "`python -m papers published`.\n\n"
+        "papers/archive/tables.md` adds to both and repeats only runs that are older than a fix. This page is written "
+        "by `python -m papers published`.\n\n"
     )
     for paper in papers():
         rows = []
@@ -55,16 +53,16 @@ def _presets(archive: Archive) -> str:
         one.name: {digest(e): e for line in (*one.grid.trials(runs), *one.grid.final(runs)) for e in line.runs}
         for one in tables
     }
-    rates = _rates((e, archive.find(e)) for found in needed.values() for e in found.values())
+    known: dict[str, list[float]] = defaultdict(list)  # seconds of an example
+    for e in (e for found in needed.values() for e in found.values()):
+        if seconds := (archive.find(e) or {}).get("seconds"):
+            known[_kind(e)].append(seconds / _work(e))
     rows = []
     for one in tables:
         found = needed[one.name].values()
         left = [e for e in found if not summary(e, runs) and not training_failed(e, runs)]
-        costs = [rates.get(_kind(e), rates.get(e.task.kind)) for e in left]
-        known = [_work(e) * rate / 3600 for e, rate in zip(left, costs, strict=True) if rate]
-        hours = (
-            f"{sum(known):.1f}" if len(known) == len(left) else f"{sum(known):.1f} and {len(left) - len(known)} runs"
-        )
+        costs = [_work(e) * statistics.median(known[_kind(e)]) / 3600 for e in left if _kind(e) in known]
+        hours = f"{sum(costs):.1f}" + (f" and {more} runs" if (more := len(left) - len(costs)) else "")
         state = (
             "counted"
             if not found
@@ -87,6 +85,7 @@ def _presets(archive: Archive) -> str:
 
 
 def _kind(e: Settings) -> str:
+    """What decides the seconds of an example."""
     return f"{e.task.kind} {e.task.model}"
 
 
@@ -94,13 +93,3 @@ def _work(e: Settings) -> float:
     """Examples that a run trains on, about; a step with the Jacobian penalty counts three times."""
     of_client = e.local.steps * e.local.batch or e.local.epochs * _IMAGES / (e.task.clients or 100)
     return e.rounds * (e.cohort.size or 10) * of_client * (3 if isinstance(e.method.penalty, Jacobian) else 1)
-
-
-def _rates(found: Iterable[tuple[Settings, Table | None]]) -> dict[Any, float]:
-    """Seconds an example, by task and model, and by task."""
-    known: dict[Any, list[float]] = defaultdict(list)
-    for e, run in found:
-        if run and run.get("seconds"):
-            for key in (_kind(e), e.task.kind):
-                known[key].append(run["seconds"] / _work(e))
-    return {key: statistics.median(values) for key, values in known.items()}

@@ -210,6 +210,10 @@ def share_page(runs: Sequence[Path]) -> str:
 
 RANKS, DENSITIES = (1, 4, 16, 64), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 CHOSEN_BY = "final_client_accuracy"  # of the tenth of each client's examples that it does not train on
+KEPT = (
+    *("rounds", "best_accuracy", "final_accuracy", CHOSEN_BY),
+    *("task", "status", "status_round", "chance_accuracy"),
+)
 ALPHAS = (0.01, 1.0)
 Pair = tuple[int, float]
 
@@ -271,22 +275,23 @@ def flasc_part(alpha: float, grid: Grid, out: Path) -> tuple[str, dict[str, Any]
     """The section of one partition, and the values of its runs; every seed has a search of its own."""
     pairs = [(rank, density) for rank in RANKS for density in DENSITIES]
     lines = dict(zip(pairs, grid.lines(), strict=True))
-    done = {pair: [found for e in line.runs if (found := summary(e, out))] for pair, line in lines.items()}
+    done = {pair: [one for e in line.runs if (one := summary(e, out))] for pair, line in lines.items()}
     seeds = [e.seed for e in lines[pairs[0]].runs]
-    if any(len(found) < len(seeds) for found in done.values()):
-        return f"## alpha {alpha:g}\n\n{sum(map(len, done.values()))} of {len(pairs) * len(seeds)} runs finished.\n", {}
+    if (count := sum(map(len, done.values()))) < len(pairs) * len(seeds):
+        return f"## alpha {alpha:g}\n\n{count} of {len(pairs) * len(seeds)} runs finished.\n", {}
     searches = [flasc_s({pair: found[i] for pair, found in done.items()}) for i in range(len(seeds))]
-    names = {pair: [digest(e)[:6] for e in line.runs] for pair, line in lines.items()}
-    rows = [
-        [
-            f"rank {pair[0]}, density {pair[1]:g}",
-            mean_std_text([one["final_accuracy"] for one in found]),
-            human_bytes(statistics.fmean(one["bytes_total_honest"] for one in found)),
-            " ".join(str(seed) for seed, tried in zip(seeds, searches, strict=True) if tried[0] == pair) or "-",
-            " ".join(names[pair]),
-        ]
-        for pair, found in done.items()
-    ]
+    values: dict[str, Any] = {}
+    rows = []
+    for pair, found in done.items():
+        label, runs = f"rank {pair[0]}, density {pair[1]:g}", lines[pair].runs
+        names = [digest(e)[:6] for e in runs]
+        chosen = " ".join(str(seed) for seed, tried in zip(seeds, searches, strict=True) if tried[0] == pair)
+        total = human_bytes(statistics.fmean(one["bytes_total_honest"] for one in found))
+        rows.append([label, mean_std_text([one["final_accuracy"] for one in found]), total, chosen, " ".join(names)])
+        for name, e, value in zip(names, runs, found, strict=True):
+            about = {"method": label, "alpha": alpha, "seed": e.seed, "bytes_total": value["bytes_total_honest"]}
+            curve = [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None]
+            values[name] = about | {key: value.get(key) for key in KEPT} | {"accuracy": curve}
     heads = ["method", "final accuracy %", "total", "chosen on seed", "runs"]
     text = f"## alpha {alpha:g}\n\n" + markdown(*widened(heads, rows, list(done.values())))
     gaps, shares = [], []
@@ -296,23 +301,8 @@ def flasc_part(alpha: float, grid: Grid, out: Path) -> tuple[str, dict[str, Any]
         shares.append(spent / whole)
     text += (
         f"\nOn the test set the pair that the search chose is {mean_std_text(gaps)} points below the best pair of the "
-        f"grid (mean over seeds). It sent {mean_std_text(shares)} % of the bytes of the grid.\n"
+        f"grid. The search sent {mean_std_text(shares)} % of the bytes of the grid.\n"
     )
-    values = {
-        names[pair][i]: {
-            "method": f"rank {pair[0]}, density {pair[1]:g}",
-            "alpha": alpha,
-            "seed": e.seed,
-            "rounds": e.rounds,
-            **{key: done[pair][i].get(key) for key in ("best_accuracy", "final_accuracy", CHOSEN_BY)},
-            "accuracy": [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None],
-            "bytes_total": done[pair][i]["bytes_total_honest"],
-            "tried": pair in searches[i],
-            **{key: done[pair][i].get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
-        }
-        for pair, line in lines.items()
-        for i, e in enumerate(line.runs)
-    }
     return text, values
 
 

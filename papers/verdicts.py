@@ -88,21 +88,14 @@ def verdict(statement: str, tables: Mapping[str, TableRows]) -> Verdict:
     known = (*needs, "ahead of", "level with", "behind")
     if relation not in known or len(rest) != others or accuracy != bool(measure):
         raise ConfigError(f"{statement!r}: a claim has a table, a column, a row, one of {', '.join(known)}, and so on")
-    rows = [tables.get(name, {}).get((column, one)) for one in (label, *rest)]
-    if old := next((row.old for row in rows if row and row.old), ""):
+    rows = [row for one in (label, *rest) if (row := tables.get(name, {}).get((column, one)))]
+    if old := next((row.old for row in rows if row.old), ""):
         return Verdict("not run", f"older than a fix: {old}")
-    if any(row is None or len(row.statuses) < 2 for row in rows):
+    if len(rows) <= len(rest) or any(len(row.statuses) < 2 for row in rows):
         return Verdict("not run")
     row, other = rows[0], rows[-1]
-    assert row
-    assert other
-    failed = [
-        f"{one.statuses.count(s)} of {len(one.statuses)} {s}"
-        for one in rows
-        if one
-        for s in BROKEN
-        if s in one.statuses
-    ]
+    counts = ((status, one.statuses.count(status), len(one.statuses)) for one in rows for status in BROKEN)
+    failed = [f"{count} of {whole} {status}" for status, count, whole in counts if count]
     notes = f" ({', '.join(failed)})" if failed else ""
     seeds = " ".join(map(str, row.values.get("best", {}))) or "-"
     if relation == "learns":
@@ -122,7 +115,10 @@ def verdict(statement: str, tables: Mapping[str, TableRows]) -> Verdict:
     word = "holds" if low > 0 else "fails" if high < 0 else "level"
     if word == "level" and relation in ("level with", "near the paper"):
         word = "holds"
-    means = [mean_std_text(list(mine.values()), 1.0), f"{row.published:g}" if relation == "near the paper" else ""]
-    means[1] = means[1] or f"{statistics.fmean(theirs.values()):.2f}"
+    against = f"{row.published:g}" if relation == "near the paper" else f"{statistics.fmean(theirs.values()):.2f}"
     gap = f"{found.mean:+.2f} ({found.mean - found.half:+.2f} to {found.mean + found.half:+.2f})"
-    return Verdict(word, f"{measure} {means[0]} against {means[1]}: {gap}{notes}", " ".join(map(str, shared)))
+    return Verdict(
+        word,
+        f"{measure} {mean_std_text(list(mine.values()), 1.0)} against {against}: {gap}{notes}",
+        " ".join(map(str, shared)),
+    )
