@@ -15,7 +15,7 @@ from papers.archive import Archive, Runs
 from papers.frontier import Where, Work, frontier_grid, rows_of
 from papers.frontier_page import frontier_page, rate_tried, rates_table
 from papers.grid_page import archive, load_grid, run_lines, write_page
-from papers.page import section, update_page
+from papers.page import section, update_page, without_old
 from papers.runs import print_run, read_seconds, run_grids
 from papers.tables import by_value, listed, load, names
 from thinwire.cli.app import main
@@ -95,9 +95,9 @@ def repro(
     if not no_run:
         until = seconds(budget)
         grids = [one.grid for one in (found if until is None else by_value(found))]
-        known = Archive.read(md.with_suffix(".json")) if md else None
+        known = without_old(Archive.read(md.with_suffix(".json"))) if md else None
         run_grids(grids, out, jobs, data_dir, functools.partial(print_run, quiet=quiet), until, known)
-    sections = update_page(md, found, out) if md else [section(one, out) for one in found]
+    sections = update_page(md, found, out)[: len(found)] if md else [section(one, out) for one in found]
     if md:
         note(f"wrote {md}")
     if as_json:
@@ -296,7 +296,7 @@ def flasc_s(
     device: Device = "cpu",
     jobs: Jobs = 1,
     rounds: int = 40,
-    seed: int = 0,
+    seeds: int = 3,
     out: RunsOut = Path("runs/flasc-s"),
     docs: Annotated[Path, typer.Option(help="The folder of the page.")] = Path("docs/results"),
     no_run: NoRun = False,
@@ -305,9 +305,9 @@ def flasc_s(
 ) -> None:
     """The search of FLASC-S against the whole grid of ranks and densities, on 20 Newsgroups."""
     if not no_run:
-        grids = [studies.flasc_grid(alpha, rounds, seed, device) for alpha in studies.ALPHAS]
+        grids = [studies.flasc_grid(alpha, rounds, seeds, device) for alpha in studies.ALPHAS]
         run_grids(grids, out, jobs, data_dir, functools.partial(print_run, quiet=quiet))
-    text, values = studies.flasc_page(out, rounds, seed, device)
+    text, values = studies.flasc_page(out, rounds, seeds, device)
     write_all(docs, {"flasc-s.md": text.encode(), "flasc-s.json": run_lines(values).encode()})
     show(text)
 

@@ -7,6 +7,9 @@ the values are tried on those seeds only, for a share of the rounds. The best co
 grid, which are not used in the search. If a run fails on one of them (diverges, collapses or stays at chance,
 `collapse.py`), the next best combination replaces it.
 
+With `tune.extend = 8` a search does not end at an edge: while the best of a row is the smallest or the largest number
+that was tried, the next one beyond it, by the ratio of the last two, is tried as well, up to eight of them.
+
 The criterion is the accuracy on the test set. With `tune.validation_fraction = 0.1`, a tenth of every client's examples
 is kept from training on the seeds for tuning, and the criterion is the accuracy on those, averaged over clients.
 `tune.set` has settings of the search alone.
@@ -107,11 +110,34 @@ class Grid:
         """A setting of the row, or else of the grid."""
         return row.get(key, self.content.get(key))
 
-    def trials(self) -> list[Line]:
-        """The search: every combination on the seeds for tuning; empty if there is nothing to tune."""
-        lines = self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+    def trials(self, out: Path | Runs | None = None) -> list[Line]:
+        """The search: every combination on the seeds for tuning; empty if there is nothing to tune.
+
+        With `out`, also those beyond an edge, as far as the runs there say that they are needed.
+        """
+        how = (self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else None
+        lines = self.lines(*how) if how else []
         choices = Counter(line.row for line in lines)
-        return [line for line in lines if choices[line.row] > 1]
+        lines = [line for line in lines if choices[line.row] > 1]
+        if how and out is not None:
+            for number in dict.fromkeys(line.row for line in lines):
+                mine = [line for line in lines if line.row == number]
+                while len(mine) < choices[number] + self.tune.get("extend", 0) and (beyond := self._beyond(mine, out)):
+                    mine.append(self.line(number, beyond, *how))
+                    lines.append(mine[-1])
+        return lines
+
+    def _beyond(self, tried: list[Line], out: Path | Runs) -> Table | None:
+        """The next value beyond the edge at which the best of a search is; None if it is not, or a trial is missing."""
+        (key, *others) = tried[0].chosen
+        if others or not all(summary(e, out) or training_failed(e, out) for line in tried for e in line.runs):
+            return None
+        found = sorted((line.chosen[key], score(line, out, self.by(line.row))) for line in tried)
+        values, scores = zip(*found, strict=True)
+        place = scores.index(max(scores))  # of equals the smallest: where all failed, downward
+        if 0 < place < len(found) - 1:
+            return None
+        return {key: float(f"{values[place] ** 2 / values[1 if place == 0 else -2]:.3g}")}
 
     def final(self, out: Path | Runs) -> list[Line]:
         """The lines of the table: all combinations, or after a search the best of each row that does not fail."""
@@ -144,7 +170,7 @@ class Grid:
     def _ranked(self, number: int, out: Path | Runs) -> Iterator[Line]:
         """The combinations of a row on the seeds of the table, the best of its search first."""
         row = self.content["rows"][number]
-        mine = [line for line in self.trials() if line.row == number]
+        mine = [line for line in self.trials(out) if line.row == number]
         mine.sort(key=lambda line: score(line, out, self.by(number)), reverse=True)
         only = {key: values[0] for key, values in row.get("over", {}).items()}
         return (self.line(number, chosen) for chosen in ([line.chosen for line in mine] or [only]))

@@ -112,7 +112,7 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Runs) -> str:
         runs.append(done)
         mark = ""
         if (line.row, json.dumps(line.chosen)) in chosen:
-            over = grid.content["rows"][line.row].get("over", {})
+            over = {key: [trial.chosen[key] for trial in trials if trial.row == line.row] for key in line.chosen}
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
             mark = "chosen" + (f", at the edge of {', '.join(edges)}" if edges else "")
         words = _score_text(line, grid.by(line.row), out) if len(done) == len(line.runs) else "did not finish"
@@ -157,7 +157,7 @@ def page(name: str, grid: Grid, lines: list[Line], out: Runs) -> str:
     text = f"# {grid.content['title']}\n\n{grid.content.get('text', '').strip()}\n\n{setting}\n\n"
     text += f"{data}\n\n" if data else ""
     text += results(grid, lines, out)
-    if trials := grid.trials():
+    if trials := grid.trials(out):
         text += search(grid, trials, lines, out)
     words = " ".join([name, "--device", grid.device, *(f"--set {word}" for word in grid.changes)])
     return text + f"\nWritten by `python -m papers grid {words}`.\n"
@@ -220,7 +220,7 @@ def write_page(name: str, grid: Grid, runs: Runs, docs: Path) -> str:
     """Write the page of a grid and the values of its runs; returns the text."""
     lines = grid.final(runs)
     text = page(name, grid, lines, runs)
-    kept = records([*lines, *grid.trials()], runs, grid.content.get("last", 0))
+    kept = records([*lines, *grid.trials(runs)], runs, grid.content.get("last", 0))
     files = {f"{name}.md": text, f"{name}.json": run_lines(dict(sorted(kept.items())))}
     write_all(docs, {file: content.encode() for file, content in files.items()})
     return text

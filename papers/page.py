@@ -12,7 +12,8 @@ import itertools
 import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ from papers.markdown import (
     widened,
 )
 from papers.measures import cost, counted_heads, counted_rows, heading, measured
-from papers.tables import Reproduction, load, names, papers
-from papers.verdicts import Row, TableRows, page_verdict
+from papers.tables import Reproduction, load, names, papers, read
+from papers.verdicts import MEASURES, Row, TableRows
 from thinwire.core.text import human_bytes
 from thinwire.runs.collapse import FAILED_RUNS
 from thinwire.runs.config import digest
@@ -69,12 +70,11 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
     options = {"scale": repro.scale, "device": repro.grid.device, "set": repro.grid.changes}
     text = f"## {content['paper']}: {content['about']}\n\n"
     text += f"{content['differs']}\n\n" if content.get("differs") else ""
-    verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
     if content.get("counted"):
-        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}No training. "
+        text += markdown(counted_heads(content), counted_rows(content)) + "\nNo training. "
         text += f"`python -m papers repro {repro.name}` makes this table.\n"
-        return Section(content["paper"], text, {}, 0, {}, repro.name, options, TableRows(_title(content), {}))
-    lines, trials = repro.grid.shown(runs), repro.grid.trials()
+        return Section(content["paper"], text, {}, 0, {}, repro.name, options, {})
+    lines, trials = repro.grid.shown(runs), repro.grid.trials(runs)
     figures: dict[str, str] = {}
     values: dict[tuple[str, str], Row] = {}
     for column in content["columns"]:
@@ -85,7 +85,7 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
         name = f"{repro.name}-{_slug(column['name'])}.svg"
         if page is not None and (drawn := _figure(repro, column["name"], column_lines, runs)):
             figures[name] = drawn
-        if page is not None and (name in figures or _chart_stays(page.parent / page.stem / name, column_lines, runs)):
+        if page is not None and name in figures:
             against = content.get("against", {}).get("x", "bytes")
             text += f"![Accuracy against {against}, {column['name']}]({page.stem}/{name})\n\n"
         text += _search(repro, [line for line in trials if line.row in rows], column_lines, runs)
@@ -93,25 +93,38 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
     kept = archived_runs(repro, [*lines, *trials, *replaced], runs)
     needed = {digest(e): e for line in (*lines, *trials) for e in line.runs}
     missing = sum(not summary(e, runs) and not training_failed(e, runs) for e in needed.values())
-    text += _unrecorded(text, list(kept.values())) + verdict + _end(repro, list(kept.values()), missing)
-    shown = TableRows(_title(content), values)
-    return Section(content["paper"], text, kept, missing, figures, repro.name, options, shown)
-
-
-def _title(content: Table) -> str:
-    """The name of a table without that of its paper."""
-    return str(content["paper"]).partition(", ")[2]
+    text += _end(repro, list(kept.values()), missing)
+    return Section(content["paper"], text, kept, missing, figures, repro.name, options, values)
 
 
 def _row(repro: Reproduction, line: Line, column: list[Line], runs: Runs) -> Row:
-    """The values of a row for statements about it; those of other measures than accuracies carry none."""
+    """The values of a row for claims about it."""
     cell, kind = repro.grid.content["rows"][line.row], _cost_kind(repro, line)
-    found = [measured(cell["measure"], e, runs) for e in line.runs] if cell["measure"].endswith("_accuracy") else []
+    values = {
+        word: {e.seed: value for e in line.runs if (value := measured(key, e, runs)) is not None}
+        for word, key in MEASURES.items()
+    }
     statuses = [status(e, runs) for e in line.runs if summary(e, runs) or training_failed(e, runs)]
     ours = cost(kind, line, column, runs) if kind else None
-    values = [value for value in found if value is not None]
-    unit = "MB" if str(kind).startswith("MB ") else COSTS.get(str(kind), "%").split()[0]
-    return Row(values, statuses, _mean_bytes(line, runs), cell["published"], (ours, cell["traffic"] or None), unit)
+    dates = [runs.provenance(e)["date"] for e in line.runs if summary(e, runs)]
+    old = next(filter(None, (fix_after(repro.name, line.label, date) for date in dates)), "")
+    return Row(values, statuses, _mean_bytes(line, runs), cell["published"], ours, old)
+
+
+def fix_after(table: str, label: str, date: str) -> str:
+    """A fix that touches a row, and is younger than a run of that date; empty if there is none."""
+    fixes = [fix for fix in read("papers.toml")["fixes"] if date < fix["date"]]
+    return next((fix["what"] for fix in fixes if any(fnmatchcase(f"{table}; {label}", row) for row in fix["rows"])), "")
+
+
+def without_old(archive: Archive) -> Archive:
+    """An archive without the runs that are older than a fix: they are made again."""
+    kept = {
+        name: run
+        for name, run in archive.runs.items()
+        if not any(fix_after(table, run["method"], run.get("date") or "") for table in run["tables"])
+    }
+    return Archive(archive.tables, kept)
 
 
 def _end(repro: Reproduction, kept: Sequence[Table], missing: int) -> str:
@@ -125,20 +138,8 @@ def _end(repro: Reproduction, kept: Sequence[Table], missing: int) -> str:
     return f"{text}`{_command(repro)}` makes this table.\n"
 
 
-def _unrecorded(text: str, kept: Sequence[Table]) -> str:
-    """A note, if a table shows final values of clients, and its runs have no best ones."""
-    if "our final client accuracy %" not in text or any("best_client_accuracy" in run for run in kept):
-        return ""
-    return "The best client accuracy was not recorded for these runs; the table has only the final one.\n\n"
-
-
-def _chart_stays(file: Path, lines: Sequence[Line], runs: Runs) -> bool:
-    """Whether a chart that cannot be drawn again is kept: it exists, and its runs were archived without curves."""
-    return file.exists() and any(runs.kept(e) is not None for line in lines for e in line.runs)
-
-
 def update_page(path: Path, asked: Sequence[Reproduction], out: Path) -> list[Section]:
-    """Write tables to a page, whose other tables are written again from the archive; returns those asked for."""
+    """Write tables to a page, whose others are written again from the archive; returns all, those asked for first."""
     archive = Archive.read(path.with_suffix(".json"))
     asked_names, known = {one.name for one in asked}, names()
     others = [
@@ -148,7 +149,7 @@ def update_page(path: Path, asked: Sequence[Reproduction], out: Path) -> list[Se
     ]
     sections = [section(one, Runs(out, archive), path) for one in (*asked, *others)]
     write_page(path, sections, archive)
-    return sections[: len(asked)]
+    return sections
 
 
 def write_page(path: Path, sections: Sequence[Section], archive: Archive | None = None) -> None:
@@ -162,7 +163,7 @@ def write_page(path: Path, sections: Sequence[Section], archive: Archive | None 
     order = {paper["name"]: i for i, paper in enumerate(papers())}
     ranked = sorted(sections, key=lambda part: (order.get(part.paper.split(",")[0], len(order)), part.name))
     kept = merged(archive or Archive(), [part.runs for part in ranked])
-    head = page_head(path, {part.name: part.rows for part in ranked})
+    head = page_head(path)
     files = {path.name: head + "\n".join(part.text for part in ranked)}
     files[path.with_suffix(".json").name] = Archive({part.name: part.options for part in ranked}, kept).text()
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
@@ -170,21 +171,18 @@ def write_page(path: Path, sections: Sequence[Section], archive: Archive | None 
     write_all(path.parent, {name: text.encode() for name, text in files.items()})
 
 
-def page_head(path: Path, tables: Mapping[str, TableRows]) -> str:
-    """The text above the tables: where the values are from, and a verdict on each paper, if the tables carry it."""
+def page_head(path: Path) -> str:
+    """The text above the tables: where the values are from, and what is not reproduced."""
     text = "# Tables of papers, reproduced\n\n"
     text += (
         "Written by `python -m papers repro` from run directories; values and curves of all runs are in "
         f"[{path.stem}.json]({path.stem}.json), each with its date and the commit that made it. Runs that collapsed "
-        f"or ended at chance are counted under '{FAILED_RUNS}' "
-        "([definition](reports.md#runs-that-diverge-or-collapse)). Hyperparameters were chosen on another seed than "
-        "those of the tables, on the examples named there, mostly the test set.\n\n"
+        f"or ended at chance are counted under '{FAILED_RUNS}' (docs/reports.md). Hyperparameters were chosen on "
+        "another seed than those of the tables, on the examples named there, mostly the test set.\n\n"
     )
     for paper in papers():
-        text += f"**{paper['title']}.** "
-        text += f"{page_verdict(paper['verdict'].strip(), tables)} " if paper.get("verdict", "").strip() else ""
         reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
-        text += f"Not reproduced: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
+        text += f"**{paper['title']}.** Not reproduced: {'; '.join(reasons)}.\n\n" if reasons else ""
     return text
 
 
@@ -249,12 +247,12 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], runs: Ru
         line_trials = [trial for trial in trials if trial.row == line.row]
         if len(line_trials) < 2:
             continue
-        over = repro.grid.content["rows"][line.row]["over"]
         tried = []
         for trial in line_trials:
             found = [s for e in trial.runs if (s := summary(e, runs))]
             whole = len(found) == len(trial.runs)
             tried.append(f"{_chosen(trial)}: {trial_text(repro.grid.by(line.row), found) if whole else '-'}")
+        over = {key: [trial.chosen[key] for trial in line_trials] for key in line.chosen}
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
         lost = {_chosen(one): broken(one, runs) for one in repro.grid.tried(line.row, runs)}
         failed = [f"{one} on {' '.join(map(str, lost[one]))}" for one in map(_chosen, line_trials) if lost.get(one)]

@@ -1,13 +1,13 @@
 """Regenerate the tables of published pages from their JSON files, without running anything.
 
-    python -m papers published                             # docs/results, docs/reproduction.md, part of results.md
+    python -m papers published                             # docs/results, docs/reproduction.md, papers/archive
     python -m papers published --chance --data-dir DATA    # first docs/chance.json, from the test sets
 
 The JSON file of a page has the values and the curve of each of its runs. Every curve is compared with the chance level
 of its test set (`thinwire/runs/collapse.py`), task and status are written to the JSON, and the final accuracy
 and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells that need more
 than the JSON (bytes until an accuracy) are kept as they were written from run directories. The page of reproduced
-tables is written again, as by `python -m papers repro --md`.
+tables, `papers/archive/tables.md`, is written again, as by `python -m papers repro --md`, and the page of claims.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from benchmarks.page import write_part
 from papers.archive import Archive
 from papers.grid_page import load_grid, run_lines
 from papers.markdown import markdown, mean_std_text, selection_set, widened
+from papers.overview import overview
 from papers.page import update_page
 from papers.tables import FOLDER
 from thinwire.core.registry import lookup
 from thinwire.runs.collapse import FAILED_RUNS, Chance, chance_among, judge
 
+TABLES = FOLDER / "archive" / "tables.md"
 TASKS = ("digits", "mnist", "fashion-mnist", "cifar10", "text-classification", "shakespeare")
 Runs = dict[str, dict[str, Any]]
 Where = tuple[str, bool]  # the task of a run, and whether its method has private blocks
@@ -114,16 +116,17 @@ def write_result(page: Path, chances: dict[str, Chance]) -> Runs:
     return runs
 
 
-def write_reproduction(page: Path, chances: dict[str, Chance]) -> Runs:
-    """Regenerate docs/reproduction.md from its archive; returns the runs that its tables show."""
-    file = page.with_suffix(".json")
+def write_reproduction(page: Path, tables: Path, chances: dict[str, Chance]) -> Runs:
+    """Regenerate the page of claims and the page of tables from their archive; returns the runs that tables show."""
+    file = tables.with_suffix(".json")
     archive = Archive.read(file)
     for run in archive.runs.values():
         early = "curve_ideal" not in run and run["status"] is not None  # of a time when runs had no status of their own
         if early and run["status"] != "diverged":
             run.update(status(run, (run["task"], False), chances))
     file.write_text(archive.text())
-    update_page(page, [], Path("no run directories"))
+    sections = update_page(tables, [], Path("no run directories"))
+    page.write_text(overview({part.name: part.rows for part in sections}, archive))
     return shown_runs(Archive.read(file))
 
 
@@ -194,5 +197,5 @@ def write_published(docs: Path) -> None:
     """Write all pages again."""
     chances = read_chance(docs)
     found = {page.stem: write_result(page, chances) for page in sorted((docs / "results").glob("*.md"))}
-    found["reproduction"] = write_reproduction(docs / "reproduction.md", chances)
+    found["reproduction"] = write_reproduction(docs / "reproduction.md", TABLES, chances)
     write_part(docs / "results.md", "broken", broken_part(found), "python -m papers published")

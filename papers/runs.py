@@ -99,7 +99,11 @@ class _Work(NamedTuple):
 
     def run(self, grids: Sequence[Grid]) -> None:
         """The searches of some grids, then the lines of their tables."""
-        if trials := [line for grid in grids for line in grid.trials()]:
+        tried: set[str] = set()
+        while not self.spent and (
+            todo := set(self.unfinished(trials := [line for grid in grids for line in grid.trials(self.known)])) - tried
+        ):
+            tried |= todo  # what they find may call for values beyond an edge
             likely = self.unfinished(self.final(grids))  # about as many rounds as the final lines
             self.run_lines(trials, later=sum(e.rounds for e in likely.values()))
         before: set[str] = set()

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import thinwire as tw
 from papers.grid import Grid, metrics, summary
-from papers.markdown import markdown, widened
+from papers.markdown import markdown, mean_std_text, widened
 from thinwire.core.names import layer_of
 from thinwire.core.selection import kept
 from thinwire.core.text import human_bytes
@@ -208,15 +209,21 @@ def share_page(runs: Sequence[Path]) -> str:
 # -- FLASC-S -----------------------------------------------------------------------------------------------------------
 
 RANKS, DENSITIES = (1, 4, 16, 64), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+CHOSEN_BY = "final_client_accuracy"  # of the tenth of each client's examples that it does not train on
+KEPT = (
+    *("rounds", "best_accuracy", "final_accuracy", CHOSEN_BY),
+    *("task", "status", "status_round", "chance_accuracy"),
+)
 ALPHAS = (0.01, 1.0)
 Pair = tuple[int, float]
 
 
-def flasc_grid(alpha: float, rounds: int = 40, seed: int = 0, device: str = "cpu") -> Grid:
+def flasc_grid(alpha: float, rounds: int = 40, seeds: int = 3, device: str = "cpu") -> Grid:
     """FLASC on 20 Newsgroups with every rank and density; alpha / rank of the adapter stays 1."""
     settings: dict[str, Any] = {
         "task.clients": 350,
         "task.partition": {"kind": "dirichlet-flasc", "alpha": alpha},
+        "task.validation_fraction": 0.1,
         "task.length": 64,
         "cohort.size": 10,
         "local.epochs": 1,
@@ -243,12 +250,12 @@ def flasc_grid(alpha: float, rounds: int = 40, seed: int = 0, device: str = "cpu
         for rank in RANKS
         for density in DENSITIES
     ]
-    task = {"on": "text-classification", "recipe": "paper", "rounds": rounds, "seeds": [seed]}
+    task = {"on": "text-classification", "recipe": "paper", "rounds": rounds, "seeds": seeds}
     return Grid({**task, "set": settings, "rows": rows}, device)
 
 
 def flasc_s(runs: Mapping[Pair, Mapping[str, Any]]) -> list[Pair]:
-    """The pairs of rank and density that the search of the paper runs, the best first.
+    """The pairs of rank and density that the search of the paper runs, the best by validation examples first.
 
     stage 1   for d in densities:  stop when (r2, d) beats (r1, min(1, d r2 / r1))
     stage 2   (r, d) for all other ranks r
@@ -258,73 +265,56 @@ def flasc_s(runs: Mapping[Pair, Mapping[str, Any]]) -> list[Pair]:
     for density in DENSITIES:
         low, high = (small, min(1.0, density * large / small)), (large, density)
         tried += [low, high]
-        if runs[high]["final_accuracy"] > runs[low]["final_accuracy"]:
+        if runs[high][CHOSEN_BY] > runs[low][CHOSEN_BY]:
             break
     tried += [(rank, density) for rank in RANKS[1:]]
-    return sorted(
-        dict.fromkeys(tried), key=lambda pair: (-runs[pair]["final_accuracy"], runs[pair]["bytes_total_honest"])
-    )
+    return sorted(dict.fromkeys(tried), key=lambda pair: (-runs[pair][CHOSEN_BY], runs[pair]["bytes_total_honest"]))
 
 
 def flasc_part(alpha: float, grid: Grid, out: Path) -> tuple[str, dict[str, Any]]:
-    """The section of one partition, and the values of its runs."""
+    """The section of one partition, and the values of its runs; every seed has a search of its own."""
     pairs = [(rank, density) for rank in RANKS for density in DENSITIES]
-    runs = {pair: line.runs[0] for pair, line in zip(pairs, grid.lines(), strict=True)}
-    done = {pair: found for pair, e in runs.items() if (found := summary(e, out))}
-    if len(done) < len(pairs):
-        return f"## alpha {alpha:g}\n\n{len(done)} of {len(pairs)} runs finished.\n", {}
-    chosen, *others = tried = flasc_s(done)
-    best = max(done, key=lambda pair: done[pair]["final_accuracy"])
-    names = {pair: digest(e)[:6] for pair, e in runs.items()}
-    rows = [
-        [
-            f"rank {pair[0]}, density {pair[1]:g}",
-            f"{100 * found['final_accuracy']:.2f}",
-            human_bytes(found["bytes_total_honest"]),
-            "chosen" if pair == chosen else "tried" if pair in others else "",
-            names[pair],
-        ]
-        for pair, found in done.items()
-    ]
-    heads = ["method", "final accuracy %", "total", "search", "runs"]
-    text = f"## alpha {alpha:g}\n\n" + markdown(*widened(heads, rows, [[found] for found in done.values()]))
-    highest, ours = (100 * done[pair]["final_accuracy"] for pair in (best, chosen))
-    whole, spent = (sum(done[pair]["bytes_total_honest"] for pair in some) for some in (pairs, tried))
+    lines = dict(zip(pairs, grid.lines(), strict=True))
+    done = {pair: [one for e in line.runs if (one := summary(e, out))] for pair, line in lines.items()}
+    seeds = [e.seed for e in lines[pairs[0]].runs]
+    if (count := sum(map(len, done.values()))) < len(pairs) * len(seeds):
+        return f"## alpha {alpha:g}\n\n{count} of {len(pairs) * len(seeds)} runs finished.\n", {}
+    searches = [flasc_s({pair: found[i] for pair, found in done.items()}) for i in range(len(seeds))]
+    values: dict[str, Any] = {}
+    rows = []
+    for pair, found in done.items():
+        label, runs = f"rank {pair[0]}, density {pair[1]:g}", lines[pair].runs
+        names = [digest(e)[:6] for e in runs]
+        chosen = " ".join(str(seed) for seed, tried in zip(seeds, searches, strict=True) if tried[0] == pair)
+        total = human_bytes(statistics.fmean(one["bytes_total_honest"] for one in found))
+        rows.append([label, mean_std_text([one["final_accuracy"] for one in found]), total, chosen, " ".join(names)])
+        for name, e, value in zip(names, runs, found, strict=True):
+            about = {"method": label, "alpha": alpha, "seed": e.seed, "bytes_total": value["bytes_total_honest"]}
+            curve = [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None]
+            values[name] = about | {key: value.get(key) for key in KEPT} | {"accuracy": curve}
+    heads = ["method", "final accuracy %", "total", "chosen on seed", "runs"]
+    text = f"## alpha {alpha:g}\n\n" + markdown(*widened(heads, rows, list(done.values())))
+    gaps, shares = [], []
+    for i, tried in enumerate(searches):
+        gaps.append(max(found[i]["final_accuracy"] for found in done.values()) - done[tried[0]][i]["final_accuracy"])
+        spent, whole = (sum(done[pair][i]["bytes_total_honest"] for pair in some) for some in (tried, pairs))
+        shares.append(spent / whole)
     text += (
-        f"\nThe best of the grid is rank {best[0]} with density {best[1]:g}, {highest:.2f} %. The search chose rank "
-        f"{chosen[0]} with density {chosen[1]:g}, {ours:.2f} %: {highest - ours:.2f} points lower. It tried "
-        f"{len(tried)} of {len(done)} pairs and sent {human_bytes(spent)}; the grid sent {human_bytes(whole)}: "
-        f"{100 * spent / whole:.1f} %.\n"
+        f"\nOn the test set the pair that the search chose is {mean_std_text(gaps)} points below the best pair of the "
+        f"grid. The search sent {mean_std_text(shares)} % of the bytes of the grid.\n"
     )
-    values = {
-        names[pair]: {
-            "method": f"rank {pair[0]}, density {pair[1]:g}",
-            "alpha": alpha,
-            "rank": pair[0],
-            "density": pair[1],
-            "seed": e.seed,
-            "rounds": e.rounds,
-            "best_accuracy": done[pair]["best_accuracy"],
-            "final_accuracy": done[pair]["final_accuracy"],
-            "accuracy": [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None],
-            "bytes_total": done[pair]["bytes_total_honest"],
-            "tried": pair in tried,
-            **{key: done[pair].get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
-        }
-        for pair, e in runs.items()
-    }
     return text, values
 
 
-def flasc_page(out: Path, rounds: int, seed: int, device: str) -> tuple[str, dict[str, Any]]:
+def flasc_page(out: Path, rounds: int, seeds: int, device: str) -> tuple[str, dict[str, Any]]:
     """The page on FLASC-S, and the values of its runs."""
-    parts = [flasc_part(alpha, flasc_grid(alpha, rounds, seed, device), out) for alpha in ALPHAS]
+    parts = [flasc_part(alpha, flasc_grid(alpha, rounds, seeds, device), out) for alpha in ALPHAS]
     head = (
         "# FLASC-S against a grid\n\nRank and density of FLASC (both directions) on 20 Newsgroups with MiniLM, "
         "350 clients by the paper's Dirichlet partition, 10 per round, one epoch of batch 16, "
         f"{rounds} rounds, texts truncated at 64 tokens; alpha / rank and all learning rates as for rank 16; "
-        f"seed {seed}; device {device}. Both select by accuracy on the test set.\n\n"
+        f"{seeds} seeds; device {device}. The search chooses by a tenth of each client's examples.\n\n"
     )
-    command = f"python -m papers flasc-s --device {device} --rounds {rounds}"
+    command = f"python -m papers flasc-s --device {device} --rounds {rounds} --seeds {seeds}"
     text = head + "\n".join(text for text, _ in parts) + f"\nWritten by `{command}`.\n"
     return text, {name: one for _, values in parts for name, one in sorted(values.items())}

@@ -9,9 +9,9 @@ of single columns. `cost` is the paper's definition of traffic. With `counted = 
 
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
 work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper; that
-of a scale is added, and at scale `gpu` every setting that is not the one of `paper` (`scale_text`). `verdict` is the
-outcome. `papers/papers.toml` has a verdict on each paper, and the tables that are not reproduced. `priority` orders
-the tables where time is limited (`--budget`).
+of a scale is added, and at scale `gpu` every setting that is not the one of `paper` (`scale_text`). `priority` orders
+the tables where time is limited (`--budget`). `papers/papers.toml` has the claims of each paper, and the tables that
+are not reproduced.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(file: str) -> Table:
 
 
 def papers() -> list[Table]:
-    """The papers whose tables are reproduced: the outcome of each, and the tables that are not reproduced."""
+    """The papers whose tables are reproduced: the claims of each, and the tables that are not reproduced."""
     found: list[Table] = read("papers.toml")["papers"]
     return found
 
@@ -94,6 +94,8 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
     columns, rows, cells = _cells(table, scale)
     content |= {"columns": columns, "rows": rows}
     counted = content.get("counted")
+    if content.get("tune"):
+        content["tune"] = {"extend": 8, **content["tune"]}  # no chosen value at an edge
     texts += [scale_text(table)] if scale == "gpu" and not counted else []
     content["differs"] = " ".join(text.strip() for text in texts if text)
     if counted:

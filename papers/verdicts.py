@@ -1,223 +1,124 @@
-"""Statements in the verdict on a paper, written from the runs of the page's tables: rows, numbers and directions.
+"""Claims of papers judged by the runs of the tables, in one word, by paired intervals.
 
-A verdict is text with statements in braces, of a table, its column, a row, a relation and mostly another row:
+A claim is a statement of a table, its column, a row, a relation, mostly another row, and which accuracy it is about:
 
-    {flasc-1; alpha 0.01; FLASC, density 1/4; ahead of; LoRA, rank 16}
+    flasc-1; alpha 0.01; FLASC, density 1/4; ahead of; LoRA, rank 16; final
 
-becomes
+    ahead of                the row is better
+    level with              the row is not worse
+    behind by at most 2     the row is at most so many points worse
+    bytes of at most 45 %   honest bytes, as a share of those of the other row
+    cost of at most 45 %    cost as the paper counts it
+    near the paper          the row is not below the published value
+    learns                  no run diverged, collapsed or ended at chance
 
-    FLASC, density 1/4 is 3.51 points ahead of LoRA, rank 16 (55.05 ± 2.17 against 51.54 ± 2.22; Table 1, alpha 0.01)
-
-    ahead of, behind         the means differ in that direction by more than their spread, sqrt(std^2 + std'^2)
-    level with               they do not
-    above the paper, below the paper      the same against the published value, by more than the std of the row
-    as in the paper                       no more than that
-    bytes of                 honest bytes, as a share of those of the other row
-    cost                     cost as the paper counts it, beside the paper's
-    reaches                  the value alone
-    failed                   how many runs failed; at least one did
-
-`ahead of by at least 1`, `behind by at most 2` and `bytes of at most 45 %` also bound the number. Failed runs of a row
-are reported with it; a row whose runs all failed, or that has fewer than two, carries no statement. A verdict with a
-statement that the runs do not carry is an error, and the page then has the reason instead (`page_verdict`).
+Rows are compared by the differences of runs with the same seed: `holds` and `fails` need the 95 % interval of their
+mean on one side (Student's t), otherwise the verdict is `level`, which is enough for `level with`. `near the paper`
+takes the interval of the row. Accuracies are `best`, `final` or `client`, the final one of clients. A row with fewer
+than two runs, or with a run that is older than a fix that touches it, is `not run`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from papers.markdown import mean_std_text
 from thinwire.errors import ConfigError
+from thinwire.reports.rows import MeanInterval
 from thinwire.runs.collapse import BROKEN
 
-STATEMENT = re.compile(r"\{([^{}]*)\}")
-_BOUND = re.compile(r"(.*?)(?: by)? at (least|most) (\d+(?:\.\d+)?)(?: %)?")
+WORDS = ("holds", "level", "fails", "not run")
+MEASURES = {"best": "best_accuracy", "final": "final_accuracy", "client": "final_client_accuracy"}
+_BOUND = re.compile(r"(.*?)(?: by| of)? at most (\d+(?:\.\d+)?)(?: %)?")
 
 
 class Row(NamedTuple):
     """A row of a table in one column.
 
     Args:
-        values: the measure of each finished run; accuracies in percent.
+        values: by measure (`best`, `final`, `client`), of each finished run by its seed, in percent.
         statuses: of each run, diverged ones included; None where a run has none.
         sent: mean honest bytes; None if no run is finished.
         published: the paper's value; 0 if it has none.
-        cost: cost as the paper counts, and the paper's; None where there is none.
-        unit: of the cost.
+        cost: cost as the paper counts, in percent; None where there is none.
+        old: the fix that a run of the row is older than; empty if there is none.
     """
 
-    values: list[float]
+    values: Mapping[str, Mapping[int, float]]
     statuses: list[str | None]
     sent: float | None = None
     published: float = 0.0
-    cost: tuple[float | None, float | None] = (None, None)
-    unit: str = "%"
-
-    @property
-    def mean(self) -> float:
-        """The mean over finished runs."""
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float:
-        """The standard deviation over finished runs."""
-        return statistics.stdev(self.values)
-
-    @property
-    def text(self) -> str:
-        """Mean and standard deviation."""
-        return f"{self.mean:.2f} ± {self.std:.2f}"
+    cost: float | None = None
+    old: str = ""
 
 
-class TableRows(NamedTuple):
-    """The rows of a table, by column and label; its title, such as `Table 1`."""
+class Verdict(NamedTuple):
+    """What the runs say about a claim: one of `WORDS`, the numbers, and the seeds that they are of."""
 
-    title: str
-    rows: Mapping[tuple[str, str], Row]
+    word: str
+    text: str = "-"
+    seeds: str = "-"
 
 
-def verdict_text(text: str, tables: Mapping[str, TableRows]) -> str:
-    """A verdict with its statements written out; a statement that the runs do not carry is a ConfigError.
+TableRows = Mapping[tuple[str, str], Row]
+
+
+def verdict(statement: str, tables: Mapping[str, TableRows]) -> Verdict:
+    """The verdict on a claim.
 
     Args:
-        text: the verdict, with statements in braces.
-        tables: the tables of the page, by name.
+        statement: the claim; without one it is `not run`.
+        tables: the rows of each table by column and label.
 
-    >>> rows = {("IID", "a"): Row([60.0, 62.0], ["finished"] * 2), ("IID", "b"): Row([50.0, 51.0], ["finished"] * 2)}
-    >>> verdict_text("Holds: {t; IID; a; ahead of; b}.", {"t": TableRows("Table 1", rows)})
-    'Holds: a is 10.50 points ahead of b (61.00 ± 1.41 against 50.50 ± 0.71; Table 1, IID).'
-    >>> verdict_text("{t; IID; b; ahead of; a}", {"t": TableRows("Table 1", rows)})
-    Traceback (most recent call last):
-    thinwire.errors.ConfigError: not carried by the runs: {t; IID; b; ahead of; a}: it is 10.50 points behind
+    >>> a, b = (Row({"best": {0: at, 1: at + 2, 2: at + 4}}, ["finished"] * 3) for at in (60, 50))
+    >>> verdict("t; IID; b; level with; a; best", {"t": {("IID", "a"): a, ("IID", "b"): b}}).word
+    'fails'
     """
-    return STATEMENT.sub(lambda found: _statement(found[1], tables), text)
-
-
-def page_verdict(text: str, tables: Mapping[str, TableRows]) -> str:
-    """The verdict, or why the runs of a page do not carry it."""
-    try:
-        return verdict_text(text, tables)
-    except ConfigError as error:
-        return f"No verdict from the runs of this page: {error}."
-
-
-def _statement(text: str, tables: Mapping[str, TableRows]) -> str:
-    """One statement, written out."""
-    words = [word.strip() for word in text.split(";")]
-    refused: Callable[[str], ConfigError] = lambda why: ConfigError(f"not carried by the runs: {{{text}}}: {why}")  # noqa: E731
-    if len(words) not in (4, 5):
-        raise refused("a statement has a table, a column, a row, a relation and mostly another row")
-    name, column, label, relation, *others = words
-    if name not in tables:
-        raise refused("the table is not on this page")
+    if not statement:
+        return Verdict("not run")
+    name, column, label, relation, *rest = (word.strip() for word in statement.split(";"))
+    measure = rest.pop() if rest and rest[-1] in MEASURES else ""
     bound = _BOUND.fullmatch(relation)
-    relation = bound[1] if bound else relation
-    if relation not in _RELATIONS:
-        raise refused(f"relation must be one of {', '.join(_RELATIONS)}, not {relation!r}")
-    make, with_other = _RELATIONS[relation]
-    if with_other != bool(others):
-        raise refused(f"{relation!r} needs {'another row' if with_other else 'no other row'}")
-    rows = [_row(tables[name], column, one, relation == "failed", refused) for one in (label, *others)]
-    try:
-        number, phrase, details = make(relation, label, *rows, *others)
-    except _NotSo as why:
-        raise refused(str(why)) from why
-    if bound and not (number >= float(bound[3]) if bound[2] == "least" else number <= float(bound[3])):
-        raise refused(f"the number is {number:.2f}")
-    named = zip((label, *others), rows, strict=True)
-    failed = [] if relation == "failed" else [_failed(one, row) for one, row in named]
-    notes = "; ".join(part for part in (details, *failed, f"{tables[name].title}, {column}") if part)
-    return f"{phrase} ({notes})"
-
-
-def _row(table: TableRows, column: str, label: str, any_runs: bool, refused: Callable[[str], ConfigError]) -> Row:
-    """A row that can carry a statement; with `any_runs`, also one without results."""
-    if (column, label) not in table.rows:
-        raise refused(f"there is no row {label!r} in column {column!r}")
-    row = table.rows[column, label]
-    if any_runs:
-        return row
-    if len(row.values) < 2:
-        raise refused(f"{label} has {len(row.values)} finished runs, and two are needed")
-    if all(status in BROKEN for status in row.statuses):
-        raise refused(f"all runs of {label} {_failed(label, row).split(f' of {label} ')[-1]}")
-    return row
-
-
-def _failed(label: str, row: Row) -> str:
-    """How many runs of a row failed, in words; empty if none did."""
-    verbs = {"collapsed": "collapsed", "at chance": "ended at chance", "diverged": "diverged"}
-    counts = {status: row.statuses.count(status) for status in BROKEN}
-    count = len(row.statuses)
-    return ", ".join(f"{n} of {count} runs of {label} {verbs[status]}" for status, n in counts.items() if n)
-
-
-# -- relations: (number, phrase, details), or _NotSo -------------------------------------------------------------------
-
-
-class _NotSo(Exception):
-    """The runs say something else."""
-
-
-def _compared(relation: str, label: str, row: Row, other: Row, to: str) -> tuple[float, str, str]:
-    gap, spread = row.mean - other.mean, math.hypot(row.std, other.std)
-    found = "level with" if abs(gap) <= spread else "ahead of" if gap > 0 else "behind"
-    if found != relation:
-        far = "" if found == "level with" else f"{abs(gap):.2f} points "
-        raise _NotSo(f"it is {far}{found.removesuffix(' of').removesuffix(' with')}")
-    far = "" if found == "level with" else f"{abs(gap):.2f} points "
-    return abs(gap), f"{label} is {far}{found} {to}", f"{row.text} against {other.text}"
-
-
-def _against_paper(relation: str, label: str, row: Row) -> tuple[float, str, str]:
-    if not row.published:
-        raise _NotSo("the paper has no value")
-    gap = row.mean - row.published
-    level = abs(gap) <= row.std
-    found = "as in the paper" if level else "above the paper" if gap > 0 else "below the paper"
-    if found != relation:
-        raise _NotSo(f"it is {'' if level else f'{abs(gap):.2f} points '}{found}")
-    far = "" if level else f"{abs(gap):.2f} points "
-    return abs(gap), f"{label} is {far}{found}", f"{row.text} against {row.published:g}"
-
-
-def _bytes(relation: str, label: str, row: Row, other: Row, to: str) -> tuple[float, str, str]:
-    if not row.sent or not other.sent:
-        raise _NotSo("its bytes are not known")
-    share = 100 * row.sent / other.sent
-    return share, f"{label} sends {share:.3g} % of the bytes of {to}", ""
-
-
-def _cost(relation: str, label: str, row: Row) -> tuple[float, str, str]:
-    ours, theirs = row.cost
-    if ours is None or not theirs:
-        raise _NotSo("its cost, or the paper's, is not known")
-    return ours, f"{label} costs {ours:.3g} {row.unit} as the paper counts", f"the paper has {theirs:g} {row.unit}"
-
-
-def _failures(relation: str, label: str, row: Row) -> tuple[float, str, str]:
-    count = sum(status in BROKEN for status in row.statuses)
-    if not count:
-        raise _NotSo("no run failed")
-    return float(count), _failed(label, row), ""
-
-
-def _reaches(relation: str, label: str, row: Row) -> tuple[float, str, str]:
-    return row.mean, f"{label} reaches {row.text} %", ""
-
-
-_RELATIONS: dict[str, tuple[Callable[..., tuple[float, str, str]], bool]] = {
-    "ahead of": (_compared, True),
-    "behind": (_compared, True),
-    "level with": (_compared, True),
-    "above the paper": (_against_paper, False),
-    "below the paper": (_against_paper, False),
-    "as in the paper": (_against_paper, False),
-    "bytes of": (_bytes, True),
-    "cost": (_cost, False),
-    "reaches": (_reaches, False),
-    "failed": (_failures, False),
-}
+    relation, most = (bound[1], float(bound[2])) if bound else (relation, 0.0)
+    needs = {"bytes": (1, False), "cost": (0, False), "learns": (0, False), "near the paper": (0, True)}
+    others, accuracy = needs.get(relation, (1, True))
+    known = (*needs, "ahead of", "level with", "behind")
+    if relation not in known or len(rest) != others or accuracy != bool(measure):
+        raise ConfigError(f"{statement!r}: a claim has a table, a column, a row, one of {', '.join(known)}, and so on")
+    rows = [row for one in (label, *rest) if (row := tables.get(name, {}).get((column, one)))]
+    if old := next((row.old for row in rows if row.old), ""):
+        return Verdict("not run", f"older than a fix: {old}")
+    if len(rows) <= len(rest) or any(len(row.statuses) < 2 for row in rows):
+        return Verdict("not run")
+    row, other = rows[0], rows[-1]
+    counts = ((status, one.statuses.count(status), len(one.statuses)) for one in rows for status in BROKEN)
+    failed = [f"{count} of {whole} {status}" for status, count, whole in counts if count]
+    notes = f" ({', '.join(failed)})" if failed else ""
+    seeds = " ".join(map(str, row.values.get("best", {}))) or "-"
+    if relation == "learns":
+        return Verdict("fails" if failed else "holds", notes.strip(" ()") or "all runs learn", seeds)
+    if relation in ("bytes", "cost"):
+        share = row.cost if relation == "cost" else 100 * row.sent / other.sent if row.sent and other.sent else None
+        if share is None:
+            return Verdict("not run")
+        at = mean_std_text(list(row.values.get("best", {}).values()), 1.0)  # few bytes for little accuracy are no feat
+        return Verdict("holds" if share <= most else "fails", f"{share:.3g} % at best {at}{notes}", seeds)
+    mine, theirs = (one.values.get(measure, {}) for one in (row, other))
+    shared = [seed for seed in mine if seed in theirs]
+    gaps = [mine[seed] - (row.published if relation == "near the paper" else theirs[seed]) for seed in shared]
+    if not (found := MeanInterval.of(gaps)) or found.half is None:
+        return Verdict("not run")
+    low, high = found.mean - found.half + most, found.mean + found.half + most
+    word = "holds" if low > 0 else "fails" if high < 0 else "level"
+    if word == "level" and relation in ("level with", "near the paper"):
+        word = "holds"
+    against = f"{row.published:g}" if relation == "near the paper" else f"{statistics.fmean(theirs.values()):.2f}"
+    gap = f"{found.mean:+.2f} ({found.mean - found.half:+.2f} to {found.mean + found.half:+.2f})"
+    return Verdict(
+        word,
+        f"{measure} {mean_std_text(list(mine.values()), 1.0)} against {against}: {gap}{notes}",
+        " ".join(map(str, shared)),
+    )

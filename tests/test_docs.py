@@ -339,7 +339,10 @@ def test_values_of_result_tables_are_those_of_their_runs(page):
 
 def test_values_of_reproduced_tables_are_those_of_their_runs():
     """Means, differences and bytes are those of the runs in the JSON file; parameter counts are computed again."""
-    page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())["runs"]
+    page, runs = (
+        ROOT / "papers/archive/tables.md",
+        json.loads((ROOT / "papers/archive/tables.json").read_text())["runs"],
+    )
     text, named, head = page.read_text(), set(), [""]
     for line in text.splitlines():
         cells = line.strip("| \n").split(" | ")
@@ -365,8 +368,8 @@ def test_values_of_reproduced_tables_are_those_of_their_runs():
         assert one["best_accuracy"] == max((accuracy for _, _, accuracy in one["curve"]), default=None)
         assert one["curve"][-1][1] <= one["bytes_total"]
     assert named <= runs.keys()
-    charts = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
-    assert charts == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "charts without a link, or missing"
+    charts = {file.name for file in (ROOT / "papers/archive/tables").glob("*.svg")}
+    assert charts == set(re.findall(r"\(tables/([^)]+)\)", text)), "charts without a link, or missing"
     counted = [load(name, "gpu") for name in names() if table_of(name).get("counted")]
     assert counted
     for one in counted:

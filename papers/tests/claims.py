@@ -1,8 +1,8 @@
 """Find the numbers in prose and compare them with the runs that they come from.
 
 A claim is an accuracy, a share or a number of bytes in a paragraph of the documentation. The paragraph links to tables
-in docs/results or to docs/reproduction.md; the JSON file of a table has the values of its runs. A claim holds if some
-value of those runs, rounded like the claim, equals it.
+in docs/results or to docs/reproduction.md, whose tables are in papers/archive; the JSON file of a
+table has the values of its runs. A claim holds if some value of those runs, rounded like the claim, equals it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from papers.tables import FOLDER
 from thinwire.reports.rows import MeanInterval
 from thinwire.runs.collapse import is_broken
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 ACCURACIES = ("best_accuracy", "final_accuracy", "last_accuracy", "best_client_accuracy", "final_client_accuracy")
+FINAL = ("final_accuracy", "last_accuracy", "final_client_accuracy")
 BYTES = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 
@@ -45,16 +47,21 @@ def claims(paragraph: str) -> list[tuple[str, str]]:
     return found + [(number, "%") for number in re.findall(r"(?<![\d.,])\d\d\.\d{1,2}(?![\d.]| \w)", bare)]
 
 
+def table_page(page: Path) -> Path:
+    """The page with the tables: of the page of claims, that in papers/archive."""
+    return FOLDER / "archive/tables.md" if page.stem == "reproduction" else page
+
+
 def runs_of(page: Path) -> dict[str, dict]:
     """The runs of a page by name, from its JSON file: those of an archive, or the whole file."""
-    content = json.loads(page.with_suffix(".json").read_text())
+    content = json.loads(table_page(page).with_suffix(".json").read_text())
     return content.get("runs", content)
 
 
 def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
     """(method, its runs) of each row of the tables on a page; unfinished runs are left out."""
     known = runs_of(page)
-    for line in page.read_text().splitlines():
+    for line in table_page(page).read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if runs := [known[name] for name in cells[-1].split() if name in known]:
             yield cells[0], runs
@@ -66,10 +73,11 @@ class Table:
     Args:
         pages: the tables.
         sound: exclude rows in which a run collapsed, diverged or never got above chance.
+        accuracies: those that count.
     """
 
-    def __init__(self, pages: list[Path], sound: bool = False) -> None:
-        self.text = "" if sound else "".join(page.read_text() for page in pages)
+    def __init__(self, pages: list[Path], sound: bool = False, accuracies: Sequence[str] = ACCURACIES) -> None:
+        self.text = "" if sound else "".join(table_page(page).read_text() for page in pages)
         self.shares: set[float] = set()
         self.sizes: set[float] = set()
         for page in pages:
@@ -78,7 +86,7 @@ class Table:
             for run in (run for name, runs in lines for run in runs if name == "fedavg"):
                 plain[run["seed"]] = max(plain.get(run["seed"], 0.0), run["best_accuracy"])
             for _, runs in lines:
-                for key in ACCURACIES:
+                for key in accuracies:
                     if mean := MeanInterval.of(None if run.get(key) is None else 100 * run[key] for run in runs):
                         half = mean.half or 0.0
                         self.shares |= {mean.mean, mean.mean - half, mean.mean + half}

@@ -196,6 +196,21 @@ def test_a_grid_replaces_a_run_at_chance_by_the_next_best(tmp_path):
     assert [line.chosen for line in grid.final(tmp_path)] == [high.chosen], "the next best replaces it"
 
 
+def test_a_search_goes_on_beyond_an_edge_until_its_best_value_is_inside(tmp_path):
+    """Both rates of either row are too small, or too large and failing; values beyond are tried until one is worse."""
+    rows = [{"method": "fedavg", "over": {"method.client_opt.lr": rates}} for rates in ([0.001, 0.01], [100.0, 1000.0])]
+    settings = {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.backend": "loop"}
+    tune = {"seeds": [100], "extend": 8}
+    grid = Grid({"on": "digits", "rounds": 3, "seeds": [0], "tune": tune, "set": settings, "rows": rows})
+    run_grids([grid], tmp_path)
+    for number in (0, 1):
+        tried = [line.chosen["method.client_opt.lr"] for line in grid.trials(tmp_path) if line.row == number]
+        chosen = grid.final(tmp_path)[number].chosen["method.client_opt.lr"]
+        assert min(tried) < chosen < max(tried)
+        assert 0.01 < chosen < 100
+    assert len(grid.trials()) == 4
+
+
 def test_tables_show_the_share_of_b_that_is_left():
     runs = [[{"final_accuracy": 0.1, "nonzero_b": share}] for share in (0.0, 0.25)]
     head, rows = ["method", "our final accuracy %", "runs"], [["a", "1", "x"], ["b", "2", "y"]]

@@ -237,7 +237,7 @@ def test_a_page_keeps_its_other_tables(tmp_path) -> None:
         update_page(page, [load(name)], tmp_path)
     text = page.read_text()
     assert text.index("## FedPara, Table 1:") < text.index("## FedPara, Table 5:")
-    assert "**FLASC: Federated LoRA with Sparse Communication.** No verdict from the runs of this page: " in text
+    assert "**FLASC: Federated LoRA with Sparse Communication.** Not reproduced: " in text
     assert set(Archive.read(tmp_path / "page.json").tables) == {"fedpara-1", "fedpara-5"}
 
 

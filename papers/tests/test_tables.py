@@ -14,19 +14,10 @@ from pathlib import Path
 import pytest
 
 import thinwire as tw
-from papers.tables import SCALES, listed, load, names, papers, table_of
+from papers.tables import SCALES, load, names, table_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.runs.check import check
 from thinwire.runs.config import digest, resolve
-
-TABLES = {
-    "mapa": (1, 3, 4, 5),
-    "mapo": (3, 5),
-    "fedlama": (1, 4),
-    "pfedpara": (3,),
-    "flasc": (1, 3),
-    "fedpara": (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12),
-}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -53,13 +44,6 @@ def test_every_table_loads_at_every_scale(name, scale) -> None:
         assert not any(set(searched) & set(final) for final in seeds), "the search uses other seeds"
 
 
-def test_all_tables_with_available_data_have_a_preset() -> None:
-    assert {f"{paper}-{number}" for paper, numbers in TABLES.items() for number in numbers} <= set(names())
-    known = {paper["name"] for paper in papers()}
-    assert {one["paper"].split(",")[0] for one in map(table_of, names())} == known
-    assert any("CIFAR-100" in row["about"] for row in listed() if row["name"] == "-")
-
-
 @pytest.mark.parametrize("name", ["fedlama-1", "fedlama-4", "fedlama-6", "fedlama-7", "fedlama-8"])
 def test_rows_of_fedlama_have_equal_steps_and_whole_windows(name) -> None:
     for scale in SCALES:
@@ -77,7 +61,7 @@ def test_rows_of_fedlama_have_equal_steps_and_whole_windows(name) -> None:
 
 def test_a_schedule_scales_with_the_rounds() -> None:
     grid = load("fedlama-4", "paper", changes=["rounds=48"]).grid
-    frequent, rare, _ = (line.runs[0] for line in grid.lines([0])[:12:4])
+    frequent, rare, _ = (line.runs[0] for line in grid.lines([0])[:15:5])
     schedule = frequent.method.lr_schedule
     assert (frequent.rounds, frequent.eval.every, schedule.rounds, schedule.inner.at) == (48, 4, 2, (24, 36))
     assert (rare.rounds, rare.eval.every, rare.method.lr_schedule.inner.at) == (12, 1, (6, 9))

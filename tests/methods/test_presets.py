@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import thinwire as tw
 from thinwire.cli.app import app
 from thinwire.core import registry
+from thinwire.core.key import Key
+from thinwire.core.tree import Spec
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.methods.fedavg import arguments_on_tasks, on
 from thinwire.runs.config import from_table, resolve, to_table, update
@@ -51,8 +54,18 @@ def test_learning_rate_of_a_method_has_priority_over_the_task():
     )  # equal to the default of Method
     for name in ("mapo", "mapa", "mapax", "lora", "ffa-lora", "fedsa-lora", "fedloru", "fedpara"):
         assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(0.3)
-    for name in ("mapo-paper", "mapa-paper", "mapax-paper"):
-        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(3.0)
+    for name, lr in (("mapo-paper", 0.02), ("mapa-paper", 0.0006), ("mapax-paper", 0.0006)):
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.optimizers.SGD(lr)
+
+
+@pytest.mark.parametrize("name", ["mapo-paper", "mapa-paper", "mapax-paper"])
+def test_the_papers_basis_is_gaussian_as_drawn_contiguous_and_new_in_every_round(name):
+    space = resolve(name, on="mnist").method.space
+    assert (space.entries, space.normalize, space.layout, space.redraw_every) == ("gaussian", "none", "contiguous", 1)
+    spec = Spec.of({"w": torch.zeros(20_000)})
+    basis = space.basis(spec, Key(1), "cpu")
+    assert set(basis) == {"a"}
+    assert float(basis["a"].std()) == pytest.approx(1, rel=0.2 if name == "mapo-paper" else 0.02)
 
 
 def test_settings_outside_of_the_method_are_part_of_the_preset():

@@ -62,12 +62,12 @@ def test_coordinates_are_named_after_weights_and_factors():
 
 
 def test_initial_factors_depend_on_key_and_shapes_only_and_dense_weights_are_those_of_the_base():
-    space = tw.spaces.FedPara(rank=2)
-    one = {"fc.weight": torch.zeros(6, 4), "fc.bias": torch.ones(6)}
-    two = {"fc.weight": torch.randn(6, 4), "fc.bias": torch.full((6,), 2.0)}
+    space = tw.spaces.FedPara(rank=2, modules_to_save=("head.*",))
+    one = {"fc.weight": torch.zeros(6, 4), "head.weight": torch.ones(2, 6), "head.bias": torch.ones(2)}
+    two = {"fc.weight": torch.randn(6, 4), "head.weight": torch.randn(2, 6), "head.bias": torch.full((2,), 2.0)}
     a, b = space.init(one, {}, KEY), space.init(two, {}, KEY)
     assert all(torch.equal(a[name], b[name]) for name in a if "/" in name)
-    assert torch.equal(b["fc.bias"], two["fc.bias"])
+    assert same({name: b[name] for name in ("head.weight", "head.bias")}, {n: two[n] for n in two if "head" in n})
     assert not torch.equal(a["fc.weight/x1"], space.init(one, {}, Key(4))["fc.weight/x1"])
     assert not torch.equal(a["fc.weight/x1"][:4], a["fc.weight/y1"])
 

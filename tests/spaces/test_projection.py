@@ -230,7 +230,7 @@ def test_an_isometric_basis_keeps_the_mean_of_a_step_and_the_norm_of_the_gradien
 
 
 @pytest.mark.parametrize("settings", NORMALIZED, ids=lambda s: "-".join(s.values()))
-def test_unit_scale_is_the_basis_of_the_papers_bit_for_bit(settings):
+def test_unit_scale_is_the_drawn_basis_bit_for_bit(settings):
     """A as before there was a scale: signs times e^-1/2, Gaussian rows over their norms, Q of a QR, or entries."""
     k, p, e = 5, 3, 12
     key, spec = Key(7), Spec.of({"w": torch.zeros(k * e)})

@@ -6,10 +6,10 @@ A method is a function whose arguments all have defaults. `register` gives it a 
 experiment files and `+` expressions find it:
 
     @register("method", "mapo-paper", paper="MAPO: Reshape-then-factorize")
-    @on("cifar10", k=1024, lr=1.0)
-    def mapo_paper(k: int = 128, lr: float = 3.0) -> Method: ...
+    @on("cifar10", k=1024, lr=0.003)
+    def mapo_paper(k: int = 128, lr: float = 0.02) -> Method: ...
 
-`mapo_paper()` is the method itself. `resolve("mapo-paper", on="cifar10")` uses `mapo_paper(k=1024, lr=1.0)`. Settings
+`mapo_paper()` is the method itself. `resolve("mapo-paper", on="cifar10")` uses `mapo_paper(k=1024, lr=0.003)`. Settings
 outside of `Method` are stated in `register`: `register("method", "fedsgd", preset={"local": {"steps": 1}})`.
 
 FedBuff: rounds that do not wait for slow clients.

@@ -17,7 +17,11 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 @register("model", "vgg16-gn", doc="VGG-16 with group norm.", paper="VGG; FedPara")
 def vgg16_gn(
-    classes: Classes = 10, channels: PositiveInt = 3, groups: PositiveInt = 32, dropout: BelowOne = 0.0
+    classes: Classes = 10,
+    channels: PositiveInt = 3,
+    groups: PositiveInt = 32,
+    dropout: BelowOne = 0.0,
+    bias: bool = True,
 ) -> ImageNetwork:
     """VGG-16 with group norm: 15,253,578 parameters for 10 classes, 15,299,748 for 100.
 
@@ -32,6 +36,7 @@ def vgg16_gn(
         channels: channels of the images.
         groups: groups of each group norm.
         dropout: dropout probability between the linear layers.
+        bias: whether convolutions have biases; those of FedPara's authors have none (4,224 parameters less).
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -43,7 +48,7 @@ def vgg16_gn(
     fan = channels
     for stage in STAGES:
         for width in stage:
-            features += [nn.Conv2d(fan, width, 3, padding=1), norm(width), nn.ReLU()]
+            features += [nn.Conv2d(fan, width, 3, padding=1, bias=bias), norm(width), nn.ReLU()]
             fan = width
         features.append(nn.MaxPool2d(2))
     layers = {

@@ -121,8 +121,8 @@ class Jacobian(Penalty):
         (strength / 2) || W' - (W - lr J) ||,    W' = expand(coords - lr g),    J = dL/dW,    g = (dW/dcoords)^T J
 
     J is treated as constant, so no second derivative of the loss is needed. Where weights are linear in the coordinates
-    (MAPO, Full) the term does not depend on the coordinates, and its gradient is 0. The paper reports a gain of 0.07
-    points, within its standard deviation.
+    (MAPO, Full) the term does not depend on the coordinates, and its gradient is 0. The paper's table 4 has a gain in
+    accuracy and variance together with `tanh`, in variance alone without.
 
     Args:
         strength: lambda in the paper: 1 for convolutional networks, 10 in its table 4.

@@ -75,11 +75,16 @@ class FactorizedSpace(Space):
         self.ranks(spec)
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Return random factors, and dense weights from the base."""
+        """Return random factors, zeros for the biases of their layers, and other dense weights from the base.
+
+        The biases of a layer whose weights start small, as by `factor_he`, would drown what it computes of its inputs.
+        """
         ranks = self.ranks(Spec.of(base))
+        zeros = {"bias".join(name.rsplit("weight", 1)) for name in ranks}
         coords: Tree = {}
         for name, weight in base.items():
-            coords |= self.factors(name, base, ranks[name], key) if name in ranks else {name: weight}
+            dense = torch.zeros_like(weight) if name in zeros else weight
+            coords |= self.factors(name, base, ranks[name], key) if name in ranks else {name: dense}
         return coords
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:

@@ -115,8 +115,9 @@ class FedPara(FactorizedSpace):
         isometric:            W = c f(W1) * f(W2)        c from the shape: see `isometric_halves`
 
     The rank of W is up to R^2, that of a low-rank weight with as many parameters only 2 R. Biases, norms and embeddings
-    are dense. Initial factors depend on the seed and the shapes, and for some values of `start` on the standard
-    deviation of the dense weight; the other weights of the base are used only where they stay dense.
+    are dense; biases of factorized layers start at zero. Initial factors depend on the seed and the shapes, and for
+    some values of `start` on the standard deviation of the dense weight; the other weights of the base are used only
+    where they stay dense.
 
     Args:
         gamma: size of the factors, from 0 (the least rank that allows full rank) to 1 (as large as the weight).
@@ -124,9 +125,10 @@ class FedPara(FactorizedSpace):
         activation: f, `none` or `tanh` (the paper's convolutional networks).
         personal: W1 is shared, W2 is personal (pFedPara).
         start: initialization. `factor_he`: He's rule for each factor (as the authors); the weights are then far too
-            small unless a norm follows. `composed_he`: He's rule for W, sqrt(2 / fan_in). `composed`: W has the
-            standard deviation of the dense weight. `auto`: the first for convolutions of a model with norms, the third
-            for the gates of recurrent layers, else the second. `LowRank` has the same option, with the same default.
+            small unless a norm follows a layer without bias. `composed_he`: He's rule for W, sqrt(2 / fan_in).
+            `composed`: W has the standard deviation of the dense weight. `auto`: the first for convolutions of a model
+            with norms, the third for the gates of recurrent layers, else the second. `LowRank` has the same option,
+            with the same default.
         target_modules: selectors of weights to factorize.
         modules_to_save: selectors of weights to leave dense; in the paper, linear layers of convolutional networks.
         scale: `isometric` multiplies each product by a constant c and starts with a small and a large half, so that a
@@ -203,16 +205,11 @@ class FedPara(FactorizedSpace):
 
     def _without_small(self, chosen: tuple[Block, ...], ranks: dict[str, int]) -> tuple[Block, ...]:
         """Return the weights without the head and those that are small, for `dense = "auto"`."""
-        total = sum(block.numel for block in chosen)
-
-        def small(block: Block) -> bool:
-            shape, last = block.shape, block is chosen[-1]
-            if last and is_matrix(shape) and shape[0] < shape[1] and 4 * block.numel <= total:
-                return True
-            rank = self.rank or ranks[block.name]
-            return rank < 1 or (rank < 4 and 10 * block.numel <= total)
-
-        return tuple(block for block in chosen if not small(block))
+        total, head = sum(block.numel for block in chosen), chosen[-1]
+        if is_matrix(head.shape) and head.shape[0] < head.shape[1] and 4 * head.numel <= total:
+            chosen = chosen[:-1]
+        sized = [(block, self.rank or ranks[block.name]) for block in chosen]
+        return tuple(block for block, rank in sized if rank >= (1 if 10 * block.numel > total else 4))
 
     def factors(self, name: str, base: Tree, rank: int, key: Key) -> Tree:
         """Return X1, Y1, X2, Y2, and for convolutions T1 and T2."""

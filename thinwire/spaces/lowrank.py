@@ -13,6 +13,7 @@ Paper: Jeong and Hwang, Factorized-FL, NeurIPS 2022.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -60,13 +61,7 @@ def lowrank_rank(shape: Sequence[int], gamma: float) -> int:
     [4, 87, 48]
     """
     size = fedpara_size(shape, fedpara_rank(shape, gamma))
-    o, i, k = out_in_kernel(shape)
-    if is_matrix(shape):
-        return -(-size // (o + i))
-    rank = max(0, (math.isqrt((o + i) ** 2 + 4 * k * size) - (o + i)) // (2 * k) - 1)  # at or below the root
-    while lowrank_size(shape, rank) < size:
-        rank += 1
-    return rank
+    return next(rank for rank in itertools.count() if lowrank_size(shape, rank) >= size)
 
 
 @register_part("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
