@@ -235,7 +235,7 @@ def test_pages_and_lists_of_runs_do_not_import_the_files_of_a_run(tmp_path, thin
 
 def test_objects_of_python_have_a_name_for_this_process(tmp_path, thinwire):
     def letters(seed):
-        inputs = torch.arange(40.0).view(20, 2)
+        inputs = torch.linspace(0.0, 1.0, 40).view(20, 2)
         train, clients = tw.data.pool_clients(
             [(inputs[:10], torch.arange(10) % 2), (inputs[10:], torch.arange(10) % 2)]
         )

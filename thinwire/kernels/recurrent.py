@@ -82,7 +82,7 @@ def layers(
         both: whether there is a second direction, from the last step to the first.
         batch_first: the order of the axes of `x` and of the outputs.
 
-    >>> gru, x = nn.GRU(3, 4), torch.ones(5, 2, 3)
+    >>> gru, x = torch.nn.GRU(3, 4), torch.ones(5, 2, 3)
     >>> ours = layers("gru", x, (torch.zeros(1, 2, 4),), gru._flat_weights, True, 1, 0.0, True, False, False)
     >>> torch.allclose(ours[0], gru(x)[0], atol=1e-6)
     True
