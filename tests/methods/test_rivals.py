@@ -168,3 +168,21 @@ def test_fedmud_equals_a_loop_and_merges(every):
         w = weights(a, b)[0]
     assert_close(mine, [w, bias, *head])
     assert not torch.equal(bases[0]["0.weight/a"], bases[every]["0.weight/a"])
+
+
+def test_muon_takes_convolutions_as_matrices_and_leaves_heads_to_adamw():
+    coords = {"conv.weight": torch.zeros(4, 2, 3, 1), "head.weight": torch.zeros(3, 4)}
+    grads = {name: tw.Key(1).fold(name).normal(*block.shape) for name, block in coords.items()}
+    opt = tw.optimizers.Muon(0.1)
+    change, state = opt.update(grads, opt.init(coords), coords)
+    assert set(state["momentum"]) == {"conv.weight"}
+    assert set(state["m"]) == {"head.weight"}
+    values = torch.linalg.svdvals(change["conv.weight"].flatten(1)) / (0.1 * 0.2 * 6**0.5)
+    assert bool(((values > 0.6) & (values < 1.3)).all())  # five steps do not reach 1
+    assert torch.allclose(change["head.weight"], -0.1 * grads["head.weight"].sign(), atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", [{"freeze_a": True}, {"from_start": True}, {"adapter": "folder"}])
+def test_a_sum_of_two_products_starts_at_zero(setting):
+    with pytest.raises(tw.ConfigError, match="LoRASum trains B and A from 0"):
+        tw.spaces.LoRASum(redraw_every=0 if "adapter" in setting else 1, **setting)
