@@ -51,6 +51,7 @@ METHODS = [
     "flora-stack",
 ]
 METHODS += ["flora-stack", "fedpm", "fetchsgd"]
+METHODS += ["diloco", "muloco", "rolora", "fedsvd", "fedmud"]
 MORE = ["fedavg", "lattice-topk", "fedper", "highest-tier", "sparse-adapter", "federated-select", "flora"]
 MORE += ["fed-sb", "fedex-lora", "fedkseed", "ferret", "fedmrn"]
 

@@ -15,15 +15,27 @@ from thinwire.methods.fedavg import arguments_on_tasks, on
 from thinwire.runs.presets import presets
 
 NAMES = [
-    *("adapter-lth", "ddg", "decomfl", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),
+    *(
+        "adapter-lth",
+        "ddg",
+        "decomfl",
+        "diloco",
+        "dp-fedadam",
+        "drive",
+        "eden",
+        "ef",
+        "evofed",
+        "fa-lora",
+        "factorized-fl",
+    ),
     *("factorized-fl-sparse", "factorized-fl-u", "fed-sb", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbuff"),
     *("feddyn", "federated-select", "fedex-lora", "fedkseed", "fedlama", "fedlama-accelerated", "fedlama-public"),
-    *("fedloru", "fedmrn", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedpm"),
-    *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedyogi", "ferret", "fetchsgd", "ffa-lora", "flasc"),
+    *("fedloru", "fedmrn", "fedmud", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedpm"),
+    *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedsvd", "fedyogi", "ferret", "fetchsgd", "ffa-lora", "flasc"),
     *("flora", "flora-stack"),
     *("fp16", "full", "hetlora", "highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier"),
-    *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),
-    *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
+    *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper", "muloco"),
+    *("pfedpara", "powersgd", "pufferfish", "quantize", "rolora", "scaffold", "signsgd", "slora", "sparse"),
     *("sparse-adapter", "sparseloco", "spdst", "stc", "thin", "topk", "topk-plain"),
 ]
 METHODS = {name: entry for name, entry in entries("method").items() if entry.make.__module__.startswith("thinwire.")}

@@ -223,7 +223,7 @@ def test_rank_16_on_the_fused_attention_matrix_of_gpt2_has_the_published_number_
         ({"redraw_every": -1}, "redraw_every must be 0"),
         ({"target_modules": ()}, "target_modules selects nothing"),
         ({"scaling": "peft"}, "scaling must be one of standard, rslora, not 'peft'"),
-        ({"init_lora_weights": "gaussian"}, "init_lora_weights must be one of kaiming, isometric, not 'gaussian'"),
+        ({"init_lora_weights": "gaussian"}, "init_lora_weights must be one of kaiming, isometric, orthonormal, not 'g"),
         ({"dense": "head"}, "dense must be one of none, auto, not 'head'"),
         ({"target_modules": ("attn*",)}, "target_modules 'attn*' matches no block; the blocks are 0.weight, 2.weight"),
         ({"target_modules": ("*.bias",)}, "target_modules '*.bias' matches no block"),

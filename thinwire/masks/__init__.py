@@ -5,5 +5,6 @@ from thinwire.masks.topk import (
     PruneMask as PruneMask,
     RandomMask as RandomMask,
     TopKMask as TopKMask,
+    TurnsMask as TurnsMask,
     nonzero_b as nonzero_b,
 )

@@ -6,11 +6,14 @@ Find low-rank adapters that a mask prevents from training, and count what is lef
 
 Train a fixed random subset of the coordinates (SLoRA's first stage).
 
+Train some blocks in some rounds only (RoLoRA).
+
 Magnitude pruning during training, once or in several steps (lottery tickets, SparseAdapter, FedSparsify).
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
@@ -131,6 +134,30 @@ class RandomMask(Mask):
 def _draw(spec: Spec, density: float, seed: int) -> Tree:
     key = Key(seed).fold("mask")
     return mask_of_largest({block.name: key.fold(block.name).uniform(*block.shape) for block in spec}, density)
+
+
+@register_part("mask", "turns", paper="RoLoRA (Chen et al., 2024)")
+class TurnsMask(Mask):
+    """Train groups of blocks in turn, one group a round; blocks of no group are trained in every round.
+
+    Args:
+        groups: the selector of each group, in the order of its rounds.
+
+    >>> import torch
+    >>> coords = {"w/a": torch.zeros(1), "w/b": torch.zeros(1)}
+    >>> [[bool(on) for on in TurnsMask().trained(coords, version).values()] for version in (0, 1, 2)]
+    [[False, True], [True, False], [False, True]]
+
+    Not a schedule, which decides what is sent: blocks that wait are trained there.
+    """
+
+    groups: tuple[str, ...] = ("*/b", "*/a")
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """Return False for the blocks of all groups but one."""
+        now = self.groups[version % len(self.groups)]
+        waits = {n for n in coords for one in self.groups if one != now and fnmatchcase(n, one)}
+        return {name: torch.full(block.shape, name not in waits) for name, block in coords.items()}
 
 
 @register_part("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")

@@ -9,12 +9,12 @@
     seeds                decomfl, fedkseed
     mask_spaces          fedpm, fedmrn
     fetchsgd             fetchsgd
-    sparseloco           sparseloco
+    sparseloco           sparseloco, diloco, muloco
     evofed, fedlama      evofed, ferret | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
-    lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru
-    exact_lora           fedex_lora, flora_stack, fed_sb
+    lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru, fedsvd, rolora
+    exact_lora           fedex_lora, fedmud, flora_stack, fed_sb
     flasc                flasc, full
     pruning, tiers       sparse_adapter, adapter_lth, spdst, fedsparsify, federated_select | hetlora, ...
     two_stages           flora, slora
@@ -29,6 +29,7 @@ The command line uses the same names with hyphens: `thinwire run fedpaq-fp16`. A
 """
 
 from thinwire.methods.compression import (
+    diloco as diloco,
     drive as drive,
     eden as eden,
     ef as ef,
@@ -39,6 +40,7 @@ from thinwire.methods.compression import (
     int4 as int4,
     int8 as int8,
     lattice_topk as lattice_topk,
+    muloco as muloco,
     powersgd as powersgd,
     quantize as quantize,
     signsgd as signsgd,
@@ -100,10 +102,13 @@ from thinwire.methods.lora import (
     fed_sb as fed_sb,
     fedex_lora as fedex_lora,
     fedloru as fedloru,
+    fedmud as fedmud,
     fedsa_lora as fedsa_lora,
+    fedsvd as fedsvd,
     ffa_lora as ffa_lora,
     flora_stack as flora_stack,
     lora as lora,
+    rolora as rolora,
 )
 from thinwire.methods.mapa import (
     decomfl as decomfl,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from thinwire.codecs import Chain, Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, Threshold, TopK
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.optimizers import SGD, AdamW
+from thinwire.optimizers import SGD, AdamW, Muon
 from thinwire.protocol.method import Method
 from thinwire.sketches import CountSketch
 
@@ -339,3 +339,49 @@ def sparseloco(k: int = 64, chunk: int = 4096, beta: float = 0.95, lr: float = 0
         opt_lifetime="run",
         server_opt=SGD(server_lr),
     )
+
+
+@register("method", "diloco", paper="Douillard et al., 2023", preset={"local": {"steps": 30}})
+def diloco(lr: float = 0.01, weight_decay: float = 0.1, server_lr: float = 0.7, momentum: float = 0.9) -> Method:
+    """DiLoCo: many local steps of AdamW, whose state stays at home, and Nesterov momentum at the server.
+
+        client:  H steps of AdamW from w to w_i          D = mean(w_i - w)
+        server:  v <- momentum v + D                     w <- w + server_lr (D + momentum v)
+
+    Differs from the paper: H is `local.steps`, 30 instead of 500; the learning rate is one for small models.
+
+    Args:
+        lr: learning rate of the local AdamW.
+        weight_decay: its weight decay.
+        server_lr: learning rate of the server.
+        momentum: Nesterov momentum of the server.
+
+    Paper: DiLoCo: Distributed Low-Communication Training of Language Models (Douillard et al., 2023).
+
+    >>> diloco().server_opt.nesterov
+    True
+    """
+    server = SGD(server_lr, momentum=momentum, nesterov=True)
+    return Method(client_opt=AdamW(lr, weight_decay=weight_decay), opt_lifetime="run", server_opt=server)
+
+
+@register("method", "muloco", paper="Therien et al., 2025", preset={"local": {"steps": 30}})
+def muloco(lr: float = 0.01, weight_decay: float = 0.1, server_lr: float = 0.7, momentum: float = 0.9) -> Method:
+    """MuLoCo: DiLoCo with Muon on clients: orthogonal steps for matrices, AdamW for all else.
+
+        client:  w <- w - lr (0.2 sqrt(max(rows, columns)) O + weight_decay w)        O: momentum made orthogonal
+
+    Differs from the paper: the server's rate and momentum are DiLoCo's; updates are not compressed (`muloco+ef+int4`).
+
+    Args:
+        lr: learning rate of the local Muon.
+        weight_decay: its weight decay.
+        server_lr: learning rate of the server.
+        momentum: Nesterov momentum of the server.
+
+    Paper: MuLoCo: Muon is a Practical Inner Optimizer for DiLoCo (Therien et al., 2025).
+
+    >>> muloco(lr=0.1).client_opt.lr, muloco().opt_lifetime
+    (0.1, 'run')
+    """
+    return diloco(lr, weight_decay, server_lr, momentum).replace(client_opt=Muon(lr, weight_decay=weight_decay))

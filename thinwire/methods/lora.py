@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-from thinwire.codecs import RankSlice, Raw
+from thinwire.codecs import Masked, RankSlice, Raw, Threshold
 from thinwire.core.registry import register
+from thinwire.masks import TurnsMask
 from thinwire.methods.fedavg import Arguments, T, on, passes_on
 from thinwire.optimizers import SGD
 from thinwire.protocol.method import Budget, Method, Tier
 from thinwire.schedules import AllBlocks
-from thinwire.spaces import LoRA, LoRAResidual, LoRASB, LoRAStack
+from thinwire.spaces import LoRA, LoRAResidual, LoRASB, LoRAStack, LoRASum
 from thinwire.spaces.lora import InitA
 
 Selectors = tuple[str, ...]
@@ -138,6 +139,55 @@ def ffa_lora(**options: Unpack[LoRAOptions]) -> Method:
     return _variant(options, freeze_a=True)
 
 
+@register("method", "fedsvd", paper="Lee et al., 2025")
+@on_transformers(ATTENTION, LANGUAGE)
+@passes_on(lora, "rank", "alpha", "target_modules", "modules_to_save")
+def fedsvd(**options: Unpack[LoRAOptions]) -> Method:
+    """FedSVD: FFA-LoRA with orthonormal rows of A; only B is trained and sent.
+
+        B <- mean_i(B_i)          B A = U S V^T,    A <- V^T,    B <- U S: the same weights
+
+    Differs from the paper: A is orthonormal from the start, and the decomposition is left out. It rotates the rows of A
+    among themselves, which changes no weight where clients train by SGD.
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+
+    Paper: FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA (Lee et al., 2025).
+
+    >>> fedsvd().space.init_lora_weights
+    'orthonormal'
+    """
+    return _variant({**options, "init_lora_weights": "orthonormal"}, freeze_a=True)
+
+
+@register("method", "rolora", paper="Chen et al., 2024")
+@_on_tasks
+@passes_on(lora)
+def rolora(**options: Unpack[LoRAOptions]) -> Method:
+    """RoLoRA: LoRA that trains and sends B and A in turn, one of them a round, so that every average is exact.
+
+        odd rounds:  B <- mean_i(B_i)          even rounds:  A <- mean_i(A_i)
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly, in every round.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
+
+    Paper: Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA (Chen et al., 2024).
+
+    >>> rolora().mask.groups
+    ('*/b', '*/a')
+    """
+    return lora(**options).replace(mask=TurnsMask(), up=Masked(), down=Threshold(0.0))
+
+
 @register("method", "fa-lora", paper="baseline of MAPA; after Sun et al., ICLR 2024")
 def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
     """FA-LoRA: train a model from scratch through B only, with A frozen: a baseline of MAPA.
@@ -207,6 +257,34 @@ def fedloru(freeze_a: bool = False, **options: Unpack[LoRAOptions]) -> Method:
     1
     """
     return _variant(options, redraw_every=1, freeze_a=freeze_a)
+
+
+@register("method", "fedmud", paper="Li et al., ICML 2025")
+@_on_tasks
+@passes_on(lora)
+def fedmud(redraw_every: int = 1, **options: Unpack[LoRAOptions]) -> Method:
+    """FedMUD with AAD: low-rank updates that average exactly and are merged into the weights after some rounds.
+
+        W = W0 + (alpha / rank) (B A0 + B0 A)          A0, B0: drawn from the seed;    A, B: zero after every merge
+
+    Differs from the paper: matrices are factorized whole, without its Kronecker products of blocks (BKD).
+
+    Args:
+        rank: rank of each of the two products.
+        alpha: the update is scaled by alpha / rank.
+        target_modules: selectors of the matrices that are factorized.
+        modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A0 and B0 are drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
+        redraw_every: rounds between merges.
+
+    Paper: The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated Learning (Li et al.,
+    ICML 2025).
+
+    >>> fedmud(redraw_every=4).space.redraw_every
+    4
+    """
+    return _variant(options, LoRASum, redraw_every=redraw_every)
 
 
 @register("method", "fedex-lora", paper="Singhal et al., ACL 2025")

@@ -6,6 +6,7 @@ from thinwire.optimizers.adaptive import (
     Adam as Adam,
     AdamW as AdamW,
     BetaPosterior as BetaPosterior,
+    Muon as Muon,
     Yogi as Yogi,
 )
 from thinwire.optimizers.base import (

@@ -3,6 +3,8 @@
 On the server, where the gradient is the negated mean update, they are FedAdam, FedYogi and FedAdagrad (Reddi et al.,
 ICLR 2021), which leave out the bias correction and use a large `eps`.
 
+Muon: steps of matrices whose singular values are all near one.
+
 The mode of a Beta posterior over probabilities, from the sampled masks of clients, for the server (FedPM).
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import torch
@@ -118,6 +121,60 @@ class AdamW(_Adaptive):
     weight_decay: NonNegativeFloat = 0.01
 
     _decoupled = True
+
+
+@register_part("optimizer", "muon", paper="Jordan et al., 2024; Liu et al., 2025")
+class Muon(AdamW):
+    """Orthogonal steps for matrices, AdamW for all else (as `torch.optim.Muon`, but in float32).
+
+        M <- momentum M + g,    O = five Newton-Schulz steps from g + momentum M towards the nearest orthogonal matrix
+        w <- w - lr (0.2 sqrt(max(rows, columns)) O + weight_decay w)        (`adjust_lr_fn="match_rms_adamw"`)
+
+    Args as for `AdamW`, and:
+        momentum: factor on the previous M.
+        adamw: selectors of matrices that AdamW trains: embeddings and heads.
+
+    >>> opt, w = Muon(lr=1.0, weight_decay=0.0), {"w": torch.eye(2)}
+    >>> change, _ = opt.update({"w": torch.diag(torch.tensor([9.0, 3.0]))}, opt.init(w), w)
+    >>> (change["w"].diag() / (-0.2 * 2**0.5)).round()
+    tensor([1., 1.])
+    """
+
+    momentum: BelowOne = 0.95
+    adamw: tuple[str, ...] = ("*embed*", "*wte*", "*wpe*", "*head*")
+
+    def _split(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Return the blocks that Muon trains, and the others."""
+        rest = {n for n, x in tree.items() if x.dim() < 2 or any(fnmatchcase(n, one) for one in self.adamw)}
+        return {n: x for n, x in tree.items() if n not in rest}, {n: tree[n] for n in tree if n in rest}
+
+    def init(self, coords: Tree) -> State:
+        """Return zeros: M of matrices, both moments of other blocks, and a step count."""
+        mine, rest = self._split(coords)
+        return {**super().init(rest), "count": no_steps(coords), "momentum": zeros_like(mine)}
+
+    def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Take one step."""
+        mine, rest = self._split(clip_by_global_norm(grads, self.clip_norm))
+        change, after = super().update(rest, state, coords)
+        after["momentum"] = {}
+        for name, g in mine.items():
+            m = after["momentum"][name] = self.momentum * state["momentum"][name] + g
+            step = _orthogonal((g + self.momentum * m).flatten(1).float())
+            step = (0.2 * math.sqrt(max(step.shape)) * step).reshape(g.shape).to(g.dtype)
+            change[name] = -self.lr * (step + self.weight_decay * coords[name])
+        return {name: change[name] for name in grads}, after
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """Return a matrix with the singular vectors of x and singular values near 1."""
+    if x.shape[0] > x.shape[1]:
+        return _orthogonal(x.mT).mT
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+    return x
 
 
 @register_part("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")

@@ -1,7 +1,12 @@
 """Spaces: trainable coordinates and how they become weights."""
 
 from thinwire.spaces.base import Frozen as Frozen, Full as Full, Space as Space
-from thinwire.spaces.exact_lora import LoRAResidual as LoRAResidual, LoRASB as LoRASB, LoRAStack as LoRAStack
+from thinwire.spaces.exact_lora import (
+    LoRAResidual as LoRAResidual,
+    LoRASB as LoRASB,
+    LoRAStack as LoRAStack,
+    LoRASum as LoRASum,
+)
 from thinwire.spaces.fedpara import FedPara as FedPara
 from thinwire.spaces.lora import LoRA as LoRA
 from thinwire.spaces.lowrank import FactorizedFL as FactorizedFL, LowRank as LowRank, Pufferfish as Pufferfish

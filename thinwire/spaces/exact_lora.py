@@ -8,6 +8,8 @@ round, the longer is the download: exact, not thin.
 
 Papers: FedEx-LoRA (Singhal et al., ACL 2025), FLoRA (Wang et al., NeurIPS 2024).
 
+Updates that are linear in both trained factors, so that means of factors are exact (FedMUD).
+
 Adapters between fixed singular directions of the weights: only a small square matrix is trained and sent (Fed-SB).
 
 Papers: LoRA-SB (Ponkshe et al., 2024), Fed-SB (Singhal et al., 2025).
@@ -165,6 +167,54 @@ class LoRAStack(StackingLoRA):
     def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
         """Return  p_i B_i  and  A_i  of all clients."""
         return [share * one for share, one in zip(shares, b, strict=True)], a
+
+
+@register_part("space", "lora-sum", paper="FedMUD (Li et al., ICML 2025)")
+class LoRASum(LoRA):
+    """Train both factors of an update, each times a fixed random partner, so that the mean of factors is exact.
+
+        W = W0 + s (B A0 + B0 A),    A0, B0: random, never sent;    A, B: initially 0
+
+    W is linear in (A, B). After `redraw_every` rounds the update is merged into W0, and A0 and B0 are drawn again. The
+    arguments are those of `LoRA`.
+
+    >>> space, base = LoRASum(rank=1), {"w": torch.zeros(3, 3)}
+    >>> basis = space.basis(Spec.of(base), Key(0), "cpu")
+    >>> coords = space.init(base, basis, Key(0))
+    >>> sorted(basis), [int(block.count_nonzero()) for block in coords.values()]
+    (['w/a', 'w/b'], [0, 0])
+
+    Not `LoRA`, whose update is the product of the two trained factors.
+    """
+
+    exports_adapter = starts_from_weights = False  # type: ignore[assignment]
+    redraw_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze_a or self.from_start or self.adapter:
+            raise ConfigError("LoRASum trains B and A from 0; write freeze_a = false, from_start = false, adapter = ''")
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return A0 and B0 of each matrix."""
+        out: Tree = {}
+        for name, side in self._select(spec)[0].items():
+            out[name + A] = self._draw_a(name, side, torch.float32, key, device)
+            out[name + B] = self._draw_a(name, side[::-1], torch.float32, key.fold("b"), device).mT.contiguous()
+        return out
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return A = 0 and B = 0, and the weights of `modules_to_save` from the base."""
+        first = super().init(base, basis, key)
+        return {name: torch.zeros_like(block) if name in basis else block for name, block in first.items()}
+
+    def parts(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return [B, B0] and [A0; A] of each matrix, whose product is the update, and the other weights."""
+        out = dict(coords)
+        for name, fixed in basis.items():
+            first, last = (fixed, coords[name]) if name.endswith(A) else (coords[name], fixed)
+            out[name] = torch.cat((first, last), -2 if name.endswith(A) else -1)
+        return out
 
 
 def _is_dense(outputs: int, rank: int, inputs: int) -> bool:

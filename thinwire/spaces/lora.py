@@ -30,7 +30,7 @@ from thinwire.spaces.adapters import by_keyword, first_coordinates, for_layers, 
 from thinwire.spaces.base import Space
 
 Scaling = Literal["standard", "rslora"]
-InitA = Literal["kaiming", "isometric"]
+InitA = Literal["kaiming", "isometric", "orthonormal"]
 Dense = Literal["none", "auto"]
 
 
@@ -70,7 +70,7 @@ class LoRA(Space):
             the type of their layer.
         scaling: `standard`, or `rslora`, which keeps the size of the adapter for large ranks; as `use_rslora` in peft.
         init_lora_weights: A is uniform in ±1 / sqrt(inputs) (`kaiming`, as in `torch.nn.Linear` and peft), or
-            `isometric`.
+            `isometric`; `orthonormal` makes the rows of that orthonormal.
         dense: `auto` trains matrices of `target_modules` without an adapter, and with the bias of their layer, if the
             adapter would not be smaller, or if the matrix is the head: the last of the model, with fewer outputs than
             inputs. `none`: only those of `modules_to_save`.
@@ -305,7 +305,10 @@ class LoRA(Space):
         rank, inputs = self._rank(side), side[1]
         bound = 1 / math.sqrt(inputs) if self.init_lora_weights == "kaiming" else math.sqrt(3 / rank) / self.scale
         draw = key.fold("lora", name).uniform(rank, inputs, device=device)
-        return ((2 * draw - 1) * bound).to(dtype)
+        a = (2 * draw - 1) * bound
+        if self.init_lora_weights == "orthonormal":
+            a = torch.linalg.qr(a.mT.double().cpu()).Q.mT.contiguous().to(draw.device)
+        return a.to(dtype)
 
 
 def as_matrix(weight: Tensor, transposed: bool = False) -> Tensor:
