@@ -304,6 +304,7 @@ def test_a_cuda_graph_with_our_kernels_equals_a_run_on_the_cpu(space, monkeypatc
         assert float((block.cpu() - ends[1][name]).abs().max()) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights:UserWarning")  # of cuDNN, in the loop
 @pytest.mark.parametrize("name", ["speakers", "text", "causal"])
 def test_recurrent_layers_and_masked_attention_train_in_a_graph_as_in_a_loop(name):
     given = TASKS[name](1)
